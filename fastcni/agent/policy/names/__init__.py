@@ -1,13 +1,13 @@
-"""DNS names in policies (`domainNames`): which addresses a pod may reach, by the answers that the pod got.
+"""Enforce DNS names in policies (`domainNames`): a pod may reach the addresses in the DNS answers that it has received.
 
     pod --query--> redirect.py --> forwarder.py --> resolver
-    pod <--answer-- forwarder.py <-- part.py, when the addresses are in the kernel
+    pod <--answer-- forwarder.py <-- part.py, after it has added the addresses to the kernel's sets
 
-    answers.py      addresses in an answer, by dnspython
+    answers.py      reads the addresses in an answer, by dnspython
     forwarder.py    a separate process that forwards queries and knows no policies
     process.py      starts that process, and holds its sockets
-    part.py         in the agent: adds the addresses to the sets of the names that the pod's policies have
-    told.py         the addresses in answers to a pod, and until when they are valid
-    elements.py     these as elements in the kernel
-    redirect.py     the nftables table that leads queries to the forwarder
+    part.py         in the agent: adds the addresses to the sets of the domain names in the pod's policies
+    told.py         records the addresses in answers to each pod, and how long they are valid
+    elements.py     writes these addresses to the kernel's sets
+    redirect.py     writes the nftables table that redirects queries to the forwarder
 """

@@ -1,4 +1,4 @@
-"""Addresses in DNS answers. dnspython reads the messages; only the forwarder's process imports this module."""
+"""Read the addresses in DNS answers, by dnspython. Only the forwarder's process imports this module."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import dns.rdatatype
 
 from fastcni.spec import address
 
-MAX_ADDRESSES = 100             # how many addresses of an answer are used, from the first on
+MAX_ADDRESSES = 100             # an answer's further addresses are ignored
 TYPES = (dns.rdatatype.A, dns.rdatatype.AAAA)
 UNREADABLE = (dns.exception.DNSException, ValueError, IndexError, AttributeError, RecursionError)
 
 
 class Question(NamedTuple):
-    """name: in lower case, without the last dot. kind: A or AAAA."""
+    """The question of a DNS query. name: in lower case, without the last dot. kind: the number of type A or AAAA."""
 
     name: str
     kind: int
 
 
 def read_question(query: bytes) -> Question | None:
-    """The question of a query for addresses; None of any other message."""
+    """Return the question of a query for addresses; None for any other message."""
     try:
         message = dns.message.from_wire(query, question_only=True)
     except UNREADABLE:
@@ -42,14 +42,15 @@ def question_of(message: dns.message.Message) -> Question | None:
     if asked.rdclass != dns.rdataclass.IN or asked.rdtype not in TYPES:
         return None
     name = asked.name.to_text(omit_final_dot=True).lower()
-    return None if "\\" in name else Question(name, int(asked.rdtype))         # a dot within a label, for instance
+    return None if "\\" in name else Question(name, int(asked.rdtype))         # "\\": for example, a dot in a label
 
 
 def read_addresses(question: Question, answer: bytes) -> dict[bytes, int]:
-    """{packed address: TTL in seconds} that an answer gives to a question, along its chain of CNAMEs.
+    """Return the addresses that an answer gives to a question, along its chain of CNAMEs: {packed address: TTL in
+    seconds}.
 
-    Records of other names, of other sections and in answers to other questions give nothing, and neither do addresses
-    that no name of a remote host has: loopback, link-local, multicast.
+    Records of other names and other sections do not count, nor do answers to other questions. Loopback, link-local and
+    multicast addresses do not count, because no remote host has such an address.
     """
     try:
         message = dns.message.from_wire(answer, ignore_trailing=True)
@@ -68,7 +69,7 @@ def read_addresses(question: Question, answer: bytes) -> dict[bytes, int]:
 
 
 def is_of_a_host(packed: bytes) -> bool:
-    """Whether an address may be one of a remote host."""
+    """Return whether a remote host may have the address: it is not loopback, link-local, multicast or unspecified."""
     if len(packed) == 4:
         return packed[0] not in (0, 127) and packed[0] < 224 and packed[:2] != b"\xa9\xfe"
     return packed[0] != 0xFF and not packed.startswith(bytes(10)) and not (

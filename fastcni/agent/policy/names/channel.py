@@ -1,7 +1,7 @@
-"""Messages between the agent and the forwarder's process, by a socket of SOCK_SEQPACKET.
+"""Encode and decode the messages between the agent and the forwarder's process, on a SOCK_SEQPACKET socket.
 
     agent to forwarder      BEAT; the numbers of answers whose addresses are in the kernel
-    forwarder to agent      BEAT, for each BEAT that came; answers: number, pod, name, addresses
+    forwarder to agent      BEAT in answer to each BEAT; DNS answers: number, pod, name, addresses
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 BEAT = b"[]"
-MAX_BYTES = 1 << 16             # of a message, but for its last answer
+MAX_BYTES = 1 << 16             # of a message without its last answer
 
 
 class Told(NamedTuple):
-    """An answer that waits for the agent. pod: its packed address. name: in lower case, without the last dot.
-    addresses: {packed
-    address: TTL in seconds}."""
+    """A DNS answer that waits until the agent has written its addresses. number: identifies the answer. pod: the pod's
+    packed address. name: the queried name in lower case, without the last dot. addresses: {packed address: TTL in
+    seconds}."""
 
     number: int
     pod: bytes
@@ -30,7 +30,8 @@ class Told(NamedTuple):
 
 
 def write_answers(answers: Iterable[tuple[int, str, str, dict[bytes, int]]]) -> Iterator[tuple[list[int], bytes]]:
-    """Yield (numbers of answers, message). answers: as Told, with the pod's address as text."""
+    """Yield (numbers of the answers in the message, message). answers: the fields of Told, with the pod's address as
+    text."""
     numbers, texts, size = list[int](), list[str](), 0
     for number, pod, name, addresses in answers:
         texts.append(json.dumps((number, pod, name, {each.hex(): ttl for each, ttl in addresses.items()})))
@@ -44,7 +45,7 @@ def write_answers(answers: Iterable[tuple[int, str, str, dict[bytes, int]]]) -> 
 
 
 def read_answers(data: bytes) -> list[Told]:
-    """Read a message of the forwarder."""
+    """Read the DNS answers in a message of the forwarder."""
     return [Told(number, address.read_ip(pod.partition("%")[0]), name,
                  {bytes.fromhex(each): ttl for each, ttl in addresses.items()})
             for number, pod, name, addresses in json.loads(data)]
@@ -55,6 +56,6 @@ def write_numbers(numbers: Iterable[int]) -> bytes:
 
 
 def read_numbers(data: bytes) -> list[int]:
-    """Read a message of the agent."""
+    """Read the numbers of answers in a message of the agent."""
     found: list[int] = json.loads(data)
     return found

@@ -1,5 +1,5 @@
-"""The addresses of domain names as elements of the kernel's sets. Each element is a pair: a pod's address, and an
-address in an answer to this pod. The kernel's timeout ends the element; a second set keeps the pair (set_told())."""
+"""Write the addresses of domain names to the kernel's sets. Each element is a pair: a pod's address . an address in an
+answer to this pod. The element has a timeout; a second set keeps the pair without a timeout (set_told())."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
     Resolved = dict[str, dict[bytes, dict[bytes, float]]]           # see State.resolved
-    Elements = Mapping[str, Sequence[tuple[bytes, int]]]            # by set: (pair, milliseconds)
+    Elements = Mapping[str, Sequence[tuple[bytes, int]]]            # {set: [(pair, milliseconds)]}
 
 
 def read_resolved(sock: Socket) -> Resolved:
-    """Return State.resolved of the table that a previous agent has left in the kernel. Raises OSError."""
+    """Read State.resolved from the table that a previous agent has left in the kernel. Raises OSError."""
     found: Resolved = {}
     now, there = monotonic(), read_sets(sock)
     for name in filter(lambda name: name.startswith(DOMAIN_SETS), there):
@@ -36,14 +36,15 @@ def read_resolved(sock: Socket) -> Resolved:
 
 
 def read_elements(sock: Socket, name: str) -> Iterator[tuple[bytes, int]]:
-    """Yield (pair, milliseconds that are left, 0 of a pair without a timeout) of a set. Raises OSError."""
+    """Yield (pair, milliseconds left) for each element of a set; 0 ms for an element without a timeout. Raises OSError.
+    """
     for _, payload in wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(FAMILY), f"list set {name}",
                                 nft_elements.elements_of(TABLE, name)):
         yield from nft_elements.read_timed(payload)
 
 
 def read_sets(sock: Socket) -> list[str]:
-    """Return the names of the table's sets; none without a table. Raises OSError."""
+    """Return the names of the sets in the policies' table; [] if the table does not exist. Raises OSError."""
     try:
         each = wire.dump(sock, nft.NFT_MSG_GETSET, nft.nfgenmsg(FAMILY), f"list the sets of {TABLE}",
                          lambda batch: batch.text(nft_elements.NFTA_SET_TABLE, TABLE))
@@ -55,11 +56,11 @@ def read_sets(sock: Socket) -> list[str]:
 
 
 def change(sock: Socket, added: Elements, removed: Elements) -> None:
-    """Add and remove elements. An existing element gets the new timeout. When this function returns, first packets to
-    the added addresses pass. Raises OSError.
+    """Add and remove elements; an existing element gets the new timeout. When this function returns, the rules accept
+    new connections to the added addresses. Raises OSError.
 
-    The kernel prolongs no element that is added again, and refuses to delete an element that has just ended. So each
-    element is added, deleted and added, in one transaction.
+    If an element is added again, the kernel does not renew its timeout. The kernel also rejects the deletion of an
+    element that has just expired. So one transaction adds, deletes and adds each element.
     """
     requests = Transaction()
     for name, elements in (*removed.items(), *added.items()):

@@ -1,14 +1,14 @@
-"""The process that forwards the DNS queries of pods to a resolver, and the answers to the pods. The process knows no
-policies.
+"""Forward the DNS queries of pods to a resolver, and the answers to the pods. This code runs in a process of its own,
+which knows no policies.
 
     serve(channel, [(UDP socket, listening TCP socket, "192.0.2.53"), ...])
 
 An answer with addresses waits until the agent reports that the addresses are in the kernel. The process forwards all
-other answers immediately, and changes no bytes of an answer but the query's number. The process has no cache: each
-query goes to the resolver.
+other answers immediately. In an answer the process changes only the query ID. The process has no cache: each query goes
+to the resolver.
 
-No other host can answer in the resolver's place: each query has a socket of its own, connected to the resolver, with a
-port of the kernel's choice and a random number. If the agent sends nothing for SILENCE_S, the process drops queries.
+Other hosts cannot forge answers: each query has its own socket, which is connected to the resolver and has a port that
+the kernel chooses, and a random query ID. If the agent sends nothing for SILENCE_S, the process drops queries.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DNS_PORT = 53
-HEADER_BYTES, MAX_BYTES = 12, 65535             # of a message: RFC 1035, sections 4.1.1 and 4.2.2
-IS_ANSWER = 0x80                # QR, in the third byte
-QUERY_S = 5.0                   # until a query is given up; resolvers of C libraries repeat a query after 5 s
-IDLE_S = 10.0                   # a TCP connection without a message: RFC 7766 demands some seconds
-SILENCE_S = 1.5                 # of the agent; less than the elements of redirect.py live
+HEADER_BYTES, MAX_BYTES = 12, 65535             # of a DNS message: RFC 1035, sections 4.1.1 and 4.2.2
+IS_ANSWER = 0x80                # the QR bit, in the third byte
+QUERY_S = 5.0                   # how long a query waits for its answer; C libraries repeat a query after 5 s
+IDLE_S = 10.0                   # how long a TCP connection may be idle; RFC 7766 requires some seconds
+SILENCE_S = 1.5                 # must be less than LIVE_MS of redirect.py
 MAX_QUERIES, MAX_QUERIES_OF_POD = 4096, 512
 MAX_CONNECTIONS_OF_POD = 64
-BURST = 64                      # datagrams before other sockets have their turn
+BURST = 64                      # datagrams read from one socket before other sockets have their turn
 SWEEP_S = 0.5
 NOBODY = 65534
-IP_PKTINFO = 8                  # linux/in.h; struct in_pktinfo has the address that a datagram was sent to
+IP_PKTINFO = 8                  # linux/in.h; struct in_pktinfo has the destination address of a datagram
 IPV6_RECVPKTINFO, IPV6_PKTINFO = 49, 50         # linux/in6.h
 PKTINFO_BYTES = 64
 
 
 class Query:
-    """A query by UDP. number: its first two bytes, the pod's query ID. control: the ancillary data with which the
-    answer leaves from the address that the pod has sent the query to."""
+    """A pod's query by UDP. number: the pod's query ID, 2 bytes. own_number: the query ID to the resolver. control:
+    ancillary data by which the answer's source is the address to which the pod has sent the query."""
 
     __slots__ = ("answer", "control", "ends", "listener", "number", "own_number", "pod", "question", "upstream")
 
@@ -63,15 +63,15 @@ class Query:
 
 
 class Forwarder:
-    """channel: to the agent, of SOCK_SEQPACKET."""
+    """The queries and connections of all pods. channel: the SOCK_SEQPACKET socket to the agent."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel, self.loop = channel, asyncio.get_running_loop()
         self.ended = self.loop.create_future()
-        self.queries: dict[Query, None] = {}                    # in the order of their ends
-        self.of_pod: Counter[object] = Counter()                # queries, by the pod's address
-        self.connections: Counter[object] = Counter()           # TCP
-        self.waiting: dict[int, Query | asyncio.Future[None]] = {}      # for the agent's word, by number
+        self.queries: dict[Query, None] = {}                    # sorted by `ends`
+        self.of_pod: Counter[object] = Counter()                # {pod's address: number of its queries}
+        self.connections: Counter[object] = Counter()           # {pod's address: number of its TCP connections}
+        self.waiting: dict[int, Query | asyncio.Future[None]] = {}      # {number of an answer: its query}
         self.unsent: deque[tuple[int, str, str, dict[bytes, int]]] = deque()
         self.last_number, self.heard = 0, 0.0
         channel.setblocking(False)
@@ -79,13 +79,13 @@ class Forwarder:
 
     @property
     def silent(self) -> bool:
-        """Whether the agent is silent."""
+        """Whether the agent has sent nothing for SILENCE_S."""
         return monotonic() > self.heard + SILENCE_S
 
     # -- the agent -----------------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Take the agent's messages."""
+        """Receive the agent's messages: answer each BEAT, and send the answers that the agent allows to the pods."""
         with suppress(BlockingIOError):
             while True:
                 try:
@@ -107,7 +107,8 @@ class Forwarder:
                         found.set_result(None)
 
     def _tell(self, waiting: Query | asyncio.Future[None], pod: str, name: str, addresses: dict[bytes, int]) -> None:
-        """Send the addresses of an answer to the agent. Answers of one turn of the event loop go in one message."""
+        """Send the addresses of an answer to the agent. One message has all answers of one turn of the event loop.
+        waiting: the query whose answer waits for the agent; by TCP, a future that the agent's permission completes."""
         self.last_number += 1
         self.waiting[self.last_number] = waiting
         if not self.unsent:
@@ -119,7 +120,7 @@ class Forwarder:
         for numbers, data in write_answers(each):
             try:
                 self.channel.send(data)
-            except (BlockingIOError, ConnectionError):          # the agent is busy: the pods ask again
+            except (BlockingIOError, ConnectionError):          # the agent is busy; the pods repeat their queries
                 for number in numbers:
                     found = self.waiting.pop(number)
                     if isinstance(found, Query):
@@ -130,7 +131,7 @@ class Forwarder:
     # -- UDP -----------------------------------------------------------------------------------------------------------
 
     def listen(self, listener: socket.socket, resolver: str) -> None:
-        """Take queries at a UDP socket."""
+        """Start to receive queries for `resolver` at a UDP socket."""
         listener.setblocking(False)
         if listener.family == socket.AF_INET:
             listener.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
@@ -145,7 +146,7 @@ class Forwarder:
                 if (len(data) < HEADER_BYTES or data[2] & IS_ANSWER or self.silent or len(self.queries) >= MAX_QUERIES
                         or self.of_pod[pod[0]] >= MAX_QUERIES_OF_POD):
                     continue
-                with suppress(OSError):         # the resolver cannot be reached, for instance: the pod asks again
+                with suppress(OSError):         # for example, no route to the resolver; the pod repeats its query
                     self._ask(listener, resolver, data, pod, control)
 
     def _ask(self, listener: socket.socket, resolver: str, data: bytes, pod: tuple[object, ...],
@@ -167,7 +168,7 @@ class Forwarder:
             data = query.upstream.recv(MAX_BYTES)
         except BlockingIOError:
             return
-        except OSError:                         # nobody listens at the resolver
+        except OSError:                         # no program listens at the resolver
             self._end(query)
             return
         if len(data) < HEADER_BYTES or data[:2] != query.own_number or not data[2] & IS_ANSWER:
@@ -181,7 +182,7 @@ class Forwarder:
 
     def _deliver(self, query: Query) -> None:
         if query in self.queries:
-            with suppress(OSError):             # the pod was deleted, for instance
+            with suppress(OSError):             # for example, the pod was deleted
                 query.listener.sendmsg([query.answer], query.control, 0, query.pod)
             self._end(query)
 
@@ -195,7 +196,7 @@ class Forwarder:
             query.upstream.close()
 
     async def sweep(self) -> None:
-        """Give up queries without an answer."""
+        """Forget queries that have had no answer for QUERY_S."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now = monotonic()
@@ -205,7 +206,7 @@ class Forwarder:
     # -- TCP -----------------------------------------------------------------------------------------------------------
 
     async def serve(self, listener: socket.socket, resolver: str) -> None:
-        """Take connections."""
+        """Start to accept TCP connections with queries for `resolver`."""
         await asyncio.start_server(lambda reader, writer: self._connected(resolver, reader, writer), sock=listener)
 
     async def _connected(self, resolver: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -215,7 +216,7 @@ class Forwarder:
             if self.connections[pod] <= MAX_CONNECTIONS_OF_POD and not self.silent:
                 await self._pass_on(resolver, pod, reader, writer)
         except (OSError, EOFError, TimeoutError):
-            return                              # one end has closed the connection, or is silent
+            return                              # the pod or the resolver has closed the connection, or is silent
         finally:
             writer.close()
             self.connections[pod] -= 1
@@ -226,7 +227,7 @@ class Forwarder:
                        writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(QUERY_S):
             from_resolver, to_resolver = await asyncio.open_connection(resolver, DNS_PORT)
-        asked: dict[bytes, tuple[bytes, Question | None]] = {}          # by the number that the resolver sees
+        asked: dict[bytes, tuple[bytes, Question | None]] = {}          # {query ID to the resolver: (pod's, question)}
         tasks = [asyncio.ensure_future(each) for each in (
             self._pass_queries(asked, reader, to_resolver), self._pass_answers(asked, pod, from_resolver, writer))]
         try:
@@ -258,7 +259,7 @@ class Forwarder:
                 continue
             number, question = asked[data[:2]]
             if question:
-                del asked[data[:2]]             # such an answer is one message
+                del asked[data[:2]]             # an answer with addresses is one message
             if question and (addresses := read_addresses(question, data)):
                 told: asyncio.Future[None] = self.loop.create_future()
                 self._tell(told, pod, question.name, addresses)
@@ -268,7 +269,7 @@ class Forwarder:
 
 
 async def read_framed(reader: asyncio.StreamReader) -> bytes:
-    """Read a message of a TCP connection: RFC 1035, section 4.2.2. Raises EOFError, OSError, TimeoutError."""
+    """Read one DNS message from a TCP connection: RFC 1035, section 4.2.2. Raises EOFError, OSError, TimeoutError."""
     async with asyncio.timeout(IDLE_S):
         return await reader.readexactly(int.from_bytes(await reader.readexactly(2), "big"))
 
@@ -280,7 +281,8 @@ async def write_framed(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def answer_from(level: int, kind: int, data: bytes) -> tuple[int, int, bytes]:
-    """Return the control message that sends an answer from the address that a datagram was sent to.
+    """Return the control message by which an answer has the datagram's destination address as its source. level, kind,
+    data: the control message received with the datagram.
 
     struct in_pktinfo      ipi_ifindex:int  ipi_spec_dst:in_addr  ipi_addr:in_addr
     struct in6_pktinfo     ipi6_addr:in6_addr  ipi6_ifindex:int
@@ -291,18 +293,18 @@ def answer_from(level: int, kind: int, data: bytes) -> tuple[int, int, bytes]:
 
 
 def serve(channel: int, listeners: Sequence[tuple[int, int, str]]) -> None:
-    """Pass queries on until the agent closes the channel. listeners: descriptors of a UDP and a listening TCP socket,
-    and the address of the resolver."""
+    """Forward queries until the agent closes the channel. listeners: (descriptor of a UDP socket, descriptor of a
+    listening TCP socket, the resolver's address as text)."""
     for limit, wanted in ((resource.RLIMIT_NOFILE, 2 * MAX_QUERIES), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(limit)[1]
         resource.setrlimit(limit, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-    dns.rdata.load_all_types()          # later this process may not be able to read their files
+    dns.rdata.load_all_types()          # the user nobody may not be able to read these files
     drop_rights()
     asyncio.run(run(socket.socket(fileno=channel), listeners))
 
 
 def drop_rights() -> None:
-    """Become the user nobody if this process may, because it needs no privileges."""
+    """Change this process to the user nobody, if it is allowed to: it needs no privileges."""
     with suppress(PermissionError):
         os.setgroups([])
         os.setgid(NOBODY)

@@ -1,8 +1,8 @@
-"""DNS names in policies, as a part of the agent: the forwarder runs while a policy names a domain. The kernel has the
-addresses of an answer before the pod gets the answer.
+"""Enforce DNS names in policies: run the forwarder while a policy names a domain, and add the addresses of each answer
+to the kernel's sets before the pod gets the answer.
 
-Only answers to a pod's own queries open addresses, and only for this pod. If the agent ends, these addresses stay in
-the kernel until their TTL ends; the next agent takes them over.
+An answer allows addresses only to the pod that has sent the query. If the agent ends, these addresses stay in the
+kernel until their TTL ends, and the next agent takes them over.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ NO_RESOLVER = "no resolver is known that pods can ask: run `fastcni agent` with 
 
 
 class Names:
-    """Made, and called, by the thread of the policies, see parts.py."""
+    """The part of the policy service for DNS names, see parts.py. The service's thread makes it and calls all methods.
+    """
 
     def __init__(self, engine: Engine, settings: Settings, log: Logger) -> None:
         self.engine, self.log, self.servers = engine, log, settings.dns_servers
@@ -49,41 +50,42 @@ class Names:
         self.compiler.state.resolved.update(elements.read_resolved(engine.rules.sock))
         self.told = Told(self.compiler.state)
         self.redirect = Redirect(engine.rules.sock)
-        self.redirect.remove()                  # the table of a previous agent, whose ports no longer exist
+        self.redirect.remove()                  # a previous agent's table has ports that no longer exist
         self.poll = select.epoll()
         self.process: Process | None = None
         self.listeners: list[Listener] = []
         self.due = FOREVER
         self._opened = ExitStack()
         self._wanted: dict[Query, int] = {}
-        self._renewed = 0.0                     # monotonic
-        self._held: list[int] = []              # numbers of answers whose addresses the kernel has not acknowledged
-        self._domains: dict[str, list[tuple[str, Domain]]] = {}         # by chain: (set, domain)
-        # Pods that have received an answer with addresses, by address
+        self._renewed = 0.0                     # when the redirection was renewed, monotonic seconds
+        self._held: list[int] = []              # numbers of answers that wait until the kernel has their addresses
+        self._domains: dict[str, list[tuple[str, Domain]]] = {}         # {chain: [(set, domain)]}
+        # {address: keys of the pods with this address}, of pods that have received an answer with addresses
         self._owners = {pod: keys for pods in self.told.resolved.values() for pod in pods
                         if (keys := self.compiler.pods_with(pod))}
-        self._why = ""                          # the last reason in the log
+        self._why = ""                          # the reason in the last log line
         self.answers = 0
 
     def fileno(self) -> int:
-        """The descriptor to wait on for attend()."""
+        """Return the file descriptor that becomes readable when attend() has work."""
         return self.poll.fileno()
 
     def figures(self) -> Mapping[str, int]:
-        """See metrics.py."""
+        """Return the figures of DNS names for metrics.py: {name: value}."""
         told = [each for pods in list(self.told.resolved.values()) for each in list(pods.values())]
         return {"domain_names": len(self.compiler.domains), "told_addresses": sum(map(len, told)),
                 "dns_answers": self.answers}
 
     def close(self) -> None:
-        """End the forwarder: queries go to the resolver directly. The addresses of answers stay in the kernel."""
+        """End the forwarder, so that queries go to the resolver directly. The addresses of answers stay in the kernel.
+        """
         self._stop()
         self.poll.close()
 
     # -- the policies --------------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """Follow the policies and pods."""
+        """Adapt to changed policies and pods: start or stop the forwarder, and update the queries to redirect."""
         self._domains.clear()
         self._forget_pods()
         if bool(self.compiler.domains) != bool(self.process):
@@ -105,7 +107,7 @@ class Names:
             self.poll.register(self.process.fileno(), select.EPOLLIN)
             self._opened = opened.pop_all()
         self.due = 0.0
-        self._forget_flows()                    # of a previous agent
+        self._forget_flows()                    # the flows of a previous agent's forwarder
 
     def _stop(self) -> None:
         if self.process:
@@ -116,16 +118,16 @@ class Names:
         self._tell("")
 
     def _forget_flows(self) -> None:
-        """Delete the flows of redirected queries: conntrack would lead later queries from the same port to a forwarder
-        that no longer runs."""
+        """Delete conntrack's flows of redirected queries. Otherwise conntrack would lead later queries from the same
+        port to a forwarder that no longer runs."""
         own, resolvers = node_addresses(), {each.resolver for each in self.listeners}
         cut.delete(self.engine.rules.sock, [
             flow for flow in conntrack.list_flows(self.engine.rules.sock)
             if flow.port == DNS_PORT != flow.replier_port and flow.replier in own and flow.destination in resolvers])
 
     def _queries(self) -> dict[Query, int]:
-        """Return the queries to redirect, with the ports: of pods with names in their policies, to resolvers that these
-        policies allow. All other queries go to their resolver, if the packet rules accept them."""
+        """Return the queries to redirect, {query: the forwarder's port}: queries of pods with domain names in their
+        policies, to resolvers that these policies allow. The packet rules decide about all other queries."""
         own, state = node_addresses(), self.compiler.state
         pods = [pod for version in VERSIONS.values() for pod in state.elements[f"{OUT}{version}"]
                 if self._domains_of(pod)]
@@ -138,7 +140,7 @@ class Names:
         return found
 
     def _domains_of(self, pod: bytes) -> list[tuple[str, Domain]]:
-        """(set, domain) of the names that the policies of a pod's address have."""
+        """Return [(set, domain)] for the domain names in the policies of the pod with the address `pod`."""
         state = self.compiler.state
         chain = state.elements[f"{OUT}{VERSIONS[len(pod)]}"].get(pod)
         if chain is None:
@@ -148,7 +150,7 @@ class Names:
         return self._domains[chain]
 
     def _forget_pods(self) -> None:
-        """Forget the addresses that deleted pods have received: another pod may have such a pod's address now."""
+        """Forget the addresses that deleted pods have received, because another pod may get a deleted pod's address."""
         resolved = self.told.resolved
         for name in resolved.keys() - self.compiler.domains.keys():
             del resolved[name]
@@ -163,8 +165,8 @@ class Names:
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Write the addresses of new answers to the kernel, release the answers, and renew the redirection while the
-        forwarder works. Raises OSError: then the caller loads the table, with these addresses."""
+        """Write the addresses of new answers to the kernel, let the forwarder send these answers, and renew the
+        redirection while the forwarder works. Raises OSError; then the caller loads the table with these addresses."""
         if not self.process:
             return
         for answer in self.process.attend():
@@ -192,8 +194,8 @@ class Names:
                     self._owners.setdefault(pod, self.compiler.pods_with(pod))
 
     def _redirect(self, process: Process) -> None:
-        """Renew the redirection. End the redirection if the forwarder has ended; if the forwarder hangs, the kernel
-        ends the redirection."""
+        """Renew the redirection if the forwarder works, and end it if the forwarder has ended. If the forwarder hangs,
+        the kernel ends the redirection by the timeout of its elements."""
         now = monotonic()
         if process.channel is None and self.redirect.written is not None:
             self.redirect.remove()
@@ -207,13 +209,13 @@ class Names:
                 self.redirect.write(self._wanted, self.engine.rules.flags)
                 self.redirect.renew(resolvers, ports)
                 break
-            except NetlinkError:                # another program has changed the table, for instance
+            except NetlinkError:                # for example, another program has changed the table
                 self.redirect.written = None
                 if not again:
                     raise
 
     def _tell(self, why: str) -> None:
-        """Log why names cannot be resolved, once."""
+        """Log why pods cannot reach new addresses of domain names; "": they can. Log each change once."""
         if why != self._why:
             self._why = why
             if why:

@@ -1,5 +1,5 @@
-"""Start the forwarder's process, and hold the sockets at which pods' queries arrive: the sockets stay if that process
-ends."""
+"""Start the forwarder's process, and hold the sockets at which pods' queries arrive. The agent holds these sockets, so
+that they survive the end of that process."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
 IPPROTO_TCP, IPPROTO_UDP = 6, 17
-BEAT_S, ANSWER_S = 0.5, 1.0     # between two beats; how old the last answer to one may be
-START_S, LOST_S = 10.0, 5.0     # until the process answers, on a busy node; until it is ended and started again
+BEAT_S, ANSWER_S = 0.5, 1.0     # time between two BEATs; greatest age of the last answer while the forwarder works
+START_S, LOST_S = 10.0, 5.0     # longest time to the first answer; longest time without an answer before a restart
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 30.0
 MAX_MESSAGE_BYTES = 1 << 18
 BACKLOG = 128
@@ -33,7 +33,7 @@ MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.names.for
 
 
 class Listener:
-    """The sockets for queries to one resolver: a UDP and a TCP socket. Raises OSError."""
+    """The two sockets for queries to one resolver: UDP and TCP, {IPPROTO_*: socket}. Raises OSError."""
 
     def __init__(self, resolver: bytes) -> None:
         self.resolver, family = resolver, FAMILIES[len(resolver)]
@@ -53,10 +53,10 @@ class Listener:
 
 
 class Process:
-    """The forwarder. One thread, in the node's namespace, calls all methods.
+    """The forwarder's process. One thread in the node's namespace calls all methods.
 
-    why: why the forwarder does not work at present, "" if it works or is being started. due: when to call attend()
-    without an event, monotonic.
+    why: why the forwarder does not work at present; "" if it works or is starting. due: when to call attend() without
+    an event, in monotonic seconds.
     """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
@@ -72,7 +72,7 @@ class Process:
         return self.channel is not None and monotonic() < self._answered + ANSWER_S
 
     def fileno(self) -> int:
-        """The descriptor to wait on for attend()."""
+        """Return the file descriptor that becomes readable when attend() has work."""
         return self.poll.fileno()
 
     def close(self) -> None:
@@ -104,14 +104,15 @@ class Process:
         self._answered, self._until = 0.0, monotonic() + START_S
 
     def _lose(self, why: str) -> None:
-        """Start the process again, after a pause."""
+        """End the process, and let attend() start it again after a pause. why: the reason, for `why`."""
         self._end()
         self.why = f"the process that forwards DNS queries {why}; it is started again"
         self.due = monotonic() + self._pause
         self._pause = min(2 * self._pause, MAX_PAUSE_S)
 
     def attend(self) -> list[Told]:
-        """Start the process if that is due, check whether it answers, and return the answers that wait."""
+        """Start the process if it is due, check whether the process answers, and return the DNS answers that wait for
+        let()."""
         now = monotonic()
         if self.channel is None and now >= self.due:
             try:
@@ -153,7 +154,7 @@ class Process:
         if self.channel:
             try:
                 self.channel.send(data)
-            except BlockingIOError:             # the process hangs: attend() sees that
+            except BlockingIOError:             # the process hangs; attend() restarts it
                 return
             except ConnectionError:
                 self._lose("has ended")

@@ -1,4 +1,5 @@
-"""The nftables table that leads DNS queries of pods to the forwarder. `nft list table inet fastcni-names` prints
+"""Write the nftables table that redirects DNS queries of pods to the forwarder. `nft list table inet fastcni-names`
+prints
 
     chain queries {
         type nat hook prerouting priority dstnat - 1; policy accept;
@@ -9,14 +10,14 @@
         ct status & dnat == 0 meta nfproto ipv4 meta l4proto . th dport @forwarders4 drop                   (and ipv6)
     }
 
-queries4 has pod . resolver . protocol for each pod that has a policy with names, if the policies let the pod send
-queries to this resolver; the value is the forwarder's port. The redirection holds while resolvers4 has the resolver.
-Its elements live 2 s, and the agent renews them while the forwarder works. If the agent dies or hangs, queries go to
-the resolver directly.
+If a pod has a policy with domain names, and its policies allow queries to a resolver, the map queries4 has the element
+pod . resolver . protocol : port of the forwarder. The redirection works while resolvers4 has the resolver. The elements
+of resolvers4 expire after 2 s; the agent renews them while the forwarder works. If the agent dies or hangs, queries go
+to the resolver directly.
 
-These rules come before the rules that translate the address of a Service. `direct` keeps other hosts, and pods that may
-not query the resolver, from the forwarder's ports. Programs of the node may use the same numbers in the other
-protocol or family.
+These rules come before the rules that translate the address of a Service. The chain `direct` drops packets that go to
+the forwarder's ports without redirection, from other hosts or from pods that may not query the resolver. The rules
+compare family and protocol, because other programs may use the same port numbers in another family or protocol.
 """
 
 from __future__ import annotations
@@ -43,20 +44,21 @@ if TYPE_CHECKING:
     Port = tuple[int, int, int]                 # length of the family's addresses, IPPROTO_*, number
 
 DNS_PORT = 53
-LIVE_MS = 2000                  # of the elements that the agent renews
+LIVE_MS = 2000                  # timeout of the elements that the agent renews
 QUERIES_CHAIN, DIRECT_CHAIN = "queries", "direct"
 
 
 class Redirect:
-    """sock: that of the Ruleset, to which the table belongs. flags: of the table. The caller writes again after any
-    OSError."""
+    """The table that redirects DNS queries. sock: the socket of the Ruleset, which owns the table. After an OSError,
+    the caller calls write() again."""
 
     def __init__(self, sock: Socket) -> None:
         self.sock = sock
-        self.written: dict[Query, int] | None = None            # None: the table has to be made
+        self.written: dict[Query, int] | None = None            # None: write() has to make the table
 
     def write(self, wanted: Mapping[Query, int], flags: int) -> None:
-        """Redirect these queries, {query: port}, once renew() was called. flags: of the table. Raises OSError."""
+        """Write the queries to redirect, {query: port}. They are redirected after the next renew(). flags: the flags of
+        the table. Raises OSError."""
         if wanted == self.written:
             return
         requests, written = Transaction(), self.written or {}
@@ -75,7 +77,7 @@ class Redirect:
         self.written = dict(wanted)
 
     def renew(self, resolvers: Collection[bytes], ports: Collection[Port]) -> None:
-        """Let the redirections count for LIVE_MS from now. ports: of the forwarder. Raises OSError."""
+        """Let the redirections work for LIVE_MS from now. ports: the forwarder's ports. Raises OSError."""
         requests = Transaction()
         for length, version in VERSIONS.items():
             for name, keys in ((f"resolvers{version}", [packed for packed in resolvers if len(packed) == length]),
@@ -120,7 +122,7 @@ def set_up(requests: Transaction, flags: int) -> None:
 
 
 def rules() -> Iterator[tuple[str, tuple[Expression, ...]]]:
-    """(chain, rule) of the table."""
+    """Yield (chain, rule) for each rule of the table."""
     for length, version in VERSIONS.items():
         yield QUERIES_CHAIN, (
             nft_rules.payload(TH_DPORT), nft_rules.compare(service(DNS_PORT)), *nft_rules.daddr(length),

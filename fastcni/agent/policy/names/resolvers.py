@@ -1,4 +1,4 @@
-"""The resolvers whose answers give the addresses of domain names in policies."""
+"""Find the DNS resolvers of pods, whose answers give the addresses of domain names in policies."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ RESOLV_CONF = "/etc/resolv.conf"
 
 
 def read_resolvers(servers: Iterable[str], path: str = RESOLV_CONF) -> list[bytes]:
-    """Return the addresses of `servers`, or of resolv.conf(5) if `servers` is empty. Leave out addresses that no pod
-    can query. Raises ValueError for a server that is no address."""
+    """Return the packed addresses in `servers`, or in resolv.conf(5) if `servers` is empty, without addresses that no
+    pod can query. Raises ValueError if an item of `servers` is no address."""
     found = [address.read_ip(text) for text in list(servers) or nameservers(path)]
     return [each for each in dict.fromkeys(found) if can_be_asked(each)]
 
 
 def can_be_asked(packed: bytes) -> bool:
-    """Whether a pod can send queries to an address: it is not loopback, unspecified, multicast or broadcast, and no
-    link-local address of IPv6, which belongs to a link of the node."""
+    """Return whether a pod can send queries to an address. False for loopback, unspecified, multicast and broadcast
+    addresses, and for link-local addresses of IPv6, which are valid only on a link of the node."""
     if len(packed) == 4:
         return packed[0] not in (0, 127) and packed[0] < 224
     return any(packed[:15]) and not packed.startswith((b"\xfe\x80", b"\xff"))
 
 
 def nameservers(path: str) -> list[str]:
-    """Return the addresses of the nameservers in a file; none if the file cannot be read."""
+    """Return the nameservers' addresses in a file like resolv.conf; [] if the file cannot be read."""
     try:
         with open(path, errors="replace") as file:
             words = [line.split() for line in file]

@@ -1,7 +1,8 @@
-"""The addresses of domain names in answers to each pod, and until when they are valid: State.resolved, within bounds.
+"""Record in State.resolved the addresses in DNS answers to each pod, and until when they are valid, within limits.
 
     told = Told(state)
-    change = told.put("d4-...", pod, {address: 300}, now)       # to be written by elements.py
+    told.put("d4-...", pod, {address: 300}, now)
+    added, removed = told.take()                                # elements.py writes them to the kernel
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.state import State
 
-    Elements = dict[str, list[tuple[bytes, int]]]               # by set: (pair, milliseconds)
+    Elements = dict[str, list[tuple[bytes, int]]]               # {set: [(pair, milliseconds)]}
 
-DOMAIN_SETS = ("d4-", "d6-")     # begin the names of the sets of domain names
-MAX_ADDRESSES = 100             # of one entry of domainNames, for one pod
-MIN_TTL_S, MAX_TTL_S = 60.0, 7 * 24 * 3600.0            # the longest that a resolver keeps: RFC 8767, section 4
-SLACK_S = 5.0                   # an element lives so much longer: answers with one TTL prolong it once in this time
+DOMAIN_SETS = ("d4-", "d6-")     # prefixes of the sets of domain names
+MAX_ADDRESSES = 100             # for one pod and one item of domainNames
+MIN_TTL_S, MAX_TTL_S = 60.0, 7 * 24 * 3600.0            # resolvers cap a TTL at 7 days: RFC 8767, section 4
+SLACK_S = 5.0                   # elements live longer than the TTL by this time: repeated answers renew them less often
 
 
 class Told:
-    """added, removed: elements to write since take()."""
+    """The addresses in answers to pods. added, removed: the elements to write since the last take()."""
 
     def __init__(self, state: State) -> None:
         self.resolved = state.resolved
@@ -32,9 +33,11 @@ class Told:
         self.removed: Elements = {}
 
     def put(self, name: str, pod: bytes, addresses: Mapping[bytes, int], now: float) -> None:
-        """Record an answer to a pod: `addresses`, {address: TTL in seconds}. name: the set's. now: monotonic seconds.
+        """Record an answer to a pod. name: the set of the domain name. pod: the pod's address. addresses: {address: TTL
+        in seconds}. now: monotonic seconds.
 
-        If the pod has more than MAX_ADDRESSES, the addresses of earlier answers whose elements end first are removed.
+        If the pod has more than MAX_ADDRESSES addresses in the set, those of earlier answers that expire first are
+        removed.
         """
         told = self.resolved.setdefault(name, {}).setdefault(pod, {})
         for address, ttl in addresses.items():
@@ -47,8 +50,8 @@ class Told:
             self._forget(name, pod + address)
 
     def forget_pods(self, gone: Callable[[bytes], bool]) -> None:
-        """Forget the addresses that deleted pods have received, by `gone`: another pod may get a deleted pod's
-        address."""
+        """Forget the addresses that deleted pods have received, because another pod may get a deleted pod's address.
+        gone(address): whether no pod that received answers at this address exists any more."""
         for name, pods in self.resolved.items():
             for pod in [pod for pod in pods if gone(pod)]:
                 for address in pods.pop(pod):
@@ -59,34 +62,35 @@ class Told:
         self.removed.setdefault(name, []).append((pair, 1000))
 
     def take(self) -> tuple[Elements, Elements]:
-        """(added, removed) since the last call."""
+        """Return the elements (added, removed) since the last call."""
         found = {name: each for name, each in self.added.items() if each}, self.removed
         self.added, self.removed = {}, {}
         return found
 
 
 def elements_left(state: State, now: float) -> Iterator[tuple[str, list[tuple[bytes, int]]]]:
-    """Yield (set, [(pair, milliseconds that are left)]) of the answers that pods have received. pair: the pod's address
-    and the answered address. now: monotonic seconds."""
+    """Yield (set, [(pair, milliseconds left)]) for the valid addresses that pods have received. pair: the pod's address
+    . the address in the answer. now: monotonic seconds."""
     for name in state.resolved.keys() & state.sets.keys():
         yield name, [(pod + address, round((until - now) * 1000)) for pod, told in state.resolved[name].items()
                      for address, until in told.items() if until > now + 0.001]
 
 
 def pairs_told(state: State) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield (set, pairs) of all answers that pods have received, also of expired answers. set: see set_told()."""
+    """Yield (set, pairs) for all addresses that pods have received, also for expired addresses. set: see set_told().
+    """
     for name in state.resolved.keys() & state.sets.keys():
         yield set_told(name), [pod + address for pod, told in state.resolved[name].items() for address in told]
 
 
 def set_told(name: str) -> str:
-    """Return the name of the set that keeps the pairs of a domain name's set beyond their timeout. No rule uses it: the
-    next agent learns from it which connections were allowed."""
+    """Return the name of the set that keeps the pairs of the domain set `name` beyond their timeout. No rule uses this
+    set. The next agent reads from it which connections were allowed."""
     return f"t{name[1:]}"
 
 
 def sets_of(state: State, pod: bytes) -> list[str]:
-    """Return the sets of the domain names that the policies of a pod's address have, in order."""
+    """Return the sets of the domain names in the policies of the pod with the address `pod`, sorted."""
     chain = state.elements[f"{OUT}{VERSIONS[len(pod)]}"].get(pod)
     jumps = state.chains[chain].jumps if chain else ()
     return sorted({line.domain for jump in jumps for line in state.chains[jump].lines} - {""})
