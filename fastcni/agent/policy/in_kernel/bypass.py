@@ -1,5 +1,5 @@
-"""Whether a bridge forwards packets past the policies: without the sysctls of br_netfilter no chain of the family inet
-sees what goes from port to port. The kernel does not announce a change of them."""
+"""Find out whether a bridge forwards packets past the policies. Without the sysctls of br_netfilter, no chain of the
+family inet sees packets from port to port of a bridge. The kernel does not notify of changes of these sysctls."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.in_kernel.nft_read import Table
     from fastcni.kernel.wire import Socket
 
-# By length of an address: the sysctl for all bridges, and the switch of one
+# {address length: the sysctl for all bridges}, {address length: the attribute for a single bridge}
 SYSCTLS = {4: "net.bridge.bridge-nf-call-iptables", 16: "net.bridge.bridge-nf-call-ip6tables"}
 SWITCHES = {4: uapi.IFLA_BR_NF_CALL_IPTABLES, 16: uapi.IFLA_BR_NF_CALL_IP6TABLES}
 
 
 def why(tables: Iterable[Table], connection: Connection) -> str:
-    """Say why a bridge forwards the connection's packets past the policies, and how to mend it; "" if it does not.
-    Only ports of which the tables know are compared. Raises OSError."""
+    """Return why a bridge forwards the connection's packets past the policies, and the command that repairs this; "" if
+    no bridge does. Only ports in the tables count. Raises OSError."""
     name = SYSCTLS[len(connection.source)]
     value = sysctl.read(name) if sysctl.exists(name) else "missing"
     if value == "1" or not any(on_one_bridge(Ports.of(table, connection), len(connection.source)) for table in tables
@@ -36,7 +36,8 @@ def why(tables: Iterable[Table], connection: Connection) -> str:
 
 
 def on_one_bridge(ports: Ports, length: int) -> bool:
-    """Whether both ports are of one bridge whose own switch is off."""
+    """Return whether both ports are ports of one bridge whose own setting does not call the hooks. length: the address
+    length, bytes."""
     if not (ports.source and ports.destination):
         return False
     with closing(wire.open_socket()) as sock:
@@ -46,8 +47,8 @@ def on_one_bridge(ports: Ports, length: int) -> bool:
 
 
 def switched_on(sock: Socket, bridge: int, length: int) -> bool:
-    """Return whether the bridge with this index calls the hooks of a family by its own setting, also if the sysctl is
-    0. length: the address length of the family."""
+    """Return whether the own setting of the bridge with index `bridge` calls the hooks of a family, even if the sysctl
+    is 0. length: the address length of the family, bytes."""
     for kind, payload in wire.exchange(sock, rtnl.get_link(Batch(), index=bridge)):
         if kind == uapi.RTM_NEWLINK:
             info = attributes(attributes(payload, len(rtnl.ANY_LINK)).get(uapi.IFLA_LINKINFO, b""))

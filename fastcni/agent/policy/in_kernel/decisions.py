@@ -1,5 +1,6 @@
-"""The kernel's decision about the first packet of a connection: read the tables, and follow the packet through their
-chains. This module does not read the policies; `fastcni policy test` compares both."""
+"""Find the kernel's decision about the first packet of a connection: read the nftables tables, and follow the packet
+through their chains. This module does not read the policies; `fastcni policy test` compares its decision with theirs.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +31,19 @@ OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_ru
             (nft.NFPROTO_BRIDGE, port_rules.ARRIVING): INGRESS}
 HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_LOCAL_IN, nft.NF_INET_FORWARD,
                                           nft.NF_INET_POST_ROUTING))
-FORWARDED = (nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)     # packets to the node itself do not pass these hooks
+FORWARDED = (nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)     # hooks without packets to the node itself
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
 ETH_ALEN = 6
-SOURCE_PORT = 0                 # no connection has it, so it is in no set of known connections
+SOURCE_PORT = 0                 # no connection has this port, so no set of answers to drop has it
 NEW, NO_MARK = (1 << 3).to_bytes(4, nft.ORDER), bytes(4)       # NF_CT_STATE_BIT(IP_CT_NEW)
 NFT_CT_MARK = 3
-NO_INDEXES = {nft_rules.NFT_META_IIF: bytes(4), nft_rules.NFT_META_OIF: bytes(4)}      # the rules by names decide
+NO_INDEXES = {nft_rules.NFT_META_IIF: bytes(4), nft_rules.NFT_META_OIF: bytes(4)}      # link names decide
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of a connection's two ends as a table has them, b"" without one, and the MACs of these pods."""
+    """The ports of a connection's source and destination in a table (link names, b"" if the table has none), and the
+    MACs of these pods."""
 
     source: bytes = b""
     destination: bytes = b""
@@ -61,8 +63,8 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision of a base chain on the packet. allowed: None if this command does not understand the chain. text:
-    the rule or chain policy that decides."""
+    """The decision of a base chain on the packet. allowed: None if the chain has a part that this module does not know.
+    text: the rule or chain policy that decides."""
 
     allowed: bool | None
     text: str
@@ -72,22 +74,22 @@ NO_PORTS = Ports()
 
 
 def read() -> list[Table]:
-    """Return all tables whose names begin with that of the policies. Raises OSError; errno is EPERM without the
-    rights of root."""
+    """Read all tables whose names begin with "fastcni-policy". Raises OSError; errno is EPERM if the process may not
+    read nftables."""
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
         return nft_read.read_tables(sock, lambda family, name: name.startswith(TABLE))
 
 
 def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to_node: bool = False) -> dict[str,
                                                                                                              Decision]:
-    """Return the decision of each base chain, as if all other base chains let the packet through.
+    """Return {name: decision} for each base chain, as if all other base chains accepted the packet.
 
-    bypass: why no chain of the family inet sees the packet, "" if these chains see the packet. to_node: a pod sends the
-    packet to its own node. A connection that passes the HTTP proxy is allowed here: the chains of TO_PROXY use the same
+    bypass: why no chain of the family inet sees the packet; "" if these chains see it. to_node: whether a pod sends the
+    packet to its own node. A connection through the HTTP proxy is allowed here: the chains of TO_PROXY use the same
     maps, and the proxy judges the connection's requests.
 
-    Keys: always "Egress" and "Ingress"; for another base chain for example "inet fastcni-policy-guard forward".
-    The chain of a pod's port belongs to the direction: its decision is returned unless it lets the packet through.
+    Names: always "Egress" and "Ingress"; any other base chain has its table and name, "inet fastcni-policy-guard
+    forward". If a chain that checks a pod's port drops the packet, this decision replaces that of the direction.
     """
     found, at_ports = dict[str, Decision](), dict[str, Decision]()
     for table in tables:
@@ -102,7 +104,7 @@ def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to
             if direction is None:
                 found[(DIRECTIONS.get(name, "") if own else "") or f"{table} {name}"] = (
                     passed or follow(table, name, packet))
-            elif own or all((ports.source, ports.destination)):         # a bridge forwards from port to port
+            elif own or all((ports.source, ports.destination)):         # bridges forward from port to port
                 at_ports[direction] = passed or follow(table, name, packet)
         if own:
             for name, direction in () if to_node else DIRECTIONS.items():
@@ -116,12 +118,12 @@ def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to
 
 
 def passes_by(hook: int, to_node: bool) -> bool:
-    """Return whether a packet does not pass a hook."""
+    """Return whether the packet does not pass `hook`, a hook of the family inet."""
     return hook == nft.NF_INET_LOCAL_OUT or (hook in FORWARDED if to_node else hook == nft.NF_INET_LOCAL_IN)
 
 
 def follow(table: Table, name: str, packet: nft_walk.Packet) -> Decision:
-    """Return the decision of the base chain `name`."""
+    """Return the decision of the base chain `name` of the table on the packet."""
     if (table.family, table.chains[name].hook) not in HOOKS and (table.family, name) not in OF_PORTS:
         return Decision(None, f"chain {name} of table {table} has a hook that this command does not know")
     try:
@@ -132,7 +134,7 @@ def follow(table: Table, name: str, packet: nft_walk.Packet) -> Decision:
 
 
 def text(table: Table, base: str, outcome: Outcome) -> str:
-    """Return the text that says which rule or policy decided an Outcome."""
+    """Return the text of a Decision: which rule, map or chain policy has decided. base: the name of the base chain."""
     where = f"chain {outcome.chain}"
     if outcome.chain != base:
         where += f", to which chain {base} leads,"
@@ -147,7 +149,7 @@ def text(table: Table, base: str, outcome: Outcome) -> str:
 
 
 def first_packet(connection: Connection, ports: Ports = NO_PORTS) -> nft_walk.Packet:
-    """Return the first packet of a connection, as the hooks see it."""
+    """Return the first packet of a connection, with its headers and links, for nft_walk."""
     length = len(connection.source)
     header, transport = network_header(connection), transport_header(connection)
     meta = {nft_rules.NFT_META_NFPROTO: bytes((nft_rules.NFPROTOS[length],)),
@@ -164,7 +166,7 @@ def first_packet(connection: Connection, ports: Ports = NO_PORTS) -> nft_walk.Pa
 
 
 def network_header(connection: Connection) -> bytes:
-    """Return the header of IPv4 (RFC 791) or IPv6 (RFC 8200), without checksums."""
+    """Return the packet's header of IPv4 (RFC 791, checksum 0) or IPv6 (RFC 8200)."""
     if len(connection.source) == 4:
         return bytes((0x45, 0, 0, 40, 0, 0, 0, 0, 63, connection.protocol, 0,
                       0)) + connection.source + connection.destination
@@ -172,7 +174,8 @@ def network_header(connection: Connection) -> bytes:
 
 
 def transport_header(connection: Connection) -> bytes:
-    """Return a TCP segment with SYN, a UDP datagram, an SCTP INIT, or an echo request."""
+    """Return the packet's transport header: a TCP SYN, a UDP header, an SCTP INIT, or for other protocols an ICMP echo
+    request."""
     ports = SOURCE_PORT.to_bytes(2, "big") + connection.port.to_bytes(2, "big")
     return {IPPROTO_TCP: ports + bytes(8) + bytes((0x50, 0x02)) + bytes(6), IPPROTO_UDP: ports + bytes((0, 8, 0, 0)),
             IPPROTO_SCTP: ports + bytes(8) + bytes((1, 0, 0, 20)) + bytes(16)}.get(

@@ -3,7 +3,7 @@
     tables = read_tables(sock, lambda family, name: name.startswith("fastcni-policy"))
     tables[0].chains["ingress"].rules[0].comment
 
-nft_walk.py follows a packet through them. Names and layouts: include/uapi/linux/netfilter/nf_tables.h.
+nft_walk.py follows a packet through these tables. Source: include/uapi/linux/netfilter/nf_tables.h.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 NFTA_SET_ELEM_EXPR, NFTA_SET_ELEM_EXPRESSIONS = 7, 11
 NFT_SET_ELEM_CATCHALL = 0x2
-TRIES = 20                      # while other programs change nftables
+TRIES = 20                      # attempts to read the tables while other programs change them
 
 
 class Verdict:
-    """A verdict as the kernel has it. code: NF_DROP, NF_ACCEPT, NFT_JUMP, ... chain: where a jump or goto leads."""
+    """A verdict of a rule or element. code: NF_DROP, NF_ACCEPT, NFT_JUMP, ... chain: the target of a jump or goto."""
 
     __slots__ = ("chain", "code")
 
@@ -37,7 +37,7 @@ class Verdict:
 
 
 class Rule:
-    """A rule of a chain. handle: its number in the table, which `nft -a` prints."""
+    """A rule of a chain. expressions: [(name, attributes)]. handle: the rule's number, which `nft -a` prints."""
 
     __slots__ = ("comment", "expressions", "handle")
 
@@ -46,7 +46,8 @@ class Rule:
 
 
 class Chain:
-    """A chain. hook, priority: of a base chain; hook is None for another chain. policy: NF_ACCEPT or NF_DROP."""
+    """A chain and its rules. hook: the hook number of a base chain; None for a chain without a hook. policy: NF_ACCEPT
+    or NF_DROP."""
 
     __slots__ = ("hook", "policy", "priority", "rules")
 
@@ -56,8 +57,9 @@ class Chain:
 
 
 class Element:
-    """An element of a set. value: of a map, else None. end: the last key of a range, else None. flags:
-    NFT_SET_ELEM_INTERVAL_END, ... expressions: names of the element's own expressions."""
+    """An element of a set or map. value: the value in a map; None in a set. end: the last key of a range; None without
+    a range. flags: NFT_SET_ELEM_INTERVAL_END, ... expressions: the names of expressions in the element, such as
+    "limit"."""
 
     __slots__ = ("end", "expressions", "flags", "value")
 
@@ -74,8 +76,8 @@ class Element:
 
 
 class Set:
-    """A set or map. flags: NFT_SET_INTERVAL, ... key_bytes: the length of its keys. fields: the sizes of the parts of a
-    concatenation with ranges, in bytes."""
+    """A set or map. flags: NFT_SET_INTERVAL, ... key_bytes: the length of its keys. fields: the sizes in bytes of a
+    key's parts, if the keys are concatenations with ranges."""
 
     __slots__ = ("elements", "fields", "flags", "key_bytes", "starts")
 
@@ -86,7 +88,7 @@ class Set:
 
 
 class Table:
-    """A table. family: NFPROTO_*."""
+    """A table with its chains and sets, by name. family: NFPROTO_*."""
 
     __slots__ = ("chains", "family", "name", "sets")
 
@@ -100,7 +102,7 @@ class Table:
 
 
 def read_tables(sock: Socket, wanted: Callable[[int, str], bool]) -> list[Table]:
-    """Return the tables of which wanted(family, name) is true, all as they were at one moment.
+    """Read the tables for which wanted(family, name) is true. The result is the state at one moment.
 
     Raises NetlinkError; errno is EBUSY if other programs changed nftables during each of TRIES attempts.
     """
@@ -173,14 +175,14 @@ def _read_set(sock: Socket, header: bytes, table: str, name: str, fields: dict[i
             key = attributes(fields.get(nft_elements.NFTA_SET_ELEM_KEY, b"")).get(nft.NFTA_DATA_VALUE, b"")
             element = Element(fields)
             if key not in it.elements or not element.flags & nft_elements.NFT_SET_ELEM_INTERVAL_END:
-                it.elements[key] = element      # a range may begin where another range ends
+                it.elements[key] = element      # one range may begin where another ends
     if it.flags & nft_elements.NFT_SET_INTERVAL:
         it.starts = sorted(it.elements)
     return it
 
 
 def read_data(data: bytes) -> bytes | Verdict:
-    """Read NFTA_DATA_VALUE or NFTA_DATA_VERDICT."""
+    """Return the content of nested attributes: the bytes of NFTA_DATA_VALUE, or a Verdict for NFTA_DATA_VERDICT."""
     fields = attributes(data)
     if nft.NFTA_DATA_VERDICT not in fields:
         return fields.get(nft.NFTA_DATA_VALUE, b"")

@@ -1,8 +1,8 @@
-"""Follow a packet through the chains of a table that nft_read.py has read, as nf_tables does.
+"""Follow a packet through the chains of a table that nft_read.py has read, as the kernel's nf_tables does.
 
     walk(table, "ingress", Packet(meta={...}, headers={...}, ct={...})).code == NF_DROP
 
-An expression that this module does not know raises Unknown if the packet gets to it: no verdict is a guess. Source:
+If the packet reaches an expression that this module does not know, walk() raises Unknown instead of guessing. Source:
 net/netfilter/nf_tables_core.c and nft_*.c.
 """
 
@@ -23,22 +23,23 @@ if TYPE_CHECKING:
 
     Fields = dict[int, bytes]
 
-COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)    # by NFT_CMP_*
+COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)    # index: NFT_CMP_*
 NFT_CONTINUE = 0xFFFFFFFF
 KNOWN = (nft.NF_ACCEPT, nft.NF_DROP, nft.NFT_JUMP, nft.NFT_GOTO, nft.NFT_RETURN, NFT_CONTINUE)
 SOURCES = {field[:2] for field in (nft_rules.IP_SADDR, nft_rules.IP6_SADDR)}
-HARMLESS = ("log", "limit", "quota", "connlimit", "last")      # expressions without a verdict
+HARMLESS = ("log", "limit", "quota", "connlimit", "last")      # expressions that give no verdict
 REGISTER_BYTES = 64
 
 
 class Unknown(Exception):
-    """The rules need something that this module does not know. The text of the exception names it."""
+    """A rule uses an expression, field or verdict that this module does not know. The text names it."""
 
 
 class Packet:
-    """The properties of a packet that rules can read; a missing entry is unknown.
+    """The fields of a packet that rules can read. A field without an entry is unknown.
 
-    meta: {NFT_META_*: bytes}. headers: {NFT_PAYLOAD_*: bytes}, which end with the packet. ct: {NFT_CT_*: bytes}.
+    meta: {NFT_META_*: bytes}. headers: {NFT_PAYLOAD_*: the packet's bytes from this header to the end}. ct: {NFT_CT_*:
+    bytes}.
     """
 
     __slots__ = ("ct", "headers", "meta")
@@ -48,8 +49,9 @@ class Packet:
 
 
 class Outcome:
-    """The result of a walk. code: NF_ACCEPT or NF_DROP. chain, comment: of the rule that decided; the base chain's
-    name and "" if its policy did. missed: [(map, key)] of the verdict maps that had no element for the packet."""
+    """The result of walk(). code: NF_ACCEPT or NF_DROP. chain, comment: the chain and comment of the rule that decided;
+    if the base chain's policy decided, the base chain and "". missed: [(map, key)] of the maps that had no element for
+    the packet."""
 
     __slots__ = ("chain", "code", "comment", "missed")
 
@@ -58,7 +60,7 @@ class Outcome:
 
 
 def walk(table: Table, base: str, packet: Packet) -> Outcome:
-    """Return the outcome of the base chain `base` for a packet. Raises Unknown."""
+    """Return the Outcome of the base chain `base` for a packet. Raises Unknown."""
     walker = _Walker(table, packet)
     decided = walker.run(base)
     if decided:
@@ -67,11 +69,11 @@ def walk(table: Table, base: str, packet: Packet) -> Outcome:
 
 
 def refuses(table: Table, base: str, packet: Packet) -> tuple[bool, str, int] | None:
-    """Return (certain, chain, handle) of the rule by which the base chain `base` drops a packet, None if none does.
+    """Return (certain, chain, handle) of the rule by which the base chain `base` drops a packet; None if no rule does.
 
-    The walk skips a rule that compares an unknown field of the packet. If such a rule may let the packet pass, a later
-    rule that drops is not certain. If such a rule drops, and asks for the packet's source as well, the rule itself is
-    returned, as not certain.
+    The walk skips a rule that compares an unknown field of the packet. If a skipped rule may accept the packet,
+    `certain` is False for a later rule that drops the packet. If no other rule drops the packet, but a skipped rule
+    drops packets and also compares their source, the result is the skipped rule, with `certain` False.
     """
     walker = _Cautious(table, packet)
     decided = walker.run(base)
@@ -88,7 +90,7 @@ class _Walker:
         self.missed: list[tuple[str, bytes]] = []
 
     def run(self, name: str) -> tuple[int, str, str] | None:
-        """Return (code, chain, comment) if a rule decides, None at the end of the chain."""
+        """Return (code, chain, comment) of the rule that decides; None if the packet gets to the end of the chain."""
         for rule in self.table.chains[name].rules:
             verdict = self.verdict_of(rule)
             if verdict is None or verdict.code == NFT_CONTINUE:
@@ -105,7 +107,7 @@ class _Walker:
         return None
 
     def verdict_of(self, rule: Rule) -> Verdict | None:
-        """Return the rule's verdict, None if the rule does not match."""
+        """Return the rule's verdict; None if the rule does not match or has no verdict."""
         self.verdict = None
         for name, fields in rule.expressions:
             step = self.steps.get(name)
@@ -133,8 +135,8 @@ class _Walker:
 
 
 class _Cautious(_Walker):
-    """unsure: a rule that was passed over may let the packet pass. last: the handle of the latest rule. possibly: what
-    refuses() returns for the rules that were passed over."""
+    """A walk that skips rules with unknown parts, for refuses(). unsure: whether a skipped rule may accept the packet.
+    last: the handle of the last rule with a verdict. possibly: results of refuses() for skipped rules."""
 
     def __init__(self, table: Table, packet: Packet) -> None:
         super().__init__(table, packet)
@@ -171,20 +173,20 @@ def may_drop(rule: Rule) -> bool:
 
 
 def decides(rule: Rule) -> bool:
-    """Return whether the rule has a verdict, or leads elsewhere."""
+    """Return whether the rule may have a verdict, or may lead to another chain."""
     return any((name not in STEPS and name not in HARMLESS) or (name == "lookup" and 3 in fields)
                or (name == "immediate" and number(fields, 1) == nft_rules.NFT_REG_VERDICT)
                for name, fields in rule.expressions)
 
 
 def asks_for_source(rule: Rule) -> bool:
-    """Return whether the rule asks for the link that has received the packet, or for the source address."""
+    """Return whether the rule compares the input link (iifname) or the source address of the packet."""
     return any((name == "meta" and number(fields, 2) == nft_rules.NFT_META_IIFNAME) or (name == "payload" and (
         number(fields, 2), number(fields, 3)) in SOURCES) for name, fields in rule.expressions)
 
 
 def place(register: int) -> int:
-    """Return the offset in bytes of NFT_REG_1 to NFT_REG_4 or NFT_REG32_00 to NFT_REG32_15."""
+    """Return the byte offset of a register: NFT_REG_1 to NFT_REG_4, or NFT_REG32_00 to NFT_REG32_15. Raises Unknown."""
     if nft_rules.NFT_REG32_00 <= register < nft_rules.NFT_REG32_00 + REGISTER_BYTES // 4:
         return (register - nft_rules.NFT_REG32_00) * 4
     if not 1 <= register <= 4:
@@ -193,18 +195,18 @@ def place(register: int) -> int:
 
 
 def number(fields: Fields, kind: int, missing: int = 0) -> int:
-    """Return an attribute of 32 bits."""
+    """Return the attribute `kind`, a 32-bit number; `missing` if the attribute is not there."""
     return int.from_bytes(fields[kind], "big") if kind in fields else missing
 
 
-# Expressions: each returns whether the rule goes on. Numbers of attributes as in kernel/nft_rules.py -----------------
+# One function for each expression. Returns whether the packet matches. Attribute numbers: kernel/nft_rules.py ---------
 
 def _meta(walker: _Walker, fields: Fields) -> bool:
     key = number(fields, 2)
     if key == nft_rules.NFT_META_MARK and 3 in fields:          # 3: the register with the new mark
         walker.packet.meta = {**walker.packet.meta, key: walker.load(number(fields, 3), 4)}
         return True
-    if 1 not in fields or key not in walker.packet.meta:            # 1: without a destination it sets a property
+    if 1 not in fields or key not in walker.packet.meta:            # 1: the destination; without it, meta writes
         raise Unknown(f"meta key {key}")
     walker.store(number(fields, 1), walker.packet.meta[key])
     return True
@@ -212,7 +214,7 @@ def _meta(walker: _Walker, fields: Fields) -> bool:
 
 def _ct(walker: _Walker, fields: Fields) -> bool:
     key = number(fields, 2)
-    if 1 not in fields or 3 in fields or key not in walker.packet.ct:       # 3: of one direction
+    if 1 not in fields or 3 in fields or key not in walker.packet.ct:       # 3: a direction
         raise Unknown(f"ct key {key}")
     walker.store(number(fields, 1), walker.packet.ct[key])
     return True
@@ -274,7 +276,7 @@ def _lookup(walker: _Walker, fields: Fields) -> bool:
 
 
 def look_up(nft_set: Set, key: bytes) -> tuple[bool, bytes | Verdict | None]:
-    """Return (whether the set has an element for the key, its value)."""
+    """Return (whether the set has an element for the key, the element's value in a map). Raises Unknown."""
     if any(element.flags & NFT_SET_ELEM_CATCHALL for element in nft_set.elements.values()):
         raise Unknown("catch-all element")
     element = nft_set.elements.get(key)
@@ -296,7 +298,8 @@ def look_up(nft_set: Set, key: bytes) -> tuple[bool, bytes | Verdict | None]:
 
 
 def in_fields(fields: list[int], first: bytes, key: bytes, last: bytes | None) -> bool:
-    """Return whether each part of a concatenation is in its range."""
+    """Return whether each part of `key`, a concatenation, is between the same parts of `first` and `last`. fields: the
+    sizes of the parts, bytes."""
     at = 0
     for size in fields:
         part = slice(at, at + size)
@@ -312,7 +315,8 @@ def _immediate(walker: _Walker, fields: Fields) -> bool:
 
 
 def _dynset(walker: _Walker, fields: Fields) -> bool:
-    """Add or update an element: no change for this packet, unless the element has an expression, as a limit."""
+    """Match: adding or updating an element has no effect on this packet, unless the element has an expression, such as
+    a limit."""
     if fields.keys() & {7, 10}:         # NFTA_DYNSET_EXPR, NFTA_DYNSET_EXPRESSIONS
         raise Unknown("dynset with an expression")
     return True
