@@ -1,14 +1,15 @@
-"""Policies of Calico in its tier `default`: GlobalNetworkPolicy and NetworkPolicy.
+"""Convert policies of Calico in its tier `default`: GlobalNetworkPolicy and NetworkPolicy.
 
-Calico asks the policies of the tier in order of `order`; NetworkPolicies of Kubernetes have the order 1000. The first
-rule that matches decides. If none matches, a pod that any policy of the tier selects is closed. So a policy becomes
+Calico applies the policies of the tier sorted by `order`; NetworkPolicies of Kubernetes have the order 1000. The first
+rule that matches decides. If no rule matches, and a policy of the tier selects the pod, Calico denies the connection.
+So a policy becomes
 
-- a NetworkPolicy, if the policy is of a namespace and has allowing rules only;
-- else a ClusterNetworkPolicy of tier Admin with the rules, and a document that closes the rest: for a policy of a
-  namespace a NetworkPolicy without rules, for a global policy a ClusterNetworkPolicy of tier Baseline.
+- a NetworkPolicy, if the policy is in a namespace and has only allowing rules;
+- otherwise a ClusterNetworkPolicy of tier Admin with the rules, and a document that denies all other connections: for
+  a policy in a namespace a NetworkPolicy without rules, for a global policy a ClusterNetworkPolicy of tier Baseline.
 
 A policy without `order` comes after Kubernetes' NetworkPolicies. Its `Deny` becomes `Pass`: connections that a
-NetworkPolicy allows stay open, and the last policies close all other connections.
+NetworkPolicy allows stay allowed, and the document of the second kind denies all other connections.
 Source: https://docs.tigera.io/calico/latest/reference/resources/globalnetworkpolicy
 """
 
@@ -35,10 +36,10 @@ PODS_ONLY = "selectors match pods only; in Calico they also match host endpoints
 
 
 class Policy:
-    """One policy, and the documents that it is converted to."""
+    """A policy of Calico, and the documents to which it is converted."""
 
     def __init__(self, document: dict[str, Any]) -> None:
-        """Read all but the rules. Raises PolicyError."""
+        """Read the policy without its rules. Raises PolicyError."""
         it, _, self.name, namespace = open_document(document["kind"], document)
         self.own = "" if document["kind"] == "GlobalNetworkPolicy" else namespace
         it.what = f"{document['kind']} {f'{self.own}/' if self.own else ''}{self.name} of Calico"
@@ -57,12 +58,12 @@ class Policy:
         self.directions = read_types(self.spec)
 
     def deny(self) -> str:
-        """Return the action of a ClusterNetworkPolicy that stands for Calico's Deny."""
+        """Return the action of a ClusterNetworkPolicy for Calico's Deny: Deny; Pass for a policy without an order."""
         return DENIED if self.priority < MAX_PRIORITY else PASS
 
     def rules(self, direction: str) -> list[CalicoRule] | None:
-        """Read the rules of a direction; None if it cannot be converted. Allowing rules that cannot be read are left
-        out."""
+        """Return the rules of a direction; None if the direction cannot be converted. Allowing rules that cannot be
+        converted are left out. Each such case is reported in the errors."""
         try:
             found = self.spec.each(direction.lower(), lambda it: self.rule(it, direction))
             rules = [rule for rule in found if rule and rule.peers != ()]
@@ -93,8 +94,9 @@ class Policy:
         return rule
 
     def without_passed(self, rules: list[CalicoRule], direction: str) -> list[CalicoRule]:
-        """Leave out of a namespace's policy each allowing rule that only a NetworkPolicy can express, if a Deny that
-        becomes Pass comes before. The NetworkPolicy would allow what Pass lets through."""
+        """Return the rules of a policy in a namespace without those that would allow too much: allowing rules after a
+        Deny that becomes Pass, if only a NetworkPolicy can express them. The NetworkPolicy would also allow connections
+        that the Deny matches."""
         passes = False
         left = []
         for rule in rules:
@@ -107,8 +109,8 @@ class Policy:
         return left
 
     def without_outside(self, rules: list[CalicoRule], direction: str) -> list[CalicoRule]:
-        """Refuse a global policy whose ingress rules close the rest: a ClusterNetworkPolicy cannot close what comes
-        from outside of the cluster. Raises PolicyError."""
+        """Return the rules of a global policy. Raises PolicyError if the ingress rules do not end with a rule for all
+        connections: a ClusterNetworkPolicy cannot deny connections from outside the cluster."""
         if direction != INGRESS:
             return rules
         if not rules or not rules[-1].is_all:
@@ -143,21 +145,22 @@ class Policy:
         return self.found
 
     def put_policy(self, rules: dict[str, list[CalicoRule]]) -> None:
-        """Add a NetworkPolicy with these rules, which closes the rest."""
+        """Add a NetworkPolicy with these rules. It denies all other connections of these directions."""
         self.found.documents.append(network_policy(
             self.own, self.name, label_selector(self.pods.pods),
             **{direction.lower(): [rule.policy_rule(direction, self.own) for rule in each]
                for direction, each in rules.items()}))
 
     def put_admin(self, rules: dict[str, list[CalicoRule]]) -> None:
-        """Add a ClusterNetworkPolicy with these rules. put_policy() has the allowing rules that it cannot express."""
+        """Add a ClusterNetworkPolicy of tier Admin with these rules, without the rules that it cannot express. For a
+        policy in a namespace, put_policy() writes those, which are all allowing rules."""
         found: dict[str, list[dict[str, Any]]] = {}
         for direction, each in rules.items():
             written = found[direction.lower()] = []
             for rule in each:
                 if not rule.inexpressible(direction):
                     written += rule.cluster_rules(direction, self.deny() if rule.action == DENY else ACCEPT)
-                elif not self.own:              # Allow from anywhere, at the end
+                elif not self.own:              # the last rule: Allow from anywhere
                     written.append({"action": ACCEPT, "from": [{"namespaces": {}}]})
                 elif any(later.action == DENY for later in each[each.index(rule):]):
                     self.note(f"{rule.path}: a NetworkPolicy allows this; the Deny rules of the policy come before it")
@@ -166,7 +169,8 @@ class Policy:
             self.found.documents.append(cluster_policy(name, ADMIN, self.priority, self.pods.cluster_peer(), **found))
 
     def put_baseline(self, rules: dict[str, list[CalicoRule]]) -> None:
-        """Add a ClusterNetworkPolicy that closes the rest; for ingress what Pass let through."""
+        """Add a ClusterNetworkPolicy of tier Baseline that denies the other egress connections, and the ingress
+        connections of Deny rules that became Pass."""
         everything = CalicoRule("", DENY, None, ())
         closed = {}
         for direction, each in rules.items():
@@ -180,12 +184,12 @@ class Policy:
 
 
 def convert(document: dict[str, Any]) -> Conversion:
-    """Convert a document. Raises PolicyError."""
+    """Convert a GlobalNetworkPolicy or NetworkPolicy of Calico. Raises PolicyError."""
     return Policy(document).convert()
 
 
 def read_order(spec: Reader) -> int:
-    """Return the priority for the key `order`. A policy without an order is the last one."""
+    """Return the priority for the key `order`; MAX_PRIORITY, the last, for a policy without an order."""
     order = spec.value.get("order")
     if order is None:
         return MAX_PRIORITY
@@ -195,7 +199,7 @@ def read_order(spec: Reader) -> int:
 
 
 def read_subject(spec: Reader, own: str) -> Pods:
-    """Read the pods that the policy selects."""
+    """Return the pods that the policy selects. own: the policy's namespace; "" for a global policy."""
     if len(found := read_pods(spec, own)) != 1:
         spec.wrong("has alternatives (||): write a policy for each" if found else "selects nothing", "selector")
     if own and found[0].namespaces != in_namespace(own):
@@ -204,7 +208,8 @@ def read_subject(spec: Reader, own: str) -> Pods:
 
 
 def read_types(spec: Reader) -> list[str]:
-    """The directions. Without `types`: those that have rules; without rules Ingress."""
+    """Return the directions that the policy restricts: those in `types`; without `types` those with rules; without
+    rules Ingress."""
     kinds = spec.get("types", list, [])
     for kind in kinds:
         if kind not in DIRECTIONS:

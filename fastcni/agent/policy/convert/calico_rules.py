@@ -1,4 +1,4 @@
-"""Rules of Calico's policies as small records, and the rules that are written for them."""
+"""Read rules of Calico's policies into small records, and write the records as rules of Kubernetes' policies."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 ALLOW, DENY, LOG = "Allow", "Deny", "Log"
-NAMESPACE_LABEL = "projectcalico.org/namespace"         # of pods
-NAMESPACE_NAME = "projectcalico.org/name"               # of namespaces
-KUBERNETES = Requirement("projectcalico.org/orchestrator", IN, frozenset(["k8s"]))      # a label of all pods
-SPECIAL = ("projectcalico.org/", "pcns.", "pcsa.")      # labels that Calico gives endpoints, and others do not
+NAMESPACE_LABEL = "projectcalico.org/namespace"         # Calico's label of pods: their namespace
+NAMESPACE_NAME = "projectcalico.org/name"               # Calico's label of namespaces: their name
+KUBERNETES = Requirement("projectcalico.org/orchestrator", IN, frozenset(["k8s"]))      # all pods have this label
+SPECIAL = ("projectcalico.org/", "pcns.", "pcsa.")      # prefixes of labels that only Calico sets
 EVERYWHERE: tuple[Network, ...] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
 NUMBERS = {str(number): name for name, number in PROTOCOLS.items()}
 PORT_NUMBER = re.compile("[0-9]{1,5}")
-PORT_RANGE = 2                                          # numbers in "80:90"
+PORT_RANGE = 2                                          # a range has two numbers: "80:90"
 
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """Pods by requirements of their namespaces' labels and of their own."""
+    """Pods by requirements on the labels of their namespaces and on their own labels."""
 
     namespaces: Alternative
     pods: Alternative
 
     def cluster_peer(self) -> dict[str, Any]:
-        """The pods as a subject or peer of a ClusterNetworkPolicy."""
+        """Return the pods as a subject or peer of a ClusterNetworkPolicy."""
         if not self.pods:
             return {"namespaces": label_selector(self.namespaces)}
         return {"pods": {"namespaceSelector": label_selector(self.namespaces),
                          "podSelector": label_selector(self.pods)}}
 
     def policy_peer(self, own: str) -> dict[str, Any]:
-        """The pods as a peer of a NetworkPolicy of the namespace `own`."""
+        """Return the pods as a peer of a NetworkPolicy in the namespace `own`."""
         pods = {"podSelector": label_selector(self.pods)}
         if self.namespaces == in_namespace(own):
             return pods
@@ -56,7 +56,7 @@ class Pods:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A network less some networks within it."""
+    """A network without the networks `excepted` within it."""
 
     network: Network
     excepted: tuple[Network, ...] = ()
@@ -66,7 +66,7 @@ class Block:
         return {"ipBlock": {"cidr": str(self.network), **excepted}}
 
     def networks(self) -> list[str]:
-        """The networks without those that are excepted."""
+        """Return the CIDRs that together cover the network without the excepted networks."""
         left: list[Any] = [self.network]
         for gone in self.excepted:
             left = [part for each in left for part in (
@@ -76,7 +76,8 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """protocol: "TCP". Ports from `first` to `last`; all of the protocol: 0 and 0; or by name."""
+    """Ports of a protocol, such as "TCP": the numbers `first` to `last`, or the ports that pods call `name`. With first
+    and last 0 and no name: all ports."""
 
     protocol: str
     first: int = 0
@@ -95,7 +96,8 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class CalicoRule:
-    """path: where the rule stands. peers: None for anywhere; empty: the rule matches nothing. ports: empty for all."""
+    """A rule of a Calico policy. path: the rule's place in the document. action: ALLOW or DENY. peers: None: any peer;
+    (): the rule matches nothing. ports: (): all ports and protocols."""
 
     path: str
     action: str
@@ -108,11 +110,11 @@ class CalicoRule:
 
     @property
     def selects(self) -> bool:
-        """Whether the rule names pods by selectors."""
+        """Whether the rule has peers by selectors of pods."""
         return any(isinstance(peer, Pods) for peer in self.peers or ())
 
     def inexpressible(self, direction: str) -> str:
-        """Return why no rule of a ClusterNetworkPolicy matches the same connections, "" if one does."""
+        """Return why no rule of a ClusterNetworkPolicy can match the same connections; "" if a rule can."""
         if any(port.name for port in self.ports):
             return "a ClusterNetworkPolicy has no names of ports of one protocol"
         if direction == INGRESS and (self.peers is None or any(isinstance(peer, Block) for peer in self.peers)):
@@ -120,8 +122,8 @@ class CalicoRule:
         return ""
 
     def cluster_rules(self, direction: str, action: str) -> Iterator[dict[str, Any]]:
-        """Yield the rules of a ClusterNetworkPolicy that match the same connections: one, or several because of the
-        API's limits."""
+        """Yield the rules of a ClusterNetworkPolicy that match the same connections. A rule with more than MAX_ITEMS
+        peers or ports becomes several rules."""
         key = "from" if direction == INGRESS else "to"
         found: list[dict[str, Any]] = []
         for peer in self.peers if self.peers is not None else map(Block, EVERYWHERE):
@@ -140,7 +142,7 @@ class CalicoRule:
 
 
 def merged(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the same peers, with the networks in as few peers as possible."""
+    """Return the same peers, but with all networks in as few peers as possible."""
     networks = [text for peer in peers for text in peer.get("networks", ())]
     return [*(peer for peer in peers if "networks" not in peer), *({"networks": part} for part in batched(networks))]
 
@@ -158,7 +160,7 @@ def in_namespace(name: str) -> Alternative:
 # Documents -------------------------------------------------------------------------------------------------------
 
 def read_rule(reader: Reader, direction: str, own: str) -> CalicoRule:
-    """Read a rule. own: the policy's namespace, "" of a GlobalNetworkPolicy. Raises PolicyError."""
+    """Read a rule of a Calico policy. own: the policy's namespace; "" in a GlobalNetworkPolicy. Raises PolicyError."""
     reader.only("action", "metadata", "protocol", "ipVersion", "source", "destination")
     peer, here = ("source", "destination") if direction == INGRESS else ("destination", "source")
     if (end := reader.part(here)) and (foreign := [key for key in end.value
@@ -177,7 +179,8 @@ def read_rule(reader: Reader, direction: str, own: str) -> CalicoRule:
 
 
 def read_peers(reader: Reader, own: str, version: int) -> tuple[Pods | Block, ...]:
-    """Read the peers that a source or destination matches."""
+    """Read the peers of a rule from its key `source` or `destination`. own: see read_rule(). version: the rule's
+    ipVersion, or 0."""
     reader.only("nets", "notNets", "selector", "notSelector", "namespaceSelector", "ports")
     nets, excepted = ([read_net(reader, key, text) for text in reader.get(key, list, [])]
                       for key in ("nets", "notNets"))
@@ -199,8 +202,8 @@ def read_net(reader: Reader, key: str, text: Any) -> Network:
 
 
 def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
-    """Return the blocks of `nets` without the networks `excepted`, of one IP version unless `version` is 0. If networks
-    are excepted, Calico makes no rule for an IP version without an excepted network."""
+    """Return the blocks of `nets` without the networks `excepted`. version: 4 or 6 for one IP version, 0 for both. With
+    excepted networks, Calico makes rules only for the IP versions of these networks."""
     found = []
     for net in nets or EVERYWHERE:
         within = [each for each in excepted if each.version == net.version]
@@ -210,8 +213,8 @@ def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
 
 
 def read_pods(reader: Reader, own: str) -> tuple[Pods, ...]:
-    """Read the selectors of a policy, a source or a destination. own: the namespace if no selector names a
-    namespace."""
+    """Read the pods that the selectors of a policy, source or destination match. own: the namespace that counts if no
+    namespaceSelector is there; "": all namespaces."""
     found = [namespaced(namespaces, pods, reader) for namespaces in read_namespaces(reader, own)
              for pods in both(read_selector(reader, "selector"), read_selector(reader, "notSelector", negated=True))]
     return tuple(dict.fromkeys(found))
@@ -226,7 +229,8 @@ def read_namespaces(reader: Reader, own: str) -> list[Alternative]:
 
 
 def read_selector(reader: Reader, key: str, *, negated: bool = False) -> list[Alternative]:
-    """Read the alternatives of a selector. A missing selector matches everything, or excludes nothing."""
+    """Read the alternatives of the selector `key`. A missing selector matches everything; if `negated`, it excludes
+    nothing."""
     if negated and reader.value.get(key) is None:
         return [()]
     try:
@@ -236,7 +240,8 @@ def read_selector(reader: Reader, key: str, *, negated: bool = False) -> list[Al
 
 
 def namespaced(namespaces: Alternative, pods: Alternative, reader: Reader) -> Pods:
-    """Turn a requirement on the pods' label with the namespace's name into one on the namespace's labels."""
+    """Return the Pods of two alternatives. A requirement on NAMESPACE_LABEL, a label of pods, becomes a requirement on
+    the namespace's label NAME_LABEL."""
     moved = tuple(Requirement(NAME_LABEL, one.operator, one.values) for one in pods if one.key == NAMESPACE_LABEL)
     left = tuple(checked(one, reader, "selector") for one in pods if one.key != NAMESPACE_LABEL and one != KUBERNETES)
     return Pods(tuple(dict.fromkeys((*namespaces, *moved))), left)
@@ -249,7 +254,7 @@ def checked(one: Requirement, reader: Reader, key: str) -> Requirement:
 
 
 def read_ports(reader: Reader) -> tuple[Port, ...]:
-    """Read a rule's protocol and the destination's ports."""
+    """Read the ports of a rule from its keys `protocol` and `destination.ports`; () for all ports and protocols."""
     text = reader.value.get("protocol")
     protocol = NUMBERS.get(str(text), str(text).upper())
     destination = reader.part("destination")
@@ -262,7 +267,7 @@ def read_ports(reader: Reader) -> tuple[Port, ...]:
 
 
 def read_port(reader: Reader, protocol: str, port: Any) -> Port:
-    """Read 80, "80", "80:90" or the name of a port."""
+    """Read an item of `ports`: 80, "80", "80:90" or the name of a port."""
     text = str(port) if isinstance(port, int | str) and not isinstance(port, bool) else ""
     ends = [int(end) if PORT_NUMBER.fullmatch(end) else -1 for end in text.split(":")]
     if len(ends) <= PORT_RANGE and 0 < ends[0] <= ends[-1] <= MAX_PORT:

@@ -3,8 +3,8 @@
     alternatives("app == 'web' && tier in {'a', 'b'} || has(old)")
     [(app In web, tier In a b), (old Exists)]
 
-A selector of Kubernetes has no `||`, so the result is a list of alternatives. In each, all requirements have to hold.
-Language: https://docs.tigera.io/calico/latest/reference/resources/networkpolicy#selectors
+A selector of Kubernetes has no `||`, so the result is a list of alternatives. An alternative matches if all its
+requirements match. Language: https://docs.tigera.io/calico/latest/reference/resources/networkpolicy#selectors
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     Tree = tuple[str, Any]      # ("and" or "or", list of trees), ("not", tree), ("is", requirement), ("all", None)
 
 MAX_CHARACTERS = 4096
-MAX_DEPTH = 32                          # of parentheses and negations
-MAX_ALTERNATIVES = 25                   # peers of a rule in a ClusterNetworkPolicy
+MAX_DEPTH = 32                          # levels of parentheses and negations
+MAX_ALTERNATIVES = 25                   # a rule of a ClusterNetworkPolicy has at most 25 peers
 TOKEN = re.compile(r"""\s*(?:(?P<symbol>&&|\|\||==|!=|[!(){},])|(?P<text>"[^"]*"|'[^']*')"""
                    r"""|(?P<word>[A-Za-z0-9_./-]+)|(?P<end>\Z))""")
 COMPLEMENTS = {IN: NOT_IN, NOT_IN: IN, EXISTS: DOES_NOT_EXIST, DOES_NOT_EXIST: EXISTS}
-UNKNOWN = {"contains": "contains", "starts": "starts with", "ends": "ends with"}       # to selectors of Kubernetes
+UNKNOWN = {"contains": "contains", "starts": "starts with", "ends": "ends with"}       # Kubernetes has no such operator
 
 
 class SelectorError(ValueError):
-    """A selector that cannot be read, or that a selector of Kubernetes cannot express."""
+    """A Calico selector cannot be read, or no selector of Kubernetes can express it."""
 
 
 def alternatives(text: str, *, negated: bool = False) -> list[Alternative]:
-    """Read a selector; "" matches everything. Raises SelectorError."""
+    """Return the alternatives of a Calico selector, or of its negation; "" matches everything. Raises SelectorError."""
     if not text.strip():
         text = "all()"
     if len(text) > MAX_CHARACTERS:
@@ -44,7 +44,7 @@ def alternatives(text: str, *, negated: bool = False) -> list[Alternative]:
 
 
 def expand(tree: Tree, negated: bool) -> list[Alternative]:
-    """Bring a tree into alternatives. Raises SelectorError."""
+    """Return the alternatives of a tree; with `negated`, of its negation. Raises SelectorError."""
     kind, value = tree
     if kind == "all":
         return [] if negated else [()]
@@ -62,12 +62,12 @@ def expand(tree: Tree, negated: bool) -> list[Alternative]:
 
 
 def both(one: Iterable[Alternative], other: list[Alternative]) -> list[Alternative]:
-    """Return the alternatives that match both. Raises SelectorError."""
+    """Return the alternatives that match what `one` and `other` both match. Raises SelectorError."""
     return bounded((*left, *right) for left in one for right in other)
 
 
 def bounded(found: Iterable[Alternative]) -> list[Alternative]:
-    """Raises SelectorError."""
+    """Return the alternatives without duplicates. Raises SelectorError if there are more than MAX_ALTERNATIVES."""
     first = [tuple(dict.fromkeys(each)) for each in itertools.islice(found, MAX_ALTERNATIVES + 1)]
     if len(first) > MAX_ALTERNATIVES:
         raise SelectorError(f"has more than {MAX_ALTERNATIVES} alternatives")
@@ -75,7 +75,7 @@ def bounded(found: Iterable[Alternative]) -> list[Alternative]:
 
 
 def label_selector(requirements: Iterable[Requirement]) -> dict[str, Any]:
-    """Write a selector of Kubernetes."""
+    """Return the Kubernetes LabelSelector of an alternative: matchLabels and matchExpressions."""
     labels: dict[str, str] = {}
     expressions = []
     for each in requirements:
@@ -88,7 +88,7 @@ def label_selector(requirements: Iterable[Requirement]) -> dict[str, Any]:
 
 
 class Parser:
-    """Reads one selector into a tree."""
+    """Reads a Calico selector into a Tree."""
 
     def __init__(self, text: str) -> None:
         self.tokens: list[tuple[str, str]] = []
@@ -133,7 +133,7 @@ class Parser:
         return ("is", self.comparison(key))
 
     def call(self, name: str) -> Tree:
-        """all() or has(label), behind the parenthesis."""
+        """Read the rest of `all()` or `has(label)` after the opening parenthesis. name: "all" or "has"."""
         if name == "has":
             key = self.need("word")
             self.need("symbol", ")")
@@ -144,7 +144,7 @@ class Parser:
         return ("all", None)
 
     def comparison(self, key: str) -> Requirement:
-        """Read the rest of a requirement behind a label's name. != and `not in` also match objects without the
+        """Read the rest of a requirement after the label's name `key`. `!=` and `not in` also match objects without the
         label."""
         for symbol, operator in (("==", IN), ("!=", NOT_IN)):
             if self.take("symbol", symbol):
@@ -168,14 +168,14 @@ class Parser:
         return self.need("text")[1:-1]
 
     def take(self, kind: str, text: str) -> bool:
-        """Return whether the next token is this one, and pass over it if so."""
+        """If the next token has this kind and text, skip the token and return True."""
         if self.tokens[-1] != (kind, text):
             return False
         self.tokens.pop()
         return True
 
     def need(self, kind: str, text: str = "") -> str:
-        """Pass over the next token, and return it."""
+        """Skip the next token and return its text. Raises SelectorError if the token has another kind or text."""
         if self.tokens[-1][0] != kind or text not in ("", self.tokens[-1][1]):
             self.wrong(text or {"word": "the name of a label", "text": "a value in quotes"}[kind])
         return self.tokens.pop()[1]
