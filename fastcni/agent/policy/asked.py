@@ -48,7 +48,8 @@ class Sources:
 @dataclass(frozen=True, slots=True)
 class Direction:
     """The decisions on one direction. read: whether the policies could be read. policies: their decision; None: no
-    policy applies, so the direction is allowed. kernel: the kernel's decision; None: another node's kernel decides."""
+    policy applies, so the direction is allowed. kernel: the kernel's decision; None: this node's kernel does not decide
+    on this direction."""
 
     read: bool
     policies: Reason | None
@@ -56,7 +57,7 @@ class Direction:
 
     @property
     def verdict(self) -> int:
-        """ALLOWED, DENIED, UNKNOWN or DIFFERS."""
+        """The verdict on this direction: ALLOWED, DENIED, UNKNOWN or DIFFERS."""
         said = self.policies is None or self.policies.allowed
         if self.kernel is None:
             return UNKNOWN if not self.read else ALLOWED if said else DENIED
@@ -78,7 +79,7 @@ class Answer:
 
     @property
     def verdict(self) -> int:
-        """ALLOWED, DENIED, UNKNOWN or DIFFERS."""
+        """The verdict on the connection: ALLOWED, DENIED, UNKNOWN or DIFFERS."""
         found = [each.verdict for each in self.directions.values()]
         found += [Direction(False, None, each).verdict for each in self.more.values()]
         return next((each for each in (DIFFERS, UNKNOWN, DENIED) if each in found), ALLOWED)

@@ -102,12 +102,12 @@ class AttachedCompiler(Compiler):
         return super().take()
 
     def expect(self, attachment: Attachment) -> None:
-        """Keep an ADD for the next settle(). Before that call, `attachments` and `state` lack the attachment."""
+        """Store an ADD for the next settle(). Before that call, `attachments` and `state` lack the attachment."""
         self.sequence = max(self.sequence, attachment.sequence)
         self._expected.append(attachment)
 
     def settle(self) -> None:
-        """Record the ADDs that expect() has kept."""
+        """Record the ADDs that expect() has stored since the last call."""
         expected, self._expected = self._expected, []
         for it in expected:
             self.replaced += self.attach(it)

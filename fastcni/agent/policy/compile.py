@@ -5,7 +5,7 @@
     change = it.take()                          # ruleset.py writes the Change to the kernel
 
 The compiler compares a new pod only with the groups that its labels may match, not with all policies (groups.py). A
-changed label changes elements of sets and maps; only a changed policy changes rules.
+changed label changes elements of sets and maps; only a changed policy changes the chains of policies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     Element = tuple[str, bytes]                 # (set, key)
 
 DIRECTIONS = (INGRESS, EGRESS)
-LEADING = (*((PREFIXES[direction], direction) for direction in DIRECTIONS), (TO_NODE, EGRESS))     # maps
+LEADING = (*((PREFIXES[direction], direction) for direction in DIRECTIONS), (TO_NODE, EGRESS))     # (map, direction)
 
 
 class Compiler:
@@ -66,12 +66,12 @@ class Compiler:
         self._journal = Journal(self.state)
         self._groups = Groups(self.cluster)
         self.egress = EgressIndex(self.cluster, self._groups)
-        self._compiled: dict[tuple[str, str], Compiled] = {}        # by (policy key, direction)
+        self._compiled: dict[tuple[str, str], Compiled] = {}        # {(policy key, direction): ...}
         self._selecting: dict[Group, set[str]] = {}                 # keys of the policies that select a group
         self._used: Counter[str] = Counter()                        # uses of a set by chains, of a chain by elements
-        self._held: dict[str, Counter[bytes]] = {name: Counter() for name in PORT_SETS}     # uses of each key, by set
-        self._local: dict[bytes, set[str]] = {}                     # keys of this node's pods, by address
-        self._nodes: dict[str, Selector] = {}                       # of nodes, by the name of their address set
+        self._held: dict[str, Counter[bytes]] = {name: Counter() for name in PORT_SETS}     # {set: uses of each key}
+        self._local: dict[bytes, set[str]] = {}                     # {address: keys of this node's pods}
+        self._nodes: dict[str, Selector] = {}                       # {set of nodes' addresses: selector of the nodes}
         self._tiers: dict[str, tuple[str, ...]] = {}                # {tier chain: keys of its policies, in order}
         self._reaching: set[str] = set()                            # keys of policies whose rules may match nodes
 
@@ -204,7 +204,7 @@ class Compiler:
 
     def _isolate(self, addresses: Iterable[bytes]) -> None:
         """Put the map elements that lead the packets of these addresses to the chains of their pods' policies."""
-        known: dict[frozenset[str], list[tuple[str, ...]]] = {}         # {pods: chains}, the same for all addresses
+        known: dict[frozenset[str], list[tuple[str, ...]]] = {}         # {keys of pods: the pods' chains}
         for packed in addresses:
             keys = frozenset(self._local.get(packed, ()))
             if keys not in known:

@@ -162,8 +162,8 @@ class Engine:
         restrict. Right after the ADD's answer, the caller calls commit(), which writes the pod's own rules.
 
         The kernel takes ten times as long for an element that leads to a chain as for an element that drops, because it
-        checks all chains for loops. One commit() writes the rules of all pods added since the last commit(). The next
-        cut ends connections of an earlier pod with the same addresses.
+        then checks all chains for loops. One commit() writes the rules of all pods added since the last commit(). The
+        next cut ends connections of an earlier pod with the same addresses.
         """
         self.changed = True
         self._added.update(attachment.addresses)

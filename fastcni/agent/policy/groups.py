@@ -76,7 +76,8 @@ class Groups:
 
 
 def place(group: Group) -> Place:
-    """Return a group's key in the index: its namespace, "" for any, and a label that all its pods have, or None."""
+    """Return a group's key in the index: (namespace, label). All pods of the group have this namespace and this label;
+    "" and None stand for any."""
     label = next(((one.key, next(iter(one.values))) for one in group.pods.requirements
                   if one.operator == IN and len(one.values) == 1), None)
     return group.namespace if isinstance(group.namespace, str) else "", label

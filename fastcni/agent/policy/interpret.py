@@ -1,5 +1,5 @@
-"""Compute from a State how the kernel's rules decide on a connection. cut.py finds with this module the connections
-that are no longer allowed. Tests compare this module with evaluate.py."""
+"""Compute from a State how the kernel's rules decide on a connection. With this module, cut.py finds the connections
+that are no longer allowed, and tests compare the rules with evaluate.py."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def allows(state: State, connection: Connection, source_port: int = 0, proxied: 
 
 
 def asks_for_lease(state: State, connection: Connection, source_port: int) -> bool:
-    """udp sport 68 udp dport 67 ip saddr @dhcp4"""
+    """Return whether the rule with `udp sport 68 udp dport 67 ip saddr @dhcp4` matches."""
     return (connection.protocol, source_port, connection.port) == (PROTOCOLS["UDP"], CLIENT, SERVER) and (
         connection.source in state.elements[DHCP4])
 
 
 def gives_lease(state: State, connection: Connection, source_port: int) -> bool:
-    """udp sport 67 udp dport 68 ip daddr @dhcp4"""
+    """Return whether the rule with `udp sport 67 udp dport 68 ip daddr @dhcp4` matches."""
     return (connection.protocol, source_port, connection.port) == (PROTOCOLS["UDP"], SERVER, CLIENT) and (
         connection.destination in state.elements[DHCP4])
 

@@ -52,8 +52,8 @@ class Leaving:
                 self._end(it)
 
     def keep_replaced(self) -> None:
-        """Remove the files of attachments that ADDs have replaced. If AttachedCompiler.attach() kept the attachment,
-        because its link still exists, write its file again."""
+        """Remove the files of attachments that ADDs have replaced. If attach() has left such an attachment in the
+        records, because its link still exists, write the attachment's file again."""
         while self.compiler.replaced:
             it = self.compiler.replaced.pop()
             if (now := self.compiler.attachments.get(it.id)) is None:

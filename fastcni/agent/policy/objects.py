@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}          # IPPROTO_*
 MAX_PORT = 65535
-MAPPED_PREFIX = 96              # bits before an IPv4 address in IPv6, ::ffff:192.0.2.1
+MAPPED_PREFIX = 96              # bits before the IPv4 address in ::ffff:192.0.2.1
 MAX_NAME, MAX_NAMESPACE = 253, 63
-MAX_ERROR = 800                 # characters
+MAX_ERROR = 800                 # characters of an error's text
 IN, NOT_IN, EXISTS, DOES_NOT_EXIST = "In", "NotIn", "Exists", "DoesNotExist"
 DIRECTIONS = INGRESS, EGRESS = "Ingress", "Egress"
 API_VERSION = "networking.k8s.io/v1"
@@ -64,7 +64,8 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Conditions on labels; all must hold. Without conditions, it matches everything. Equal selectors compare equal."""
+    """Conditions on labels, which must all hold. A selector without conditions matches everything. Selectors with the
+    same conditions are equal."""
 
     requirements: tuple[Requirement, ...] = ()
 
@@ -182,9 +183,8 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A pod. addresses: packed; () on the host's network, where policies do not apply. node: the pod's node, "" if
-    unknown. ports: the named ports, {(name, protocol): number}. uid: differs between pods with the same name.
-
-    key: "namespace/name", computed once, because it is a key of many dicts.
+    unknown. ports: the named ports, {(name, protocol): number}. uid: differs between pods with the same name. key:
+    "namespace/name", computed once, because it is a key of many dicts.
     """
 
     namespace: str
@@ -231,7 +231,7 @@ class Reader:
 
     def get(self, key: str, kind: type[Item], default: Item) -> Item:
         """Return the value of `key`; `default` if the value is null or the key is missing. Raises PolicyError if the
-        value has not the type `kind`."""
+        value has another type than `kind`."""
         value = self.value.get(key)
         if value is None:
             return default
@@ -423,7 +423,7 @@ def read_network(reader: Reader, key: str, text: Any) -> tuple[bytes, int]:
     except ValueError as e:
         reader.wrong(str(e), key)
     if ":" in text and len(packed) == 4 and int(text.rpartition("/")[2]) < MAPPED_PREFIX:
-        reader.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # it would be all of IPv4
+        reader.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # the block would be all of IPv4
     return addresses.network(packed, prefix), prefix
 
 

@@ -17,8 +17,9 @@ A node without tunnels has no such rule, because the rule makes each UDP packet 
         udp dport @tunnel-ports iifname @ports drop
     }
 
-The sets for `source` have other names. Only the first fragment of a packet has the UDP port. The rules need not drop
-the other fragments, because no host reassembles a packet without its first fragment.
+In `inet fastcni-policy`, the same rules use other sets, such as link-tunnel-ports. Only the first fragment of a packet
+has the UDP port. The rules need not drop the other fragments, because no host reassembles a packet without its first
+fragment.
 
 For packets that a bridge forwards to a pod, `nft list table bridge fastcni-policy` prints
 
@@ -205,7 +206,7 @@ SOURCES = {nft.NFPROTO_BRIDGE: (ADDRESSES, sets_of(BRIDGED, MACS, dhcp=DHCP_PORT
 
 
 def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
-    """Yield (family, chain, rule) for all port rules that do not depend on routed links or tunnels."""
+    """Yield (family, chain, rule) for the chains above that always exist: not `source`, and no rules for tunnels."""
     for rule in from_senders():
         yield nft.NFPROTO_BRIDGE, ADDRESSES, rule
     for family, (chain, sets) in SOURCES.items():
@@ -242,7 +243,7 @@ def tunnel_rules() -> Iterator[tuple[int, str, Rule]]:
 
 
 def to_tunnels() -> Rule:
-    """meta l4proto != tcp jump tunnels"""
+    """Return the rule `meta l4proto != tcp jump tunnels`."""
     return meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,)), NFT_CMP_NEQ), jump(TUNNELS)
 
 
@@ -285,14 +286,14 @@ def arriving() -> Iterator[Rule]:
 
 
 def to_neighbours() -> Rule:
-    """ip6 hoplimit 255 icmpv6 jump on-link"""
+    """Return the rule `ip6 hoplimit 255 icmpv6 jump on-link`."""
     return (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(IP6_HOP_LIMIT), compare(LAST_HOP_LIMIT),
             jump(ON_LINK))
 
 
 def on_link() -> Iterator[Rule]:
-    """Yield the rules that accept neighbour discovery. Messages of routers may have options of any length; the rules
-    for source addresses stop such messages from pods."""
+    """Yield the rules that accept neighbour discovery. Messages of routers may have options of any length; the rules of
+    port_sources.py stop such messages from pods."""
     kind = payload(nft_rules.ICMPV6_TYPE)
     for size in (8, 16):
         yield kind, compare(ROUTER_SOLICIT), *length_is(size), accept()
@@ -329,12 +330,12 @@ def errors_in() -> Iterator[Rule]:
 
 
 def of_family(length: int) -> Rule:
-    """meta nfproto ipv4, or meta nfproto ipv6 for length 16"""
+    """Return the condition `meta nfproto ipv4` for length 4, `meta nfproto ipv6` for length 16."""
     return meta(nft_rules.NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],)))
 
 
 def udp_ports(both: bytes) -> Rule:
-    """udp sport <...> udp dport <...>"""
+    """Return the condition `udp sport <...> udp dport <...>`. both: the two ports, 4 bytes."""
     return meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_UDP,))), payload(TH_PORTS), compare(both)
 
 

@@ -72,7 +72,7 @@ POD_MACS, SHUT_MACS, DHCP4 = "pod-macs", "shut-macs", "dhcp4"       # SHUT_MACS:
 # "indexed": link index . address; "address": address
 SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(LINK_SENDERS.values(), "indexed"),
         **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether", SHUT_MACS: "ether", DHCP4: "address"}
-# An ADD does not wait for elements of these sets: without them, the rules only drop more.
+# An ADD does not wait for elements of these sets: until commit() writes them, the maps drop a restricted pod's traffic.
 LATER = {*STATIONS.values(), *SENDERS.values(), *RECEIVERS.values(), *LINK_SENDERS.values(), POD_MACS, SHUT_MACS, DHCP4,
          MUTE}
 
@@ -174,7 +174,8 @@ def box(key: bytes, pair: Pair) -> bytes:
 # -- requests and files ------------------------------------------------------------------------------------------------
 
 class Finder:
-    """Finds the port that a request is about. Its bridge then learns no MACs from frames that the rules do not see.
+    """Finds the port that a request is about. If the port belongs to a bridge, the Finder sets the bridge to learn no
+    MACs from link-local frames, which the rules do not see.
 
     Make a Finder in a thread that is in the node's namespace. The Finder asks the kernel for each bridge only once,
     because an ADD waits for the answer.

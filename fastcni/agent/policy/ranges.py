@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Block
     from fastcni.agent.policy.state import Range
 
-    Numbers = tuple[int, int]                   # first and last
+    Numbers = tuple[int, int]                   # (first, last)
 
 
 def of_blocks(blocks: Iterable[Block], length: int) -> tuple[Range, ...]:

@@ -1,8 +1,8 @@
 """Receive the requests of the plugin `policy` at the agent's socket. A request and an answer are one line of JSON each.
 
     {"do": "protect", "id": ["net", "CONTAINER", "eth0"], "pod": "shop/web", "uid": "", "labels": {"app": "web"},
-     "addresses": ["10.244.1.5"]}           before the pod's first process runs
-    {"do": "check", ...}                    the same keys
+     "addresses": ["10.244.1.5"]}           comes before the pod's first process runs
+    {"do": "check", ...}                    has the same keys
     {"do": "forget", "id": [...]}           the agent answers now, and forgets the pod after its port's link is deleted
     {"do": "collect", "network": "net", "valid": [["CONTAINER", "eth0"]]}
     {"do": "status"}
@@ -95,7 +95,7 @@ class Requests:
                     self._reply(caller, answer)
             elif now > caller.until:
                 self._end(caller)
-        for fd, caller in self.callers.items():         # most callers have their answer now, and are gone
+        for fd, caller in self.callers.items():         # most callers have had their answer, and are closed
             if not caller.watched:
                 caller.watched = True
                 self.poll.register(fd, select.EPOLLIN)

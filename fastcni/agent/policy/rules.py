@@ -173,7 +173,7 @@ NODE_CHAINS = {TO_NODE_CHAIN: nft.NF_INET_LOCAL_IN, FROM_NODE_CHAIN: nft.NF_INET
 VERDICTS = {ACCEPT: accept, DROP: drop, RETURN: leave}
 CUT, CUT_ANY = "cut", "cut-any"         # names, without 4 or 6, of the sets of dropped answers: with ports; without
 CUT_MS = 120_000                # as net.netfilter.nf_conntrack_udp_timeout_stream: how long conntrack keeps a UDP flow
-SET_ID = 1                      # the kernel finds sets by their names
+SET_ID = 1                      # of all sets, because the kernel finds sets by name
 IPPROTO_TCP = 6
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
 NEW = (1 << 3).to_bytes(4, nft.ORDER)   # NF_CT_STATE_BIT(IP_CT_NEW)
@@ -254,22 +254,24 @@ def guard_rules(length: int, name: str) -> Iterator[Rule]:
 
 
 def node_guard_rule(length: int, name: str) -> Rule:
-    """ct state new ip saddr @<name> drop"""
+    """Return the rule `ct state new ip saddr @<name> drop`."""
     return next(iter(guard_rules(length, name)))
 
 
 def pair(length: int, first: Field, second: Field) -> Rule:
-    """<first> . <second> @self4"""
+    """Return the condition `<first> . <second> @self4`, for length 16 with @self6."""
     return *ends(length, first, second), in_set(f"self{VERSIONS[length]}", SET_ID)
 
 
 def ends(length: int, first: Field, second: Field) -> Rule:
-    """Load <first> . <second> into the registers from 1 on. Packets of another family do not match the rule."""
+    """Return the expressions that load <first> . <second> into the registers from 1 on. The rule does not match packets
+    of another family."""
     return *nft_rules.saddr(length)[:2], payload(first), payload(second, NFT_REG32_00 + length // 4)
 
 
 def answers(length: int, prefix: str) -> Rule:
-    """ip saddr . ip daddr . meta l4proto . th sport . th dport @cut4 update @cut4 { ... } drop"""
+    """Return the rule `ip saddr . ip daddr . meta l4proto . th sport . th dport @cut4 update @cut4 { ... } drop`.
+    prefix: CUT, or CUT_ANY without ports."""
     word, name = NFT_REG32_00 + length // 2, f"{prefix}{VERSIONS[length]}"
     ports = (payload(TH_SPORT, word + 1), payload(TH_DPORT, word + 2)) if prefix == CUT else ()
     return (*ends(length, SADDRS[length], DADDRS[length]), meta(NFT_META_L4PROTO, word), *ports, in_set(name, SET_ID),

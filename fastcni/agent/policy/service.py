@@ -98,10 +98,10 @@ class Policies:
         self.asked = False                                  # whether this attend() has handled a request
         self.cut = 0                                        # number of cut connections
         self.tunnels_due = 0.0                              # when to list the node's links, monotonic
-        self.next_cut = 0.0                                 # not before this time, monotonic
+        self.next_cut = 0.0                                 # earliest time of the next search, monotonic
         self.next_bridged = 0.0                             # when to read the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these sysctls cannot be read or written
-        self.not_offloaded = ""                             # why no flowtable has established connections
+        self.not_offloaded = ""                             # why no flowtable forwards connections
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
                                      "bridge passes them by: modprobe br_netfilter")
@@ -194,7 +194,7 @@ class Policies:
         self.asked = False
         self.requests.attend()
         self._try(self.leaving.forget_gone)
-        self._try(self._write)                  # also the rules of pods that an ADD has only closed
+        self._try(self._write)                  # the rules of pods that these ADDs have closed
         if self.asked or monotonic() >= self.next_bridged:
             self._see_bridged()
         changed = self.engine.changed

@@ -1,8 +1,8 @@
 """Represent the nftables state that policies need as data (sets, maps, chains), and compute changes between states.
 
 The sets self4, self6 and link6 and the maps in4, in6, out4, out6 (address of a local pod -> chain) always exist. The
-maps node4 and node6, for packets from a pod to its own node, exist while they have elements. Other names end with a
-hash of the content:
+maps node4 and node6, for packets from a pod to its own node, exist while they have elements. All other names end with a
+hash of what the set or chain stands for:
 
     g4-... k4-... b4-...            sets of addresses: pods of a group, nodes, blocks
     n4-... p-...                    sets of address . port for a named port, and of ports

@@ -9,7 +9,8 @@ So a policy becomes
   a policy in a namespace a NetworkPolicy without rules, for a global policy a ClusterNetworkPolicy of tier Baseline.
 
 A policy without `order` comes after Kubernetes' NetworkPolicies. Its `Deny` becomes `Pass`: connections that a
-NetworkPolicy allows stay allowed, and the document of the second kind denies all other connections.
+NetworkPolicy allows stay allowed, and the NetworkPolicy without rules, or the policy of tier Baseline, denies all other
+connections.
 Source: https://docs.tigera.io/calico/latest/reference/resources/globalnetworkpolicy
 """
 
@@ -153,7 +154,7 @@ class Policy:
 
     def put_admin(self, rules: dict[str, list[CalicoRule]]) -> None:
         """Add a ClusterNetworkPolicy of tier Admin with these rules, without the rules that it cannot express. For a
-        policy in a namespace, put_policy() writes those, which are all allowing rules."""
+        policy in a namespace, put_policy() writes the missing rules, which all allow connections."""
         found: dict[str, list[dict[str, Any]]] = {}
         for direction, each in rules.items():
             written = found[direction.lower()] = []

@@ -22,7 +22,7 @@ class Conversion:
     is_calico: bool = False
 
     def add(self, other: Conversion, where: str) -> None:
-        """Add another Conversion. where: the place of its old document, which the texts get in front."""
+        """Add another Conversion. where: the place of its old document, with which each added text begins."""
         self.documents += other.documents
         self.errors += [f"{where}: {text}" for text in other.errors]
         self.notes += [f"{where}: {text}" for text in other.notes]

@@ -1,6 +1,6 @@
 """Find the kernel's decision about the first packet of a connection: read the nftables tables, and follow the packet
-through their chains. This module does not read the policies; `fastcni policy test` compares its decision with theirs.
-"""
+through their chains. This module does not read the policies; `fastcni policy test` compares the kernel's decision with
+the decision of the policies."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to
     maps, and the proxy judges the connection's requests.
 
     Names: always "Egress" and "Ingress"; any other base chain has its table and name, "inet fastcni-policy-guard
-    forward". If a chain that checks a pod's port drops the packet, this decision replaces that of the direction.
+    forward". If a chain that checks a pod's port drops the packet, its decision replaces the direction's decision.
     """
     found, at_ports = dict[str, Decision](), dict[str, Decision]()
     for table in tables:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.wire import Socket
 
-    Expression = tuple[str, dict[int, bytes]]   # name, NFTA_EXPR_DATA
+    Expression = tuple[str, dict[int, bytes]]   # (name, attributes in NFTA_EXPR_DATA)
 
 NFTA_SET_ELEM_EXPR, NFTA_SET_ELEM_EXPRESSIONS = 7, 11
 NFT_SET_ELEM_CATCHALL = 0x2

@@ -199,7 +199,7 @@ def number(fields: Fields, kind: int, missing: int = 0) -> int:
     return int.from_bytes(fields[kind], "big") if kind in fields else missing
 
 
-# One function for each expression. Returns whether the packet matches. Attribute numbers: kernel/nft_rules.py ---------
+# One function for each expression returns whether the packet matches. Attribute numbers: kernel/nft_rules.py ----------
 
 def _meta(walker: _Walker, fields: Fields) -> bool:
     key = number(fields, 2)
@@ -214,7 +214,7 @@ def _meta(walker: _Walker, fields: Fields) -> bool:
 
 def _ct(walker: _Walker, fields: Fields) -> bool:
     key = number(fields, 2)
-    if 1 not in fields or 3 in fields or key not in walker.packet.ct:       # 3: a direction
+    if 1 not in fields or 3 in fields or key not in walker.packet.ct:       # 3: NFTA_CT_DIRECTION
         raise Unknown(f"ct key {key}")
     walker.store(number(fields, 1), walker.packet.ct[key])
     return True

@@ -304,7 +304,7 @@ def serve(channel: int, listeners: Sequence[tuple[int, int, str]]) -> None:
 
 
 def drop_rights() -> None:
-    """Change this process to the user nobody, if it is allowed to: it needs no privileges."""
+    """Change this process to the user nobody, if the kernel allows this, because the process needs no privileges."""
     with suppress(PermissionError):
         os.setgroups([])
         os.setgid(NOBODY)

@@ -83,7 +83,7 @@ class Redirect:
             for name, keys in ((f"resolvers{version}", [packed for packed in resolvers if len(packed) == length]),
                                (f"forwarders{version}", [concat(protocol(each), service(port))
                                                          for of, each, port in ports if of == length])):
-                for some in parts(keys):        # see elements.change()
+                for some in parts(keys):        # three steps as in elements.change()
                     requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))
                     requests.add(nft_elements.del_elements, FAMILY, NAMES, name, some)
                     requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))

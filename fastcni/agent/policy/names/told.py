@@ -51,7 +51,7 @@ class Told:
 
     def forget_pods(self, gone: Callable[[bytes], bool]) -> None:
         """Forget the addresses that deleted pods have received, because another pod may get a deleted pod's address.
-        gone(address): whether no pod that received answers at this address exists any more."""
+        gone(address): whether the pod that received answers at this address no longer exists."""
         for name, pods in self.resolved.items():
             for pod in [pod for pod in pods if gone(pod)]:
                 for address in pods.pop(pod):
@@ -69,8 +69,8 @@ class Told:
 
 
 def elements_left(state: State, now: float) -> Iterator[tuple[str, list[tuple[bytes, int]]]]:
-    """Yield (set, [(pair, milliseconds left)]) for the valid addresses that pods have received. pair: the pod's address
-    . the address in the answer. now: monotonic seconds."""
+    """Yield (set, [(pair, milliseconds left)]) for the valid addresses that pods have received. pair: the pod's
+    address, followed by the address in the answer. now: monotonic seconds."""
     for name in state.resolved.keys() & state.sets.keys():
         yield name, [(pod + address, round((until - now) * 1000)) for pod, told in state.resolved[name].items()
                      for address, until in told.items() if until > now + 0.001]

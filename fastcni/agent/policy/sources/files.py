@@ -66,8 +66,8 @@ class Files:
     Another process reads the files that have changed and that no program has open for writing (reader.py). The
     constructor waits some seconds for all files. While the directory is missing, all policies stay as they were; after
     a restart, the stored policies apply (kept.py). Without stored policies, `complete` stays False while the directory
-    is missing or a file is unreadable, because its previous policies are unknown; `away` says why. If a mount point
-    stops to be one, the directory counts as missing: the directory below the mount is another directory.
+    is missing or a file is unreadable, because its previous policies are unknown; `away` says why. If the directory was
+    a mount point and no longer is one, it counts as missing, because the directory below the mount is another one.
 
     former: whether the Compiler began with stored objects. errors: {place: texts}. due: when to call attend() without a
     change, in monotonic seconds.

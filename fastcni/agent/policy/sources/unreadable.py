@@ -1,8 +1,8 @@
 """Make policies that stand in for an unreadable document and close the pods that the document is about.
 
 A policy without rules closes its pods: they have only the connections that other policies allow. If the unreadable
-document does not say which pods it selects, the policy selects all pods of the namespace. If it does not name the
-directions, the policy closes both.
+document does not say which pods it selects, the policy selects all pods of the namespace. If the document does not name
+the directions, the policy closes both.
 """
 
 from __future__ import annotations
