@@ -399,7 +399,8 @@ def read_cluster(api: Api) -> Cluster:
 
 
 def names_pods(of: Entry | Place) -> bool:
-    """Return whether a policy in `of` needs the pods of other nodes: as peers, or for the numbers of named ports."""
+    """Return whether an object in `of` needs the pods of other nodes: a policy with pods as peers, a policy with named
+    ports for egress, or any egress address."""
     return any(isinstance(record, EgressAddress) or (isinstance(record, Policy | ClusterPolicy) and any(
         any(isinstance(peer, Group) for peer in rule.peers)
         or (direction == EGRESS and any(port.name for port in rule.ports))
