@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.ports import Port
     from fastcni.agent.policy.state import Change
 
-    Id = tuple[str, str, str]           # network, container ID, name of the link
+    Id = tuple[str, str, str]           # (network, container ID, name of the pod's link)
 
 DIRECTORY = "pods"                     # below the agent's directory
 DAMAGED = ".damaged"                # suffix of damaged files, which read_all() renames

@@ -55,7 +55,7 @@ class Names(NamedTuple):
                 **dict.fromkeys(self.by_length(self.more).values(), "box")}
 
 
-BRIDGED = Names("ports", "own", "more", "routers", "shut", "tunnel-ports", "tunnel-protocols")      # of a bridge
+BRIDGED = Names("ports", "own", "more", "routers", "shut", "tunnel-ports", "tunnel-protocols")      # ports of bridges
 ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links", "link-tunnel-ports", "link-tunnel-protocols")
 MACS, TYPES, DHCP_PORTS = "macs", "types", "dhcp"
 MUTE = "mute"                   # the set of ports of pods whose egress policies restrict

@@ -114,7 +114,7 @@ class Policies:
         self.compiler.settle()
         self.leaving = Leaving(self.compiler, settings.state)
         self.leaving.keep_replaced()
-        with ExitStack() as opened:             # the caller tries again after an error
+        with ExitStack() as opened:             # an error closes all; the caller tries again
             self.tunnels = opened.enter_context(closing(tunnels.Watch()))
             self.ports = opened.enter_context(closing(ports.Finder()))
             self.engine = opened.enter_context(closing(Engine(self.compiler, offload=settings.flowtable)))

@@ -98,7 +98,7 @@ class Parser:
                 raise SelectorError(f"cannot be read from {text[place:place + 20].strip()!r} on")
             self.tokens.append((str(found.lastgroup), found[str(found.lastgroup)]))
             place = found.end()
-        self.tokens.reverse()           # the next token is the last item
+        self.tokens.reverse()           # so that the next token is always the last item
 
     def whole(self) -> Tree:
         found = self.either(0)

@@ -24,7 +24,7 @@ from fastcni.agent.policy.sources import unreadable
 
 if TYPE_CHECKING:
     Id = tuple[str, str]                        # (kind, "namespace/name"), or (kind, name) without a namespace
-    Record = Pod | Policy | ClusterPolicy | EgressAddress | Node | dict[str, str]      # of a Namespace: labels
+    Record = Pod | Policy | ClusterPolicy | EgressAddress | Node | dict[str, str]      # dict: a Namespace's labels
 
 POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY = "Pod", "Namespace", "NetworkPolicy", "Node", "ClusterNetworkPolicy"
 EGRESS_ADDRESS, CILIUM_POLICY = egress.KIND, http.KIND

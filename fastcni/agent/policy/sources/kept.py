@@ -100,7 +100,7 @@ class Kept:
         ended, failed = False, False
         while not ended:
             self._changed.wait(RETRY_S if failed else None)
-            ended = self._ended.is_set()        # before the content is read for the last time
+            ended = self._ended.is_set()        # read before the last write, which then has all changes
             self._changed.clear()
             began = monotonic()
             failed = not self._write(content)

@@ -112,7 +112,7 @@ def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the mapping of an object's (key, value) pairs. Raises ParseError if a key occurs twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        left = iter(found)              # in the order in which the keys came first
+        left = iter(found)              # the keys in the order of their first occurrence
         raise twice(next(key for key, _ in pairs if key != next(left, None)))
     return found
 
