@@ -1,6 +1,6 @@
-"""The runtime's part of CNI: load network lists, call their plugins, and cache the results.
+"""Load network lists, call their plugins and cache the results: the runtime's part of CNI, as in Go's libcni.
 
-These lines give a container its network, and remove it:
+This code attaches a container to the network "mynet", and later detaches the container:
 
     from fastcni.runtime import CNI, RuntimeConf
     cni = CNI(plugin_dirs=["/opt/cni/bin"], conf_dir="/etc/cni/net.d")
@@ -8,7 +8,8 @@ These lines give a container its network, and remove it:
     result = cni.add(net, RuntimeConf("container1", "/run/netns/c1", "eth0"))
     cni.delete(net, RuntimeConf("container1", "/run/netns/c1", "eth0"))
 
-A program that runs pods uses PodNetworks instead. It chooses a pod's networks and brings up the loopback interface.
+A program that runs pods uses PodNetworks instead. PodNetworks chooses a pod's networks and brings up the loopback
+interface.
 """
 
 from fastcni.runtime.cni import CNI

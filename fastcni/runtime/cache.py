@@ -1,7 +1,7 @@
-"""Read and write the result cache: one file for each attachment, the same files that the Go library keeps.
+"""Read and write the result cache: one file for each attachment, in the Go library's place and format.
 
-fastcni writes a file under another name and renames it, so a crash leaves either the old file or the new file. The
-readers report a file that cannot be read; DEL works without the file (see cni.py).
+A new file is written under a temporary name and then renamed, so a crash leaves either the old file or the new file.
+DEL works without the file, and with a damaged file (see cni.py).
 """
 
 import os
@@ -20,22 +20,25 @@ from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 DEFAULT_DIR = "/var/lib/cni"
-TEMPORARY = ".fastcni-"         # the names of temporary files begin so; the name of a network begins with no "."
+TEMPORARY = ".fastcni-"         # prefix of temporary files; a network's name cannot begin with "."
 
 
 class Cache:
-    """The cache below one directory; the files are in its `results`, which the first write creates."""
+    """The result cache below one directory. The files are in the subdirectory `results`, which the first write creates.
+
+    directory: if "", the cache_dir of the RuntimeConf is used, otherwise /var/lib/cni.
+    """
 
     def __init__(self, directory: str | os.PathLike[str] = ""):
         self.directory = os.fspath(directory)
 
     def results(self, rt: RuntimeConf | None = None) -> str:
-        """Return the directory of the files."""
+        """Return the path of the directory that has the cache files."""
         return os.path.join(self.directory or (rt.cache_dir if rt else "") or DEFAULT_DIR, "results")
 
     def path(self, network: str, rt: RuntimeConf) -> str:
-        """Return the path of an attachment's file. Raises CniError 7 if a part of the file's name is missing or has a
-        slash."""
+        """Return the path of an attachment's file, <results>/NETWORK-CONTAINERID-IFNAME. Raises CniError 7 if one of
+        the three is empty, or has a slash or NUL."""
         parts = (network, rt.container_id, rt.ifname)
         if not all(parts):
             name, container_id, ifname = map(json.quote, parts)
@@ -47,14 +50,15 @@ class Cache:
         return os.path.join(self.results(rt), "-".join(parts))
 
     def write(self, network: str, config: bytes, rt: RuntimeConf, outcome: dict[str, Any] | None) -> None:
-        """Write the file of an attachment. Raises OSError, and CniError 7 as path() does."""
+        """Write the cache file of an attachment. config: the bytes of the network's configuration. outcome: the result
+        of ADD. Raises OSError, and CniError 7 as path() does."""
         path = self.path(network, rt)
         document = cached_result.document(network, rt.container_id, rt.ifname, config, netns=rt.netns, args=rt.args,
                                           capability_args=rt.capability_args, outcome=outcome)
         write_file(path, json.write(document))
 
     def read(self, network: str, rt: RuntimeConf) -> bytes | None:
-        """Return the file's bytes; None if the file does not exist or cannot be read."""
+        """Return the bytes of an attachment's cache file; None if the file does not exist or cannot be read."""
         path = self.path(network, rt)
         try:
             return read_file(path)
@@ -62,7 +66,8 @@ class Cache:
             return None
 
     def read_result(self, network: str, version: str, rt: RuntimeConf) -> dict[str, Any] | None:
-        """Return the cached result in the given version ("" is 0.1.0); None without a file.
+        """Return an attachment's cached result, converted to the CNI version `version` ("" is 0.1.0); None without a
+        readable file.
 
         Raises CniError if the file has no result, or the result cannot be converted to that version.
         """
@@ -84,8 +89,8 @@ class Cache:
                                    f"{json.quote(version)}: {e.msg}", e.details) from None
 
     def read_config(self, network: str, rt: RuntimeConf) -> tuple[bytes, RuntimeConf] | None:
-        """Return the configuration's bytes and `rt` with the args, both as at ADD; None without a file. Raises CniError
-        6 or 7."""
+        """Return (the bytes of the configuration that ADD used, `rt` with the args of ADD), None without a readable
+        file. Raises CniError 6 if the file is damaged, 7 if it has another kind."""
         raw = self.read(network, rt)
         if raw is None:
             return None
@@ -109,11 +114,12 @@ class Cache:
 
     def attachments(self, container_id: str = "", *, without_config: bool = False,
                     unread: list[tuple[str, str]] | None = None) -> list[Attachment]:
-        """Return the attachments of one container or of all, sorted by file name. Files of other formats are skipped.
+        """Return the attachments of one container, or of all containers for "", sorted by file name. Files of other
+        formats are skipped.
 
-        without_config: include files of libcni before 0.8, which have only the result, if the result names a network
-        namespace. unread: takes (path, why) of each file that cannot be read or is damaged. Raises OSError if the
-        directory exists and cannot be listed.
+        without_config: include also files of libcni before 0.8, which have only a result, if the result names a network
+        namespace. unread: a list, to which (path, why) of each unreadable or damaged file is appended. Raises OSError
+        if the directory exists and cannot be listed.
         """
         found = []
         for name in self.file_names(container_id):
@@ -135,22 +141,22 @@ class Cache:
 
     def damaged(self, container_id: str) -> list[Attachment]:
         """Return the attachments of a container's files that attachments() leaves out: damaged files, and files of
-        other formats. Network and interface are those of the file's name, NETWORK-CONTAINERID-IFNAME. The netns is that
-        of another file of the container. Raises OSError as attachments() does.
+        other formats. The file's name, NETWORK-CONTAINERID-IFNAME, gives the network and the interface. Another file of
+        the container gives the netns; "" without such a file. Raises OSError as attachments() does.
         """
         own = self.attachments(container_id)
         known = {f"{it.network}-{it.container_id}-{it.ifname}" for it in own}
         if not (names := [name for name in self.file_names(container_id) if name not in known]):
             return []
-        # the id may be a part of another container's id
+        # `container_id` may be a part of a longer container id: skip that container's files
         longer = {it.container_id for it in self.attachments() if container_id in it.container_id != container_id}
         netns = next((it.netns for it in own if it.netns), "")
         parts = [name.partition(f"-{container_id}-") for name in names if not any(f"-{it}-" in name for it in longer)]
         return [Attachment(container_id, network, ifname, netns=netns) for network, _, ifname in parts]
 
     def file_names(self, container_id: str = "") -> list[str]:
-        """Return the sorted names of the files of one container or of all. Raises OSError if the directory exists and
-        cannot be listed."""
+        """Return the sorted names of the cache files of one container, or of all containers for "". Raises OSError if
+        the directory exists and cannot be listed."""
         try:
             names = os.listdir(self.results())
         except FileNotFoundError:
@@ -160,7 +166,7 @@ class Cache:
 
 
 class Document:
-    """A decoded cache file."""
+    """A decoded cache file. kind: the file's "kind", "" if the file has only a result."""
 
     __slots__ = ("attachment", "kind")
 
@@ -169,10 +175,12 @@ class Document:
 
 
 def read_document(raw: bytes, name: str = "") -> Document:
-    """Decode a cache file called `name`. Raises ValueError if it is not a JSON object of the right types.
+    """Decode `raw`, the bytes of the cache file `name`. Raises ValueError if they are not a JSON object, or a value has
+    the wrong type.
 
-    libcni 0.7 wrote only the result. Later versions write an object of KIND. At first it had no containerId, and before
-    1.2 no netns: the namespace is then the one that the result names.
+    libcni 0.7 wrote only the result. Later versions write an object of KIND. The first of these versions wrote no
+    containerId; the file's name then gives the container id. Versions before 1.2 wrote no netns; the result's sandbox
+    is then the netns.
     """
     values = json.read(raw)
     if values is not None and not isinstance(values, dict):
@@ -200,7 +208,8 @@ def read_document(raw: bytes, name: str = "") -> Document:
 
 
 def read_names(file_name: str, texts: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return (network, container id, ifname) from the file, otherwise from its name, NETWORK-CONTAINERID-IFNAME."""
+    """Return (network, container id, ifname) of a cache file. texts: the values in the file; the file's name,
+    NETWORK-CONTAINERID-IFNAME, gives the missing values."""
     network, container_id, ifname = (texts[key] for key in ("networkName", "containerId", "ifName"))
     if not texts["kind"]:
         rest, _, ifname = file_name.rpartition("-")
@@ -211,15 +220,15 @@ def read_names(file_name: str, texts: Mapping[str, str]) -> tuple[str, str, str]
 
 
 def read_interfaces(outcome: Any) -> list[dict[str, str]]:
-    """Return the name and sandbox ("": on the host) of each interface of a result; [] for results before 0.3.0."""
+    """Return [{"name": ..., "sandbox": ...}] of a result's interfaces; sandbox is "" for a link on the host. A result
+    before 0.3.0 has no interfaces: []."""
     found = outcome.get("interfaces") if isinstance(outcome, dict) else None
     return [{key: it[key] if isinstance(it.get(key), str) else "" for key in ("name", "sandbox")}
             for it in (found if isinstance(found, list) else ()) if isinstance(it, dict)]
 
 
 def sandbox_of(interfaces: list[dict[str, str]], ifname: str) -> str:
-    """Return the sandbox of the interface of that name, otherwise of any interface; "" if no interface has a
-    sandbox."""
+    """Return the sandbox of the interface `ifname`, otherwise of any interface; "" if no interface has a sandbox."""
     inside = sorted((it for it in interfaces if it["sandbox"]), key=lambda it: it["name"] != ifname)
     return inside[0]["sandbox"] if inside else ""
 
@@ -229,7 +238,8 @@ def is_pair(value: Any) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """Return the bytes of a regular file. Raises OSError, also for a pipe or a device, without blocking on these."""
+    """Return the bytes of a regular file. Raises OSError, also if the file is longer than MAX_BYTES, a pipe or a
+    device. A pipe does not block the call."""
     with open(path, "rb", opener=open_regular) as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
@@ -240,9 +250,9 @@ def read_file(path: str) -> bytes:
 def write_file(path: str, data: bytes) -> None:
     """Replace a file atomically, with mode 0600. Raises OSError.
 
-    The new file is created next to the directory, not in it, because other programs take every file in the directory
-    for an attachment. If that fails, the directory may be a mount of its own or a symbolic link to another file system;
-    the new file is then created in it, under a name that this module's readers skip.
+    The temporary file is created in the parent directory, because other programs take every file in the cache directory
+    for an attachment. The rename fails if the cache directory is on another file system. The temporary file is then
+    created in the cache directory, under a name that this module's readers skip.
     """
     directory = os.path.dirname(path)
     make_directories(directory, 0o700, above=0o700)
@@ -253,7 +263,7 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def write_by(directory: str, path: str, data: bytes) -> None:
-    """Write a temporary file in a directory and rename it to `path`. Raises OSError."""
+    """Write `data` to a temporary file in `directory`, and rename that file to `path`. Raises OSError."""
     fd, fresh = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
     try:
         with open(fd, "wb") as file:

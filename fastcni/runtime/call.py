@@ -1,4 +1,4 @@
-"""Define Call, one call of a plugin: its command and environment."""
+"""Define Call, which has the command and makes the environment of one plugin call."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,11 +6,11 @@ from typing import Protocol
 from fastcni.runtime.records import RuntimeConf
 from fastcni.runtime.trace import Trace
 
-NO_CONTAINER = RuntimeConf("", "", "")      # used for GC and STATUS
+NO_CONTAINER = RuntimeConf("", "", "")      # for GC and STATUS, which concern no container
 
 
 class Interface(Protocol):
-    """An object that names an attachment: a RuntimeConf, an Attachment."""
+    """Any record that has a container id and an interface name, such as RuntimeConf and Attachment."""
 
     @property
     def container_id(self) -> str: ...
@@ -20,8 +20,8 @@ class Interface(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a plugin. command: "ADD" and so on. rt: the attachment. path: the plugin directories joined with
-    ":"."""
+    """One call of a plugin. command: the CNI command, such as "ADD". rt: the container and interface of the call. path:
+    the plugin directories joined with ":"."""
 
     command: str
     rt: RuntimeConf
@@ -29,8 +29,8 @@ class Call:
     path: str
 
     def env(self) -> dict[str, str]:
-        """Return all CNI variables, also empty variables, so that the plugin inherits no CNI variable from the
-        caller."""
+        """Return the CNI variables and the trace variables of the call. CNI variables without a value are "", so that
+        the plugin does not inherit the caller's value."""
         cni = {
             "CNI_COMMAND": self.command,
             "CNI_CONTAINERID": self.rt.container_id,

@@ -1,4 +1,4 @@
-"""The runtime: load networks and attach containers to them, with the Go library's semantics."""
+"""Define CNI, a runtime: it loads networks and attaches containers to them, as the Go library does."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from fastcni.spec.config import check_container_id, check_ifname, check_network_
 from fastcni.spec.errors import CniError
 
 DEFAULT_CONF_DIR = "/etc/cni/net.d"
-# The usual plugin directory of runtimes, Debian's, Fedora's
+# The plugin directories of most runtimes, of Debian, and of Fedora
 DEFAULT_PLUGIN_DIRS = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
 
 Result = dict[str, Any]
@@ -29,18 +29,18 @@ Result = dict[str, Any]
 class CNI:
     """A runtime.
 
-    plugin_dirs: the directories of plugins, in order. conf_dir: the directory of load(). cache_dir: the directory of
-    the result cache, /var/lib/cni if empty. runner: the Runner that calls the plugins; None: Exec(). timeout: seconds
-    for one call of one plugin, None for no limit.
+    plugin_dirs: the directories in which plugins are searched, in order. conf_dir: the directory that load() reads.
+    cache_dir: the directory of the result cache, /var/lib/cni if empty. runner: the Runner that calls the plugins;
+    None: Exec(). timeout: the limit of one plugin call in seconds, None for no limit.
 
-    If all plugins of a list are fastcni's own, its server answers, and there is no timeout, then add(), check() and
-    delete() of the list are one request to the server. The results and errors are the same.
+    add(), check() and delete() send the whole list to the fastcni server in one request if all its plugins are
+    fastcni's, the server answers and no timeout is set. Separate plugin calls would give the same results and errors.
 
-    The object keeps no state between calls, and any number of threads may use it. The caller has to serialize calls for
-    one container, and GC with all other calls on its network.
+    The object keeps no state between calls, and any number of threads may use it. The caller must make the calls for
+    one container one after another. During gc() of a network, the caller must make no other call for that network.
 
-    Methods raise CniError (code, msg, details); PluginError if a plugin of a list failed, with the plugin's code and
-    details. The plugins get the `trace` of a call in their environment.
+    Methods raise CniError (code, msg, details). If a plugin of a list fails, they raise PluginError, a CniError with
+    the plugin's code and details. trace: a trace context, which the plugins get in their environment.
     """
 
     def __init__(self, plugin_dirs: Sequence[str | os.PathLike[str]],
@@ -54,18 +54,20 @@ class CNI:
         self.timeout = timeout
 
     def load(self, name: str, warn: discover.Warn = discover.log_warning) -> NetworkList:
-        """Load a network by name. Raises ConfError, NoConfigsFound or NotFound, see load_network()."""
+        """Load the network called `name` from conf_dir. Raises ConfError, NoConfigsFound or NotFound, see
+        load_network()."""
         return discover.load_network(self.conf_dir, name, warn)
 
     # Networks -----------------------------------------------------------------------------------
 
     def add(self, net: NetworkList, rt: RuntimeConf, *, rollback: bool = False,
             trace: Trace | None = None) -> Result | None:
-        """Attach: ADD of each plugin in order. Return the last result, in that result's own version; None: no plugins.
+        """Run ADD of each plugin in order. Return the last plugin's result, in that result's own version; None: no
+        plugins.
 
-        The result is written to the cache. After an error some plugins may have succeeded, so the caller must call
-        delete(). With `rollback`, the started plugins get DEL in reverse order before the error is raised; errors of
-        these DELs become notes of the error.
+        add() writes the result to the cache. After an error some plugins may have succeeded, so the caller must call
+        delete(). With `rollback`, add() runs DEL of the started plugins in reverse order and then raises the error;
+        errors of these DELs become notes of that error.
         """
         started: list[PluginConf] = []
         result = None
@@ -86,7 +88,7 @@ class CNI:
         return result
 
     def check(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
-        """Run CHECK of each plugin, in order, with the cached result. Raises the first error."""
+        """Run CHECK of each plugin in order, with the cached result as prevResult. Raises the first error."""
         self._require_check(net.version)
         if net.disable_check:
             return Report(skipped="disableCheck is true")
@@ -101,10 +103,11 @@ class CNI:
         return Report(net.plugins, unknown="" if result else self._nothing_cached(net, rt))
 
     def delete(self, net: NetworkList, rt: RuntimeConf, *, trace: Trace | None = None) -> Report:
-        """Detach: DEL of each plugin in reverse order with the cached result, which is removed at the end.
+        """Run DEL of each plugin in reverse order, with the cached result as prevResult. Then remove the cached result.
 
-        The first error stops delete(), and the cached result stays, so that the caller can try again. A damaged result
-        is no error, and stays, too: its file's name is what tear_down_pod() knows of the network.
+        The first error stops delete(), and the cache file stays, so that the caller can try again. If the cached result
+        is damaged, the plugins get no prevResult. After an error the damaged file stays, too: tear_down_pod() needs its
+        name to find the network.
         """
         result, unknown = self._cached_for_delete(net, rt)
         called = tuple(reversed(net.plugins))
@@ -121,13 +124,14 @@ class CNI:
            trace: Trace | None = None) -> GcReport:
         """Release the resources of attachments that are not valid.
 
-        valid_attachments: (container id, interface name) pairs, or records that have both. gc() deletes cached
-        attachments of this network that are not in the list, with the args of their ADD. Then each plugin gets GC; for
-        versions below 1.1.0 only fastcni's own plugins. With None or an empty list **every** cached attachment is
-        deleted; with None the plugins get no list. collect.make_plan() keeps the attachments whose network namespace
-        exists. Plugins also keep the living pods of multus in this network whose results are in the usual `cniDir`:
-        only a GC of the network of multus deletes these. gc() continues after errors. Raises ManyErrors with all
-        errors.
+        valid_attachments: (container id, interface name) pairs, or records that have both. gc() first runs DEL of each
+        cached attachment of this network that is not in the list, with the args of its ADD. gc() then runs GC of each
+        plugin; in a network below CNI 1.1.0, only of fastcni's own plugins. With None or an empty list, gc() deletes
+        **every** cached attachment; with None the plugins get no list. A caller that wants to keep all attachments
+        whose network namespace exists uses collect.make_plan() and collect.run(). The plugins' list also has the pods
+        that multus has attached to this network, if their namespaces exist and their results are in the default
+        `cniDir`; only a GC of multus's own network deletes their attachments. gc() continues after errors. Raises
+        ManyErrors with all errors.
         """
         if net.disable_gc:
             return GcReport(skipped="disableGC is true")
@@ -135,7 +139,7 @@ class CNI:
         try:
             remembered, others = self.cache.attachments(), collect.find_others(self, net, (CNI_DIR,))
         except (OSError, CniError) as e:
-            # As in the Go library nothing is done, but fastcni warns.
+            # The Go library skips GC without a message; fastcni skips GC and warns.
             why = f"list the result cache: {e}"
             discover.log_warning(f"GC of network {net.name} was not run: {why}")
             return GcReport(skipped=why)
@@ -149,9 +153,10 @@ class CNI:
         return report
 
     def status(self, net: NetworkList, *, trace: Trace | None = None) -> Report:
-        """Ask each plugin whether it can serve ADD. Raises the first error with its code (50, 51).
+        """Run STATUS of each plugin, which answers whether it can serve ADD. Raises the first error; code 50 or 51
+        means that the plugin cannot.
 
-        For versions below 1.1.0 no plugin is called.
+        In a network below CNI 1.1.0, status() calls no plugin.
         """
         if not collect.at_least(net.version, "1.1.0"):
             return Report(skipped=collect.below(net, "STATUS", "1.1.0"))
@@ -164,7 +169,8 @@ class CNI:
         return Report(net.plugins)
 
     def validate(self, net: NetworkList, *, trace: Trace | None = None) -> set[str]:
-        """Return the capabilities that the plugins declare. Raises ManyErrors if plugins are missing or too old."""
+        """Return the capabilities that the plugins' configurations declare. Raises ManyErrors if plugins are missing or
+        do not support the network's version."""
         found, capabilities = [], set()
         for plugin in net.plugins:
             try:
@@ -178,7 +184,8 @@ class CNI:
     # Single plugins, by the name and version of their own configuration ---------------------------
 
     def add_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> Result | None:
-        """Run ADD of a single plugin, and write the result to the cache. Raises the plugin's error unchanged."""
+        """Run ADD of a single plugin, and write the result to the cache. Raises the plugin's own CniError, no
+        PluginError."""
         result = self._add_one(plugin, plugin, rt, None, trace, [])
         self._remember(plugin, rt, result)
         return result
@@ -197,8 +204,8 @@ class CNI:
 
     def validate_plugin(self, plugin: PluginConf, wanted: str | None = None, *,
                         trace: Trace | None = None) -> set[str]:
-        """Return the capabilities that a plugin declares. Raises CniError if the plugin is missing or does not support
-        the version.
+        """Return the capabilities that a plugin's configuration declares. Raises CniError if the plugin is missing or
+        does not support the version.
 
         wanted: the version that the plugin must support; None: the configuration's version.
         """
@@ -211,7 +218,8 @@ class CNI:
     # Information -------------------------------------------------------------------------------------
 
     def version_info(self, plugin: str, *, trace: Trace | None = None) -> list[str]:
-        """Return the spec versions that a plugin type supports, by its answer to VERSION."""
+        """Return the CNI versions that the plugin `plugin`, a type, names in its answer to VERSION: ["0.4.0",
+        "1.0.0"]."""
         where = self.runner.find(plugin, self.plugin_dirs)
         env = Call("VERSION", RuntimeConf("", "dummy", "dummy"), trace, "dummy").env()
         stdin = json.write({"cniVersion": version.CURRENT})
@@ -220,7 +228,7 @@ class CNI:
         except ValueError as e:
             raise CniError(errors.DECODING_FAILURE, str(e)) from None
         except CniError as e:
-            if str(e) == "unknown CNI_COMMAND: VERSION":       # the plugin is older than VERSION
+            if str(e) == "unknown CNI_COMMAND: VERSION":       # the plugin is from before CNI had VERSION
                 return ["0.1.0"]
             raise
 
@@ -236,23 +244,24 @@ class CNI:
         return self.cache.read_config(net.name, rt)
 
     def attachments(self, container_id: str = "") -> list[Attachment]:
-        """Return the cached attachments of one container or of all. Raises OSError if the cache cannot be listed."""
+        """Return the cached attachments of one container, or of all containers for "". Raises OSError if the cache
+        cannot be listed."""
         return self.cache.attachments(container_id)
 
     # Steps ----------------------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
-        """Return the value of CNI_PATH."""
+        """Return the value of CNI_PATH, the plugin directories joined with ":"."""
         return os.pathsep.join(self.plugin_dirs)
 
     def call(self, call: Call, plugin: PluginConf, stdin: bytes) -> bytes:
-        """Call a plugin and return its stdout. Raises CniError if it is missing or fails."""
+        """Call a plugin and return its stdout. Raises CniError if the plugin is missing or fails."""
         where = self.runner.find(plugin.type, self.plugin_dirs)
         return self.runner.run(where, call.env(), stdin, self.timeout)
 
     def is_own(self, plugin: PluginConf) -> bool:
-        """Return whether the plugin is a plugin of fastcni. False if the runner has no is_own()."""
+        """Return whether the runner finds one of fastcni's own plugins. False also if the runner has no is_own()."""
         is_own = getattr(self.runner, "is_own", None)
         try:
             return bool(is_own and is_own(self.runner.find(plugin.type, self.plugin_dirs)))
@@ -262,11 +271,11 @@ class CNI:
     def _ask_server(self, command: str, doing: str, net: NetworkList, called: Sequence[PluginConf], rt: RuntimeConf,
                     result: Result | None, trace: Trace | None,
                     started: list[PluginConf] | None = None) -> bytes | None:
-        """Send the whole list to the server in one request, and return its stdout. None: the caller must call the
-        plugins one by one.
+        """Send the whole list to the server in one request, and return the stdout of the reply. None: no server has
+        answered, or the request can be repeated; the caller must call the plugins one by one.
 
-        called: the plugins in the order of the calls. started: a list, to which the plugins that a rollback must delete
-        are appended. Raises PluginError as separate calls would.
+        called: the plugins in the order of the calls. started: a list, to which the plugins whose DEL a rollback must
+        run are appended. Raises PluginError for the failed plugin, as separate calls would.
         """
         ask = getattr(self.runner, "ask_server", None)
         if not ask or self.timeout is not None or not self._is_for_server(net, rt, command):
@@ -287,8 +296,8 @@ class CNI:
         return answer
 
     def _is_for_server(self, net: NetworkList, rt: RuntimeConf, command: str) -> bool:
-        """Return whether the server can run the list: each plugin is fastcni's, and the runtime finds no error before
-        the first call."""
+        """Return whether the server can run the list: each plugin is fastcni's and, for ADD, the names of the
+        container, network and interface are valid."""
         try:
             if command == "ADD":
                 check_container_id(rt.container_id)
@@ -324,7 +333,7 @@ class CNI:
 
     def _roll_back(self, net: NetworkList, rt: RuntimeConf, trace: Trace | None,
                    started: Sequence[PluginConf], error: BaseException) -> None:
-        """Run DEL as a later delete() would, but continue after an error."""
+        """Run DEL of the started plugins in reverse order. An error of a DEL becomes a note of `error`."""
         for plugin in reversed(started):
             try:
                 self._delete_one(net, plugin, rt, None, trace)
@@ -351,7 +360,8 @@ class CNI:
             raise reworded(f"failed to get network {json.quote(net.name)} cached result", e) from e
 
     def _cached_for_delete(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> tuple[Result | None, str]:
-        """Return (the cached result, why there is none)."""
+        """Return (cached result or None, why the plugins get no result or ""). Below CNI 0.4.0, DEL has no result:
+        (None, "")."""
         if read_version(net.version) < (0, 4, 0):
             return None, ""
         try:
@@ -365,7 +375,8 @@ class CNI:
 
 
 def read_result(net: NetworkList, stdout: bytes) -> Result:
-    """Decode the result of the whole list. Raises PluginError of the last plugin, which printed the result."""
+    """Decode `stdout`, the result of the whole list. Raises PluginError for the last plugin, because that plugin has
+    printed the result."""
     try:
         return invoke.read_add_output(stdout, net.version)
     except CniError as e:
@@ -373,5 +384,5 @@ def read_result(net: NetworkList, stdout: bytes) -> Result:
 
 
 def reworded(what: str, error: CniError) -> CniError:
-    """Return the same error with the prefix `what`, the attempted action, before its text."""
+    """Return a copy of `error` whose text begins with `what`, the attempted action."""
     return CniError(error.code, f"{what}: {error.msg}", error.details)

@@ -29,8 +29,9 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a GC. kept, stale: cached attachments of one network. valid: the pairs to keep, cached or not.
-    of_multus: directories in which multus keeps the results of its pods, which may be in the network, too."""
+    """The plan of a GC of one network. kept, stale: the cached attachments that GC keeps or deletes. valid: (container
+    id, ifname) of attachments that the plugins must keep, even if they are not in the cache. of_multus: directories
+    with the results of multus, whose pods may be in the network, too."""
 
     kept: tuple[Judged, ...]
     stale: tuple[Judged, ...]
@@ -40,7 +41,8 @@ class Plan:
 
 def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pair] = (),
               everything: bool = False, of_multus: Iterable[str] = ()) -> Plan:
-    """Keep valid attachments and, unless `everything` is set, those whose network namespace may exist. of_multus: see
+    """Return the Plan of a network. The plan keeps the valid attachments and, unless `everything` is set, the
+    attachments whose network namespace may exist. remembered: the cached attachments of all networks. of_multus: see
     Plan."""
     pairs, kept, stale = frozenset(valid), [], []
     for it in remembered:
@@ -57,9 +59,10 @@ def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pa
 
 
 def find_others(cni: "CNI", net: NetworkList, of_multus: Sequence[str]) -> tuple[Judged, ...]:
-    """Return the living attachments that a GC of the network must keep although they are of another network: pods of
-    multus in this network; for a network of multus, pods that the runtime has added directly to the pods' networks.
-    Only a GC of the other network deletes them. Raises OSError, and CniError 5."""
+    """Return the living attachments that the plugins must keep although another network's ADD has made them. In any
+    network: pods that multus has attached to it. In a network of multus: pods that the runtime has attached directly to
+    one of the networks that multus attaches pods to. Only a GC of that other network deletes these attachments. Raises
+    OSError, and CniError 5."""
     own = cni.cache.directory or DEFAULT_DIR
     found = {(net.name, pair): why for pair, why in
              other_caches.living(net.name, [it for it in of_multus if it != own]).items()}
@@ -76,9 +79,10 @@ def find_others(cni: "CNI", net: NetworkList, of_multus: Sequence[str]) -> tuple
 
 
 def unread_files(directory: str, network: str, remembered: Iterable[Attachment]) -> list[str]:
-    """Return the cache files that have the network's name and could not be read: damaged, or of an old libcni.
+    """Return the paths of the network's cache files that are not in `remembered`: damaged files, and files of an old
+    libcni.
 
-    Attachments of these files are unknown and may exist. Raises OSError if the directory cannot be listed.
+    The attachments of these files may exist. Raises OSError if the directory cannot be listed.
     """
     known = {f"{it.network}-{it.container_id}-{it.ifname}" for it in remembered}
     try:
@@ -90,7 +94,8 @@ def unread_files(directory: str, network: str, remembered: Iterable[Attachment])
 
 
 def rehearse(cni: "CNI", net: NetworkList, plan: Plan) -> GcReport:
-    """Return the report of run() without calling a plugin. The report does not list the releases of the plugins' GC."""
+    """Return the report that run() would return, but call no plugin. The report does not list what the plugins' GC
+    would release."""
     stale = tuple(Deleted(it.attachment, it.why) for it in plan.stale)
     plugins = tuple(Collected(plugin, skipped=why_skipped(cni, net, plugin)) for plugin in net.plugins)
     return GcReport((*plan.kept, *find_others(cni, net, plan.of_multus)), stale, plugins, dry_run=True)
@@ -113,15 +118,15 @@ def delete_stale(cni: "CNI", net: NetworkList, plan: Plan, trace: Trace | None) 
 
 
 def still_valid(cni: "CNI", net: NetworkList, plan: Plan) -> list[Pair]:
-    """Return the attachments that the plugins must keep, including those that an ADD has added to the cache since the
-    plan was made."""
+    """Return (container id, ifname) of the attachments that the plugins must keep, sorted. They include the attachments
+    that an ADD has added to the cache since the plan was made."""
     stale = {to_pair(it.attachment) for it in plan.stale}
     now = {to_pair(it) for it in cni.attachments() if it.network == net.name}
     return sorted(plan.valid | {to_pair(it.attachment) for it in plan.kept} | (now - stale))
 
 
 def delete_one(cni: "CNI", net: NetworkList, stale: Judged, trace: Trace | None) -> Deleted:
-    """Run DEL with the args of the ADD."""
+    """Run DEL of a stale attachment, with the args of its ADD."""
     it = stale.attachment
     rt = RuntimeConf(it.container_id, it.netns, it.ifname, it.args, it.capability_args)
     try:
@@ -139,7 +144,8 @@ def gc_plugins(cni: "CNI", net: NetworkList, valid: Sequence[Pair] | None,
 
 def gc_plugin(cni: "CNI", net: NetworkList, plugin: PluginConf, valid: Sequence[Pair] | None,
               trace: Trace | None) -> Collected:
-    """Run GC of one plugin. fastcni's own plugins accept GC in every version, and report each release."""
+    """Run GC of one plugin. fastcni's own plugins accept GC in every CNI version, and report each object that they
+    release."""
     if why := why_skipped(cni, net, plugin):
         return Collected(plugin, skipped=why)
     more = {} if valid is None else report_key(cni, plugin)
@@ -152,7 +158,8 @@ def gc_plugin(cni: "CNI", net: NetworkList, plugin: PluginConf, valid: Sequence[
 
 
 def report_key(cni: "CNI", plugin: PluginConf) -> dict[str, bool]:
-    """Return the keys that fastcni's own plugins get with GC in addition to the list."""
+    """Return a key for the stdin of GC, which makes fastcni's own plugins report their releases; {} for other
+    plugins."""
     return {REPORT: True} if cni.is_own(plugin) else {}
 
 
@@ -164,7 +171,7 @@ def why_skipped(cni: "CNI", net: NetworkList, plugin: PluginConf) -> str:
 
 
 def below(net: NetworkList, command: str, since: str) -> str:
-    """Return why a command was not run, as text."""
+    """Return a text such as 'cniVersion "1.0.0" has no GC (since 1.1.0)'."""
     return f'cniVersion "{net.version}" has no {command} (since {since})'
 
 
@@ -177,7 +184,7 @@ def at_least(config_version: str, since: str) -> bool:
 
 
 def read_released(stdout: bytes) -> tuple[Released, ...] | None:
-    """Return the report of one of fastcni's own plugins; None: an older plugin, which printed nothing."""
+    """Decode the report that one of fastcni's own plugins printed for GC. None: no output, from an older fastcni."""
     if not stdout:
         return None
     try:

@@ -16,7 +16,7 @@ BUFFER_BYTES = 1 << 16
 
 
 class DirectoryChanges:
-    """A descriptor that becomes readable when a file in one of the directories is changed, added or removed.
+    """An inotify descriptor that becomes readable when a file in a watched directory is changed, added or removed.
 
     Raises OSError: EMFILE if the user already has /proc/sys/fs/inotify/max_user_instances instances.
     """
