@@ -1,4 +1,4 @@
-"""Find a network by name in a configuration directory, in the order of the Go library."""
+"""Find a network by name in a configuration directory. The files are read in the Go library's order."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from fastcni.runtime.records import NetworkList, PluginConf
 from fastcni.spec import errors, json
 from fastcni.spec.config import check_network_name
 
-MAX_CONF_BYTES = 4 << 20   # bytes of one file; a network list has a few kB
+MAX_CONF_BYTES = 4 << 20   # the largest file that is read, in bytes; a network list has a few kB
 
 Warn = Callable[[str], None]
 T = TypeVar("T")
@@ -28,13 +28,13 @@ def log_warning(text: str) -> None:
 def load_network(conf_dir: str | os.PathLike[str], name: str, warn: Warn = log_warning) -> NetworkList:
     """Load the network called `name` from the files of `conf_dir`.
 
-    `.conflist` files come first, then `.conf` and `.json` together, each sorted by name; the first match wins. A broken
-    file before the match is skipped with a call of warn(text), as in kubelet and CRI-O. (Go's libcni and cnitool load
-    no network if any file is broken.) A broken file that seems to have the network's name is an error, so that no other
-    file replaces it.
+    The files are read in this order: `.conflist`, then `.conf` and `.json` together, both groups sorted by name. The
+    first file with the network's name wins. For a broken file before it, load_network() calls warn(text) and goes on,
+    as kubelet and CRI-O do. (Go's libcni and cnitool load no network if any file is broken.) If a broken file seems to
+    have the network's name, load_network() raises ConfError, so that no later file replaces the broken file.
 
-    Raises ConfError if the network's own file is broken, NoConfigsFound without files, NotFound if no file has the
-    name.
+    Raises ConfError if the network's own file is broken, NoConfigsFound if the directory has no configuration files,
+    NotFound if no file has the name.
     """
     conf_dir = os.fspath(conf_dir)
     lists = list_files(conf_dir, (".conflist",))
@@ -67,12 +67,12 @@ def network_names(conf_dir: str) -> list[str]:
 
 
 class OtherNetwork(ConfError):
-    """A broken file that does not seem to belong to the wanted network."""
+    """The error of a broken file that does not seem to have the wanted network's name."""
 
 
 def load_list_if(path: str, name: str) -> NetworkList | None:
-    """Return the network of a `.conflist` file, None if the network has another name. Raises ConfError for a broken
-    file, OtherNetwork if the broken file does not seem to have the name."""
+    """Return the network of a `.conflist` file, None if the network has another name than `name`. Raises ConfError for
+    a broken file: OtherNetwork if the file does not seem to have the name."""
     raw = read_if(path)
     try:
         net = parse_list(raw)
@@ -82,7 +82,8 @@ def load_list_if(path: str, name: str) -> NetworkList | None:
 
 
 def load_single_if(path: str, name: str) -> NetworkList | None:
-    """Return the network of a `.conf` or `.json` file, see load_list_if()."""
+    """Return the network of a `.conf` or `.json` file, None if the network has another name than `name`. Raises the
+    errors of load_list_if()."""
     raw = read_if(path)
     try:
         plugin = parse_plugin(raw)
@@ -92,7 +93,7 @@ def load_single_if(path: str, name: str) -> NetworkList | None:
 
 
 def list_of_file(path: str, plugin: PluginConf) -> NetworkList:
-    """Return the network list of a file's single plugin."""
+    """Return a network list of `plugin`, the only plugin in the file `path`."""
     net = list_of_plugin(plugin)
     return replace(net, plugins=tuple(replace(one, file=path) for one in net.plugins))
 
@@ -105,29 +106,30 @@ def read_if(path: str) -> bytes:
 
 
 def blamed(path: str, raw: bytes, name: str, error: ConfError) -> ConfError:
-    """Return the error of a broken file, with the file's path: OtherNetwork, unless the file's text has the network's
-    name.
+    """Return `error` with the broken file's path before its text: an OtherNetwork, or a ConfError if the file has the
+    network's name.
 
-    The text is searched, because the keys of a broken file may be unreadable.
+    The name is searched in the bytes `raw`, because a broken file may not be JSON.
     """
     found = re.search(rb'"name"\s*:\s*' + re.escape(json.write(name)), raw)
     return (ConfError if found else OtherNetwork)(f"{path}: {error.msg}", error.code)
 
 
 def load_list_file(path: str | os.PathLike[str]) -> NetworkList:
-    """Load one `.conflist` file, with the plugins of its directory."""
+    """Load one `.conflist` file, and the plugins of its network's directory (see with_directory())."""
     path = os.fspath(path)
     return add_directory(path, parse_file(path, parse_list))
 
 
 def load_single_file(path: str | os.PathLike[str]) -> NetworkList:
-    """Load one `.conf` or `.json` file, which has a single plugin. Raises ConfError, also for a plugin list."""
+    """Load one `.conf` or `.json` file, which configures a single plugin. Raises ConfError, also if the file has a
+    plugin list."""
     path = os.fspath(path)
     return list_of_file(path, parse_file(path, parse_plugin))
 
 
 def parse_file(path: str, parse: Callable[[bytes], T]) -> T:
-    """Return parse(the file's bytes). Raises ConfError, which names the file."""
+    """Read a file and return parse(bytes). Raises ConfError, whose text names the file."""
     raw = read_conf(path)
     try:
         return parse(raw)
@@ -136,8 +138,8 @@ def parse_file(path: str, parse: Callable[[bytes], T]) -> T:
 
 
 def add_directory(path: str, net: NetworkList) -> NetworkList:
-    """Return the network of a list file, with the plugins of its directory. Each plugin's `file` is set. Raises
-    ConfError."""
+    """Return the network `net` of the file `path`, with the plugins of the network's directory appended. Each plugin's
+    `file` is set. Raises ConfError, also if the network then has no plugins."""
     plugins = tuple(replace(plugin, file=path) for plugin in net.plugins)
     net = with_directory(os.path.dirname(path), replace(net, plugins=plugins))
     if not net.plugins:
@@ -148,7 +150,8 @@ def add_directory(path: str, net: NetworkList) -> NetworkList:
 def with_directory(conf_dir: str, net: NetworkList) -> NetworkList:
     """Append the plugins of `<conf_dir>/<network name>/*.conf`, unless the list excludes them. Raises ConfError.
 
-    The name becomes a part of a path, so fastcni checks it; the Go library follows "..".
+    The network's name becomes a part of a path, so fastcni rejects a name such as ".."; the Go library follows such a
+    path.
     """
     if net.only_inlined_plugins:
         return net
@@ -174,7 +177,7 @@ def list_files(where: str, extensions: tuple[str, ...]) -> list[str]:
     """Return the paths of the files in a directory with one of the extensions, sorted by the bytes of their names.
 
     A missing directory is treated as empty. A file called ".conf" has the extension ".conf". Broken symbolic links are
-    included: reading them reports the error.
+    included, because the error is reported when they are read. Raises ConfError.
     """
     try:
         with os.scandir(where) as entries:
@@ -192,7 +195,8 @@ def has_extension(name: str, extensions: tuple[str, ...]) -> bool:
 
 
 def read_conf(path: str) -> bytes:
-    """Return the bytes of a regular file. Raises ConfError, also for a FIFO or a device, without blocking on these."""
+    """Return the bytes of a regular file. Raises ConfError, also if the file is longer than MAX_CONF_BYTES, a FIFO or a
+    device. A FIFO does not block the call."""
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -1,4 +1,4 @@
-"""Define the errors of the runtime library. All are CniErrors, with code, msg and details."""
+"""Define the errors of the runtime library. Each is a subclass of CniError, which has code, msg and details."""
 
 from collections.abc import Sequence
 
@@ -23,8 +23,8 @@ class NoConfigsFound(ConfError):
 
 
 class NotFound(ConfError):
-    """There are configurations, but none has the wanted name. broken: files that could not be read. known: names of
-    the networks that exist."""
+    """No network configuration in the directory has the wanted name. broken: files that could not be read. known: names
+    of the networks that exist."""
 
     def __init__(self, conf_dir: str, name: str, broken: Sequence[str] = (), known: Sequence[str] = ()):
         super().__init__(f'no net configuration with name "{name}" in {conf_dir}')
@@ -33,10 +33,9 @@ class NotFound(ConfError):
 
 
 class PluginError(CniError):
-    """A plugin of a list failed: the error has the plugin's code and details, and a msg that names the plugin and the
-    command.
+    """A plugin of a list failed. The error has the plugin's code and details; its msg names the plugin and the command.
 
-    plugin: the configuration of the failed plugin. done: the plugins that succeeded before it. The plugin's error is
+    plugin: the configuration of the failed plugin. done: the plugins that had succeeded before. The plugin's error is
     `__cause__`.
     """
 
@@ -53,7 +52,8 @@ def describe(plugin: PluginConf) -> str:
 
 
 class ManyErrors(CniError):
-    """Several steps failed, and all steps ran. errors: in order. code: the first error's code."""
+    """One or more steps failed; the other steps ran nevertheless. errors: the steps' errors in order. code: the first
+    error's code."""
 
     def __init__(self, msg: str, found: Sequence[CniError]):
         super().__init__(found[0].code, msg)

@@ -1,4 +1,5 @@
-"""Define the runners, which call plugins: executables, or fastcni's own plugins in this process."""
+"""Define the runners, which call plugins: Exec runs executables, InProcess runs fastcni's own plugins in this
+process."""
 
 import os
 import sys
@@ -18,11 +19,12 @@ NOWHERE = "/nonexistent"
 
 
 class Runner(Protocol):
-    """The contract of a runner. A runner may also have is_own(where) -> bool: whether the plugin belongs to fastcni;
-    and ask_server(env, stdin) -> bytes | None: see Exec."""
+    """The methods by which CNI finds and calls a plugin. A runner may have two more methods, is_own() and ask_server();
+    Exec describes both."""
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
-        """Return where the plugin is, for run(). Raises CniError if the plugin is not found."""
+        """Return where the plugin is, such as its path; run() takes this value. Raises CniError if the plugin is not
+        found."""
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         """Call the plugin and return its stdout. env: CNI and trace variables. timeout: seconds, None for no limit.
@@ -30,10 +32,10 @@ class Runner(Protocol):
 
 
 class Exec:
-    """The runner of executables.
+    """A runner that executes plugin files.
 
-    environ: the plugins' environment without the CNI variables; None: this process's environment. stderr: a binary
-    stream for the stderr of plugins that succeed; None: that of sys.stderr.
+    environ: the plugins' environment without the CNI variables; None: this process's environment. stderr: the binary
+    stream to which successful plugins' stderr is written; None: the stream of sys.stderr.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, stderr: BinaryIO | None = None):
@@ -48,12 +50,12 @@ class Exec:
         return search.is_own(where)
 
     def ask_server(self, env: Mapping[str, str], stdin: bytes) -> bytes | None:
-        """Send a request for the plugin `chain` to the server that plugin files would ask, and return its stdout. None:
-        no server answers, or the request can be repeated. Raises served.Failed."""
+        """Send a request for the plugin `chain` to the server that plugin files ask, and return the plugin's stdout.
+        None: no server has answered, or the request can be repeated by calls of plugin files. Raises served.Failed."""
         from fastcni.runtime import served
 
         environ = os.environ if self.environ is None else self.environ
-        # As with plugin files: if the call has no Trace, the server gets this process's
+        # If the call has no Trace, the server gets this process's trace variables, as from a plugin file.
         inherited = [name for name in VARIABLES if name in environ and VARIABLES[0] not in env]
         answer = served.ask(environ, {**{name: environ[name] for name in inherited}, **env}, stdin)
         if answer is None:
@@ -70,11 +72,11 @@ class Exec:
 
 
 class InProcess:
-    """The runner that runs fastcni's own plugins, and those that other distributions declare to fastcni, in this
-    process. otherwise: the runner of all other plugins; None: Exec.
+    """A runner that calls plugins as functions in this process: fastcni's own, and those that other Python
+    distributions register with fastcni. otherwise: the runner for all other plugins; None: Exec.
 
-    Each call is made in a new thread, because a plugin enters network namespaces: the caller's thread stays in its
-    namespace. The timeout does not apply, because a thread cannot be killed; the plugin's own limits end its waits.
+    Each call runs in a new thread. The plugin changes that thread's network namespace; the caller's thread stays in its
+    own. The timeout does not apply, because a thread cannot be killed; the plugin's own time limits end its waits.
     """
 
     def __init__(self, otherwise: Runner | None = None, environ: Mapping[str, str] | None = None,
@@ -82,7 +84,7 @@ class InProcess:
         self.otherwise = otherwise or Exec(environ, stderr)
         self.environ = environ
         self.stderr = stderr
-        self.registered = False         # whether the plugins of other distributions are in the table
+        self.registered = False         # whether plugins.TABLE has the plugins of other distributions
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
         from fastcni import plugins, third_party
@@ -98,8 +100,8 @@ class InProcess:
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
         if "/" in where:           # a path: the plugin is not fastcni's
             return self.otherwise.run(where, env, stdin, timeout)
-        # The rest of the environment is for delegates that are executed. A plugin rejects an empty CNI_PATH, but needs
-        # no directory to find fastcni's own delegates.
+        # Delegates that are executed need the rest of the environment. A plugin rejects an empty CNI_PATH, so CNI_PATH
+        # gets a directory that does not exist. fastcni's own delegates need no directory.
         base = os.environ if self.environ is None else self.environ
         reply = in_thread(where, {**base, **env, "CNI_PATH": env.get("CNI_PATH") or NOWHERE}, stdin)
         if reply.status:
@@ -109,7 +111,7 @@ class InProcess:
 
 
 def in_thread(plugin: str, env: Mapping[str, str], stdin: bytes) -> "Reply":
-    """Return the handle.Reply of one request that runs in a new thread."""
+    """Run one request in a new thread and return its Reply. Raises CniError for an exception in the thread."""
     from fastcni.handle import handle
     from fastcni.runtime.mode import InProcessMode
 
@@ -118,7 +120,7 @@ def in_thread(plugin: str, env: Mapping[str, str], stdin: bytes) -> "Reply":
     def work() -> None:
         try:
             done.append(handle(plugin, env, stdin, InProcessMode()))
-        except BaseException as e:         # handle() turns its plugins' errors into replies
+        except BaseException as e:         # a defect: handle() returns errors of plugins as replies
             done.append(e)
 
     thread = threading.Thread(target=work, name=f"fastcni-{plugin}")
@@ -135,7 +137,7 @@ def forward(text: bytes, stream: BinaryIO | None) -> None:
         return
     try:
         if stream is None:
-            # sys.stderr may be None, and a replacement of it may accept only text.
+            # sys.stderr may be None, or an object that accepts only text.
             stream = getattr(sys.stderr, "buffer", None)
         if stream is not None:
             stream.write(text)

@@ -1,7 +1,8 @@
-"""Fuse a network list: its plugins become nested plugins of one plugin, `chain`; and undo that.
+"""Fuse and unfuse a network list. Fusing replaces the list's plugins by one plugin, `chain`, which contains them.
 
-The original stays next to the fused list as `<file>.unfused`. Runtimes do not load that name: they load `.conflist`,
-`.conf` and `.json`. Files are replaced by rename(2), so a runtime sees either the old list or the new list.
+The original stays next to the fused list as `<file>.unfused`. Runtimes do not load that file, because they load only
+`.conflist`, `.conf` and `.json`. Files are replaced by rename(2), so a runtime sees either the old list or the new
+list.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ SUFFIX = ".unfused"
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The outcome of fuse() and unfuse(). path: the list. kept: the original. network: its name. plugins: the types of
-    its plugins, without `chain`. document: the bytes of the new list, which a dry run does not write."""
+    """The outcome of fuse() and unfuse(). path: the path of the list. kept: the path of the original, <path>.unfused.
+    network: the network's name. plugins: the types of the network's plugins, without `chain`. document: the new bytes
+    of the list, which a dry run does not write."""
 
     path: str
     kept: str
@@ -38,8 +40,8 @@ class Fused:
 def fuse(path: str, plugin_dirs: Sequence[str], *, dry_run: bool = False) -> Fused:
     """Fuse a `.conflist` file, and keep the original. With dry_run, write nothing.
 
-    plugin_dirs: the directories that must have each plugin, and fastcni's `chain`. Raises ConfError or CniError if the
-    list cannot be fused; nothing was changed then.
+    plugin_dirs: the directories in which each plugin of the list, and fastcni's `chain`, must be found. Raises
+    ConfError or CniError if the list cannot be fused; no file has changed then.
     """
     path = real_path(path)
     raw = read_conf(path)
@@ -55,9 +57,9 @@ def fuse(path: str, plugin_dirs: Sequence[str], *, dry_run: bool = False) -> Fus
 
 
 def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
-    """Put the original of a fused list back: the same file, byte for byte. With dry_run, write nothing.
+    """Replace a fused list by its original, which has not changed by a byte. With dry_run, write nothing.
 
-    force: also if the fused list was changed since; the change is lost then. After a CniError nothing was changed.
+    force: unfuse even if the fused list was edited; the edit is lost. After a CniError, no file has changed.
     """
     path = real_path(path)
     kept = path + SUFFIX
@@ -79,8 +81,8 @@ def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
 
 
 def fused(raw: bytes, net: NetworkList) -> bytes:
-    """Return the fused list of a network list. Its plugin `chain` declares each capability that a plugin of the network
-    list declares."""
+    """Return the bytes of the fused list. raw, net: the bytes and the record of the network list. The fused list's
+    plugin `chain` declares each capability that a plugin of the network list declares."""
     values = json.read(raw)
     declared = {name: True for plugin in net.plugins for name, on in plugin.capabilities.items() if on}
     only = {"type": chain.KIND, **({"capabilities": declared} if declared else {}), "plugins": values["plugins"]}
@@ -88,7 +90,7 @@ def fused(raw: bytes, net: NetworkList) -> bytes:
 
 
 def check(path: str, net: NetworkList, plugin_dirs: Sequence[str]) -> None:
-    """Raise CniError for a list that cannot be fused, or for which fusing has no benefit."""
+    """Raise CniError if the list cannot be fused, or has fewer than two plugins."""
     refused = f"{path} cannot be fused"
     kinds = types(net)
     if chain.KIND in kinds:
@@ -114,8 +116,8 @@ def types(net: NetworkList) -> tuple[str, ...]:
 
 
 def real_path(path: str) -> str:
-    """Return the path of the file itself if `path` is a symbolic link: the original is kept in the file's directory.
-    Raises ConfError."""
+    """Return `path` without symbolic links, because the original is kept in the directory of the file itself. Raises
+    ConfError if the file's name does not end with .conflist."""
     path = os.path.realpath(path)
     if not path.endswith(".conflist"):
         raise ConfError(f"{path} is not a network list: its name does not end with .conflist")
@@ -130,8 +132,8 @@ def read_list(path: str, raw: bytes) -> NetworkList:
 
 
 def replace_list(done: Fused, raw: bytes) -> None:
-    """Link the original to its second name, then replace it by the fused list. Raises OSError, and CniError if another
-    program has changed the list in between."""
+    """Keep the original as `done.kept`, and replace the list `done.path` by the fused list. Raises OSError, and
+    CniError if another program has changed the list in between."""
     directory = os.path.dirname(done.path)
     fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=directory)
     try:
@@ -151,8 +153,8 @@ def replace_list(done: Fused, raw: bytes) -> None:
 
 
 def keep(done: Fused, raw: bytes, link: str) -> None:
-    """Link the original to its second name. An existing file of that name is from an earlier fuse(); the list was
-    replaced since."""
+    """Make `done.kept` a hard link to the original, by way of the temporary name `link`. If `done.kept` exists, it is
+    from an earlier fuse() of a list that was replaced since, and is overwritten."""
     os.link(done.path, link)
     try:
         if read_conf(link) != raw:
@@ -164,7 +166,7 @@ def keep(done: Fused, raw: bytes, link: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Write the directory of a file to disk (fsync)."""
+    """Write the directory of the file `path` to disk by fsync(2)."""
     fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -9,13 +9,14 @@ from fastcni.runtime.records import PluginConf, RuntimeConf
 from fastcni.spec import json, result
 from fastcni.spec.config import VALID_ATTACHMENTS
 
-ATTACHMENTS = (VALID_ATTACHMENTS, "cni.dev/attachments")        # the second name is from early drafts
+ATTACHMENTS = (VALID_ATTACHMENTS, "cni.dev/attachments")        # the second key is from early drafts of the spec
 
 
 def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str, Any] | None = None) -> bytes:
-    """Return the plugin's configuration as compact JSON with `values` set, keys sorted, and Go's number formats.
+    """Return the plugin's configuration as compact JSON, with `values` added, sorted keys, and numbers as Go prints
+    them.
 
-    The keys of a prevResult are in the order of its version. Raises ConfError for an empty key or a null value.
+    The keys of `prev_result` are in the order of its CNI version. Raises ConfError for an empty key or a null value.
     """
     for key, value in values.items():
         if not key:
@@ -31,18 +32,19 @@ def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str,
 
 def for_attachment(name: str, version: str, plugin: PluginConf, rt: RuntimeConf,
                    prev_result: dict[str, Any] | None) -> bytes:
-    """Return stdin of ADD, CHECK and DEL."""
+    """Return the stdin of ADD, CHECK and DEL. name, version: of the network."""
     values: dict[str, Any] = {"name": name, "cniVersion": version}
     matched = {key: rt.capability_args[key] for key, on in plugin.capabilities.items()
                if on and key in rt.capability_args}
-    if matched:                 # otherwise a runtimeConfig in the file stays
+    if matched:                 # without a match, a runtimeConfig in the file stays
         values["runtimeConfig"] = matched
     return inject(plugin, values, prev_result)
 
 
 def for_gc(name: str, version: str, plugin: PluginConf, valid: Sequence[tuple[str, str]] | None,
            more: Mapping[str, Any] = MappingProxyType({})) -> bytes:
-    """Return stdin of GC. valid: (container id, interface name) pairs; None leaves the key out. more: further keys."""
+    """Return the stdin of GC. valid: (container id, interface name) pairs; None omits the list. more: further keys of
+    the stdin."""
     values: dict[str, Any] = {"name": name, "cniVersion": version, **more}
     if valid is not None:
         entries = [{"containerID": container_id, "ifname": ifname} for container_id, ifname in valid]
@@ -51,5 +53,5 @@ def for_gc(name: str, version: str, plugin: PluginConf, valid: Sequence[tuple[st
 
 
 def for_status(name: str, version: str, plugin: PluginConf) -> bytes:
-    """Return stdin of STATUS."""
+    """Return the stdin of STATUS."""
     return inject(plugin, {"name": name, "cniVersion": version})

@@ -1,4 +1,4 @@
-"""Change the iptables rules of many attachments by one program run for each family and table."""
+"""Change the iptables rules of many attachments with one run of iptables-restore for each family and table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fastcni.runtime.mode import SharedMode
 
 
 class BatchMode(SharedMode):
-    """A mode that reads each table of iptables once, and records the commands that change it, until carry_out(). Until
-    then it returns each table as the recorded commands will change it.
+    """A mode that reads each iptables table once, and records the commands that change the table until carry_out() runs
+    them. Until then read_iptables() returns the table as the recorded commands will change it.
 
     tables: {(program, table): (lines as iptables-save prints them, recorded commands)}.
     """
@@ -29,7 +29,8 @@ class BatchMode(SharedMode):
         return [*self.tables[program, table][0]]
 
     def change_iptables(self, program: str, table: str, commands: list[str], run: Callable[[], Finished]) -> Finished:
-        """Record commands. The table is already in `tables`, because the commands were made from its lines."""
+        """Record the commands. The table is already in `tables`, because the caller made the commands from the table's
+        lines."""
         lines, noted = self.tables[program, table]
         for command in commands:
             change(lines, command)
@@ -45,7 +46,8 @@ class BatchMode(SharedMode):
 
 
 def change(lines: list[str], command: str) -> None:
-    """Apply a command of iptables-restore to lines of iptables-save."""
+    """Apply an iptables-restore command, such as "-A CHAIN RULE", to the lines of a table, which iptables-save
+    printed."""
     verb, chain, rule = (*command.split(" ", 2), "")[:3]
     start = f"-A {chain} "
     if verb == "-N":

@@ -9,11 +9,12 @@ from fastcni.spec.config import Section, fold
 
 
 class KeyRecorder(Section):
-    """A Section that records its readers. A value of a wrong type is recorded as a fault, and treated as absent.
+    """A Section that records which of its keys are read. A value of a wrong type is recorded as a fault, and treated as
+    absent.
 
     document  the object as decoded
     asked     {key in lower case: the reader's spelling} of the keys that were read
-    taken     whether the reader took the whole object: then each of its keys is known
+    taken     whether a reader took the whole object: each of its keys then counts as read
     journal   {path: KeyRecorder} of the top object and of the objects below it that were read
     faults    [(path, what is wrong)] of the whole configuration
     """
@@ -53,7 +54,7 @@ class KeyRecorder(Section):
         return self.journal.setdefault(where, KeyRecorder(values, where, self))
 
     def unknown(self) -> Iterator[tuple[KeyRecorder, str]]:
-        """Yield (object, key) of each key that was not read."""
+        """Yield (object, key) for each key of the configuration that no reader has read."""
         for section in self.journal.values():
             if not section.taken:
                 yield from ((section, key) for key in section.document if key.lower() not in section.asked)

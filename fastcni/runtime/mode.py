@@ -1,4 +1,4 @@
-"""Define the modes of requests that a Python program makes in its own process."""
+"""Define the modes of requests that run in the process of the calling Python program."""
 
 from fastcni.kit.call.mode import Mode
 
@@ -13,8 +13,8 @@ class InProcessMode(Mode):
 
 
 class SharedMode(InProcessMode):
-    """The mode of many requests of one thread, one after another, from one namespace. The sockets stay open until
-    close()."""
+    """The mode of many requests that one thread runs, one after another, in one network namespace. Netlink sockets stay
+    open until close()."""
 
     __slots__ = ()
 

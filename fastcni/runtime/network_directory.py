@@ -1,5 +1,5 @@
-"""Read the networks of a configuration directory by the rules of a kubelet's runtime: find the default network and
-broken files."""
+"""Read the networks of a configuration directory as containerd and CRI-O do: find the default network and broken
+files."""
 
 import os
 import time
@@ -19,8 +19,8 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The content of a directory. networks: in the order of their files' names. broken: the error of each other file,
-    which names the file."""
+    """The content of a configuration directory. networks: sorted by file name. broken: the error of each invalid file;
+    the error's text names the file."""
 
     directory: str
     networks: tuple[NetworkList, ...] = ()
@@ -55,7 +55,7 @@ class NetworkDirectory:
 
     def __init__(self, path: str):
         self.path = path
-        self._read: tuple[Signature, Listing] | None = None      # replaced as a whole: threads need no lock
+        self._read: tuple[Signature, Listing] | None = None      # one assignment replaces both: no lock
 
     def listing(self) -> Listing:
         """Return the networks that the directory has now. Raises ConfError if it cannot be listed."""
@@ -78,7 +78,8 @@ class NetworkDirectory:
         return Listing(self.path, tuple(networks), tuple(broken))
 
     def directories(self) -> list[str]:
-        """Return the directory and its subdirectories: each may have the plugins of a network."""
+        """Return the paths of the directory and its subdirectories. A subdirectory may have the plugins of a
+        network."""
         try:
             with os.scandir(self.path) as entries:
                 return [self.path, *sorted(entry.path for entry in entries if entry.is_dir())]
@@ -86,7 +87,7 @@ class NetworkDirectory:
             return [self.path]
 
     def signature(self) -> Signature:
-        """Return the path, inode, time of change and size of each configuration file, to detect changes."""
+        """Return (path, inode, time of change in ns, size in bytes) of each configuration file, to detect changes."""
         found = []
         for directory in self.directories():
             for path in list_files(directory, EXTENSIONS):
@@ -100,7 +101,7 @@ class NetworkDirectory:
 
 
 def load(path: str) -> NetworkList:
-    """Return the network of a file. Raises ConfError, which names the file."""
+    """Return the network of a configuration file. Raises ConfError, whose text names the file."""
     net = (load_list_file if path.endswith(".conflist") else load_single_file)(path)
     try:
         check_network_name(net.name)

@@ -1,7 +1,7 @@
 """Parse network configurations from bytes to records. Reads no files.
 
-Which keys are case-insensitive, and the order of the checks, is as in the Go library, so that a file has the same
-meaning for both.
+A file has the same meaning for fastcni as for the Go library: both agree on which keys are case-insensitive, and on the
+order of the checks.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ Json = Any
 
 
 def go_type(value: Json) -> str:
-    """Return the Go library's name of a decoded value's type, for errors."""
+    """Return a decoded value's type as Go's error texts name it, such as "float64"."""
     if value is None:
         return "<nil>"
     if isinstance(value, bool):
@@ -107,7 +107,8 @@ LIST_KEYS = ("cniVersion", "cniVersions", "name", "plugins", *LIST_FLAGS)
 
 
 def parse_list(raw: bytes) -> NetworkList:
-    """Read a network list, which may have no plugins (see discover.py). Raises ConfError."""
+    """Read a network list. The list may have no plugins; discover.py adds plugins from a directory. Raises
+    ConfError."""
     values = read_object(raw, LIST)
     if "name" not in values:
         raise ConfError(f"{LIST}no name")
@@ -124,9 +125,9 @@ def parse_list(raw: bytes) -> NetworkList:
 
 
 def select_version(values: dict[str, Json]) -> str:
-    """Return the version to use: the highest known version of `cniVersions` and `cniVersion`.
+    """Return the CNI version of a list: the highest version that fastcni knows among `cniVersions` and `cniVersion`.
 
-    Without `cniVersions` it is `cniVersion`, even if it is unknown.
+    Without `cniVersions`, return `cniVersion`, even if fastcni does not know that version. Raises ConfError.
     """
     given = values.get("cniVersion", "")
     if not isinstance(given, str):
@@ -150,7 +151,7 @@ def select_version(values: dict[str, Json]) -> str:
 
 
 def read_version(text: str, prefix: str = "") -> tuple[int, int, int]:
-    """Return the numbers of a version. Raises ConfError, whose text begins with the prefix."""
+    """Return the numbers of a version: (1, 0, 0). Raises ConfError, whose text begins with `prefix`."""
     try:
         return version.parse(text)
     except ValueError as e:
@@ -188,7 +189,7 @@ def read_plugins(values: dict[str, Json], only_inlined: bool) -> tuple[PluginCon
 
 
 def nested_plugins(plugin: PluginConf) -> tuple[PluginConf, ...]:
-    """Return the readable plugins inside a `chain`; () for any other plugin."""
+    """Return the valid plugin configurations inside a plugin `chain`; () for any other plugin."""
     entries = Section(dict(plugin.values)).raw("plugins") if plugin.type == chain.KIND else None
     found = []
     for index, entry in enumerate(entries if isinstance(entries, list) else ()):
@@ -200,7 +201,7 @@ def nested_plugins(plugin: PluginConf) -> tuple[PluginConf, ...]:
 
 
 def flattened(plugins: Iterable[PluginConf]) -> list[PluginConf]:
-    """Return the plugins of a list; a chain is replaced by its nested plugins."""
+    """Return the plugins of a list, with each `chain` replaced by its nested plugins."""
     return [one for plugin in plugins for one in nested_plugins(plugin) or (plugin,)]
 
 
