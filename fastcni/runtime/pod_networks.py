@@ -30,11 +30,13 @@ Wanted = tuple[NetworkList, RuntimeConf]
 class PodNetworks:
     """The networks of the pods of a node.
 
-    cni: finds and calls the plugins; its conf_dir has the networks and its cache has the attachments, so pods outlive
-    this object. serial: whether set_up_pod() sets up the networks of a pod one after another.
+    cni: the CNI object that finds and calls the plugins. Its conf_dir has the networks. Its cache on disk has the
+    attachments, so a new PodNetworks finds the pods of an earlier process. serial: whether set_up_pod() attaches a pod
+    to its networks one after another.
 
     A pod without a list of networks gets the default network: the first valid file of the conf_dir, by name, as in
-    containerd and CRI-O. The files are read again when they change, also if the directory is deleted and created again.
+    containerd and CRI-O. PodNetworks reads the files again when they have changed, also if the directory was deleted
+    and created again.
 
     Any number of threads may use the object. Calls for one container run one after another, in the order of their
     arrival. Methods raise CniError.
@@ -53,8 +55,8 @@ class PodNetworks:
         The first network is attached before the other networks, so that its default route stays. The other networks
         are attached at the same time, or in their order with `serial`. After an error all networks are detached.
 
-        Raises the error of the first network that failed, whose notes have the other errors. Raises CniError 4 if the
-        container already has networks: nothing was changed then, so call tear_down_pod() before another attempt.
+        Raises the error of the first network that failed; the other networks' errors are its notes. Raises CniError 4
+        if the container already has networks. Nothing has changed then; call tear_down_pod() before another attempt.
         """
         with self._calls.hold(pod.container_id):
             wanted = self.wanted(pod)
@@ -70,13 +72,15 @@ class PodNetworks:
             return PodStatus(pod.container_id, tuple(self.interface(*it) for it in wanted))
 
     def tear_down_pod(self, pod: Pod) -> tuple[Detached, ...]:
-        """Detach the pod from all its networks, in reverse order. May be called again, and needs no netns.
+        """Detach the pod from all its networks, in reverse order. The caller may repeat the call, and `pod` needs no
+        netns.
 
-        These are the networks in the result cache, with the configurations of their ADD, and the networks that the pod
-        asks for, because an interrupted ADD is not in the cache. The name of a damaged file in the cache names network
-        and interface; DEL then uses the configuration in the conf_dir. Continues after errors.
+        The pod's networks are the networks in the result cache, with the configurations of their ADD, and the networks
+        that `pod` asks for, because an interrupted ADD is not in the cache. If a cache file is damaged, its name gives
+        the network and the interface, and DEL uses the configuration in the conf_dir. tear_down_pod() continues after
+        errors.
 
-        Raises ManyErrors: the networks that it names are still attached, and the caller must call tear_down_pod()
+        Raises ManyErrors. The networks that the error names are still attached; the caller must call tear_down_pod()
         again.
         """
         with self._calls.hold(pod.container_id):
@@ -88,8 +92,8 @@ class PodNetworks:
         return tuple(it for it in done if it.network != LOOPBACK.name)
 
     def pod_status(self, pod: Pod, *, check: bool = False) -> PodStatus:
-        """Return the pod's interfaces and addresses, from the result cache. check: also send CHECK, whose errors are
-        the problems of the interfaces; networks below CNI 0.4.0 have no CHECK."""
+        """Return the pod's interfaces and addresses, from the result cache. check: also run CHECK of each network; its
+        error becomes the interface's `problem`. Networks below CNI 0.4.0 have no CHECK."""
         with self._calls.hold(pod.container_id):
             return PodStatus(pod.container_id, tuple(self._status_of(it, pod, check)
                                                      for it in self.attachments(pod.container_id)))
@@ -98,16 +102,16 @@ class PodNetworks:
         """Call changed(readiness) now in this thread, and later in another thread whenever the readiness has changed.
 
         The readiness is determined again when the configuration directory changes, and every `interval_s` seconds
-        (None: never), because a plugin's answer to STATUS may change without a file. The caller must close() the
-        returned Watch.
+        (None: never), because a plugin's answer to STATUS may change while the files stay the same. The caller must
+        close() the returned Watch.
         """
         from fastcni.runtime.watch import Watch  # loads ctypes
 
         return Watch(self.directory, self.readiness, changed, interval_s)
 
     def readiness(self) -> Readiness:
-        """Return whether pods can be set up: there must be a default network whose plugins exist, and from CNI 1.1.0 on
-        each plugin must answer STATUS with success."""
+        """Return whether pods can be set up. The directory must have a default network, and the network's plugins must
+        exist. From CNI 1.1.0 on, each plugin must also answer STATUS with success."""
         try:
             listing = self.directory.listing()
         except ConfError as e:
@@ -128,8 +132,8 @@ class PodNetworks:
     # Which networks ---------------------------------------------------------------------------------
 
     def wanted(self, pod: Pod) -> list[Wanted]:
-        """Return the networks that a pod asks for, with the arguments of each ADD. Raises ConfError if a network does
-        not exist."""
+        """Return (network, arguments of its ADD) for each network that a pod asks for. Raises ConfError if a network
+        does not exist."""
         listing = self.directory.listing()
         for error in listing.broken:
             self.warn(f"skipped a broken network configuration: {error.msg}")
@@ -146,8 +150,8 @@ class PodNetworks:
         return found
 
     def attached(self, pod: Pod) -> tuple[list[Wanted], list[CniError]]:
-        """Return the networks that tear_down_pod() detaches, in the order of their ADD, and the errors of networks that
-        it cannot detach."""
+        """Return (networks that tear_down_pod() detaches, in the order of their ADD; errors of the networks without a
+        usable configuration)."""
         cached = self.attachments(pod.container_id)
         found, lost = [], []
         for it in cached:
@@ -159,15 +163,15 @@ class PodNetworks:
                                      "this, or remove the file if the interface and its addresses no longer exist"))
         try:
             asked = self.wanted(pod)
-        except CniError:            # the network's file was removed: only the cache knows what to delete
+        except CniError:            # the network's file was removed: delete only the cached attachments
             asked = []
         known = {(it.network, it.ifname) for it in cached}
         return [*found, *(it for it in asked if (it[0].name, it[1].ifname) not in known)], lost
 
     def attachments(self, container_id: str) -> list[Attachment]:
-        """Return the cached attachments of a container, eth0 before eth1, without the loopback interface. Those of
-        damaged files have no config. Raises CniError, also for an empty container_id."""
-        check_container_id(container_id)            # the cache takes "" for all containers
+        """Return the cached attachments of a container, eth0 before eth1, without the loopback interface. Attachments
+        of damaged files have no config. Raises CniError, also for an empty container_id."""
+        check_container_id(container_id)            # for the cache, "" means all containers
         try:
             found = self.cni.attachments(container_id) + self.cni.cache.damaged(container_id)
         except OSError as e:
@@ -175,8 +179,9 @@ class PodNetworks:
         return sorted((it for it in found if it.network != LOOPBACK.name), key=lambda it: (len(it.ifname), it.ifname))
 
     def network_of(self, attachment: Attachment) -> NetworkList:
-        """Return the network of an attachment as at its ADD, with the plugins that its directory has now. Without a
-        usable configuration in the cache, return the network that has its name now. Raises ConfError."""
+        """Return an attachment's network: the configuration that its ADD used, with the plugins that the network's
+        directory has now. Without a usable configuration in the cache, return the network that now has the attachment's
+        network name. Raises ConfError."""
         try:
             return discover.with_directory(self.cni.conf_dir, parse_list(attachment.config))
         except CniError:
@@ -218,12 +223,14 @@ class PodNetworks:
         return done, failed
 
     def _check(self, net: NetworkList, rt: RuntimeConf) -> str:
-        """Return why an attachment differs from its ADD, "" if CHECK succeeds or its version has no CHECK."""
+        """Run CHECK of an attachment. Return the error's text, "" if CHECK succeeds or the network's version has no
+        CHECK."""
         error = attempt(self.cni.check, net, rt) if at_least(net.version, "0.4.0") else None
         return str(error.__cause__) if error else ""
 
     def _status_of(self, it: Attachment, pod: Pod, check: bool) -> PodInterface:
-        """Return interface() of a cached attachment. If its file is damaged, the problem names the file."""
+        """Return the PodInterface of a cached attachment. If the cache file is damaged, the `problem` names the
+        file."""
         try:
             found = self.interface(self.network_of(it), to_conf(it, pod), check)
         except CniError as e:
@@ -232,8 +239,8 @@ class PodNetworks:
         return found if it.config else replace(found, problem=missing)
 
     def interface(self, net: NetworkList, rt: RuntimeConf, check: bool = False) -> PodInterface:
-        """Return an interface with its cached result. check: also send CHECK. Raises CniError if the cached result is
-        damaged."""
+        """Return the PodInterface of an attachment, with its cached result. check: also run CHECK, whose error becomes
+        the `problem`. Raises CniError if the cached result is damaged."""
         result = self.cni.cached_result(net, rt)
         problem = self._check(net, rt) if check else "" if result else "no result of its ADD is cached"
         return PodInterface(net.name, rt.ifname, result or NO_RESULT, problem)
@@ -244,13 +251,14 @@ def loopback(pod: Pod) -> RuntimeConf:
 
 
 def to_conf(attachment: Attachment, pod: Pod) -> RuntimeConf:
-    """Return the arguments of an attachment's ADD; the namespace is the pod's netns if the caller gives one."""
+    """Return the arguments of an attachment's ADD. A netns of `pod` replaces the attachment's netns."""
     return RuntimeConf(attachment.container_id, pod.netns or attachment.netns, attachment.ifname, attachment.args,
                        attachment.capability_args)
 
 
 def attempt(verb: Callable[..., Any], net: NetworkList, rt: RuntimeConf) -> CniError | None:
-    """Call a method of CNI, and return its error or None."""
+    """Call `verb`, a method of CNI. Return its CniError, which then names the network and interface; None for
+    success."""
     try:
         verb(net, rt)
     except CniError as e:
@@ -259,7 +267,7 @@ def attempt(verb: Callable[..., Any], net: NetworkList, rt: RuntimeConf) -> CniE
 
 
 def named(net: NetworkList, rt: RuntimeConf, error: CniError) -> CniError:
-    """Return the same error, whose text names the network and the interface."""
+    """Return a copy of `error` whose text names the network and the interface."""
     renamed = CniError(error.code, f"network {net.name} {rt.ifname}: {error.msg}", error.details)
     renamed.__cause__ = error
     return renamed

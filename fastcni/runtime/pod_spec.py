@@ -1,4 +1,4 @@
-"""Read a Pod of the Kubernetes API (core/v1) as the Pod that PodNetworks takes."""
+"""Convert a Pod of the Kubernetes API (core/v1) to the record Pod, which PodNetworks takes."""
 
 import re
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ SUFFIXES = {"n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), ""
 
 
 def read_pod_spec(document: Mapping[str, Any], container_id: str, netns: str) -> Pod:
-    """Return the pod of a manifest, as `kubectl get pod -o json` prints it.
+    """Return the Pod of a manifest. document: the manifest as `kubectl get pod -o json` prints it.
 
     The Pod has the name, namespace and uid of the metadata, the annotations, the host ports of all containers, the
     rates of the annotations kubernetes.io/ingress-bandwidth and egress-bandwidth, and the DNS of dnsConfig.
 
-    container_id, netns: those of the sandbox, which the manifest does not name. Raises CniError 7 for a value of the
-    wrong type, or a rate that is not a quantity.
+    container_id, netns: the id and the network namespace of the pod's sandbox, which the manifest does not have. Raises
+    CniError 7 if the pod has hostNetwork, a value has the wrong type, or a rate is not a quantity.
     """
     metadata, spec = read(document, "metadata", dict), read(document, "spec", dict)
     if read(spec, "hostNetwork", bool):
@@ -44,7 +44,8 @@ def read_pod_spec(document: Mapping[str, Any], container_id: str, netns: str) ->
 
 
 def read(values: Any, key: str, kind: type) -> Any:
-    """Return the value of a key, or the type's empty value if the key is absent or null. Raises CniError 7."""
+    """Return values[key], or the empty value of the type `kind` if the key is absent or null. Raises CniError 7 for
+    another type."""
     value = values.get(key) if isinstance(values, Mapping) else None
     if value is None:
         return kind()

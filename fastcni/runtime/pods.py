@@ -13,7 +13,8 @@ MAX_BURST = 2**32 - 1           # bits; containerd and CRI-O send this value if 
 
 @dataclass(frozen=True, slots=True)
 class HostPort:
-    """A port of the node that leads to the pod. protocol: "tcp", "udp" or "sctp". host_ip: "" for every address."""
+    """A port of the node that is forwarded to a port of the pod. protocol: "tcp", "udp" or "sctp". host_ip: the node's
+    address, "" for all its addresses."""
 
     host_port: int
     container_port: int
@@ -23,7 +24,8 @@ class HostPort:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """Limits in bits per second, 0 for no limit; bursts in bits. Ingress is the traffic towards the pod."""
+    """A pod's bandwidth limits. Rates are in bits per second, 0 for no limit; bursts are in bits. Ingress is the
+    traffic towards the pod."""
 
     ingress_rate: int = 0
     egress_rate: int = 0
@@ -44,8 +46,9 @@ class Dns:
 class PodNetwork:
     """A network that a pod asks for.
 
-    name: the "name" inside the configuration. ifname: "" for eth and the index in the pod's list: eth0, eth1. args:
-    further pairs of CNI_ARGS. capability_args: as in RuntimeConf; they have precedence over those made from the pod.
+    name: the "name" in the network's configuration. ifname: the name of the interface in the pod; "" for "eth" and the
+    index in the pod's list, such as eth0. args: further pairs of CNI_ARGS. capability_args: as in RuntimeConf; these
+    have precedence over the arguments that Pod.capability_args() makes.
     """
 
     name: str
@@ -59,11 +62,11 @@ class Pod:
     """A pod, for PodNetworks.
 
     container_id: the id of its sandbox. netns: the path of its network namespace, "" if that no longer exists (only for
-    tear_down_pod). name, namespace, uid: those of the pod in Kubernetes, "" outside of Kubernetes; plugins get them as
-    K8S_POD_NAME and so on.
+    tear_down_pod). name, namespace, uid: the metadata of the Kubernetes pod, "" outside of Kubernetes; plugins get
+    these as K8S_POD_NAME and so on.
     networks: the networks in order; if empty, the pod gets the node's default network. host_ports, bandwidth, ips and
     mac are for the first network. dns, cgroup_path and annotations are for all networks. A plugin gets only the values
-    that it declares in "capabilities".
+    that its configuration declares in "capabilities".
     """
 
     container_id: str
@@ -81,7 +84,8 @@ class Pod:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     def cni_args(self) -> list[tuple[str, str]]:
-        """Return the pairs of CNI_ARGS that every kubelet's runtime sends; [] for a pod without a name."""
+        """Return the pairs of CNI_ARGS that containerd and CRI-O send for a Kubernetes pod; [] for a pod without a
+        name."""
         if not self.name:
             return []
         pairs = [("IgnoreUnknown", "1"), ("K8S_POD_NAMESPACE", self.namespace), ("K8S_POD_NAME", self.name),
@@ -89,8 +93,8 @@ class Pod:
         return [(key, value) for key, value in pairs if value]
 
     def capability_args(self, first: bool) -> dict[str, Any]:
-        """Return the capability arguments for the pod's first network, or for another network (CNI conventions,
-        "runtimeConfig")."""
+        """Return the capability arguments of one network of the pod ("runtimeConfig" in the CNI conventions). first:
+        whether it is the pod's first network."""
         args: dict[str, Any] = {}
         if first:
             args["portMappings"] = [to_mapping(port) for port in self.host_ports if port.host_port > 0]
@@ -122,8 +126,8 @@ def to_bandwidth(limits: Bandwidth) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class PodInterface:
-    """An attachment of a pod. result: the result of its ADD, in the result's own version. problem: how it differs from
-    its ADD, or ""."""
+    """A pod's interface in one network. result: the result of ADD, in that result's own version. problem: how the
+    interface differs from the result, or ""."""
 
     network: str
     ifname: str
@@ -132,7 +136,7 @@ class PodInterface:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return its addresses with their prefix lengths: ("10.1.0.2/24",)."""
+        """Return the interface's addresses with their prefix lengths: ("10.1.0.2/24",)."""
         return tuple(ip["address"] for ip in self._newest().get("ips", ()))
 
     @property
@@ -147,21 +151,22 @@ class PodInterface:
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """The network of a pod. interfaces: without the loopback interface, the first network's first."""
+    """The interfaces of a pod. interfaces: without the loopback interface; the first network's interface is first."""
 
     container_id: str
     interfaces: tuple[PodInterface, ...] = ()
 
     @property
     def ips(self) -> tuple[str, ...]:
-        """Return the pod's addresses: those of its first interface, without prefix lengths."""
+        """Return the addresses of the pod's first interface, without prefix lengths."""
         if not self.interfaces:
             return ()
         return tuple(ip_text(packed) for packed, _ in results.ips_of(self.interfaces[0]._newest()))
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Return how the network differs from set_up_pod()'s; () if the checks found no difference."""
+        """Return the problems of all interfaces as texts, () without a problem. A pod without interfaces is a problem,
+        too."""
         if not self.interfaces:
             return (f"pod {self.container_id} has no network",)
         return tuple(f"{it.network} {it.ifname}: {it.problem}" for it in self.interfaces if it.problem)
@@ -179,7 +184,7 @@ class Detached:
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """The state of the node: whether pods can be set up. reason: why not, or "". network: the default network's name,
-    or "". broken: a text for each file of the configuration directory that cannot be used: its path, and why."""
+    or "". broken: for each invalid file of the configuration directory, a text with the file's path and the error."""
 
     ready: bool
     reason: str = ""

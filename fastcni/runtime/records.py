@@ -44,11 +44,11 @@ class NetworkList:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConf:
-    """One interface of one container, for a call.
+    """The container and the interface that a call of plugins concerns.
 
     netns: the path of the network namespace, "" if the namespace no longer exists (only for DEL).
-    args: pairs for CNI_ARGS. capability_args: {"portMappings": [...]}, any JSON; a plugin gets those that it declares.
-    cache_dir: used if the CNI object has no cache_dir.
+    args: pairs for CNI_ARGS. capability_args: {"portMappings": [...]}, any JSON; a plugin gets the keys that its
+    configuration declares. cache_dir: the directory of the result cache if the CNI object has no cache_dir.
     """
 
     container_id: str
@@ -68,11 +68,11 @@ def kubernetes_name(args: Iterable[tuple[str, str]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An attachment in the cache: the arguments of its ADD.
+    """An attachment in the result cache, with the arguments of its ADD.
 
-    config: the bytes of the list at the time of ADD, b"" if the file has none. netns: the namespace's path in the file,
-    otherwise in the result; "" if neither has a path. host_links: names of the result's links on the host. since: when
-    the file was written, in unix seconds; 0.0 if that is not known.
+    config: the bytes of the configuration that ADD used, b"" if the cache file has none. netns: the namespace's path in
+    the cache file, otherwise in the result; "" if neither has a path. host_links: names of the result's links on the
+    host. since: when the cache file was written, in unix seconds; 0.0 if unknown.
     """
 
     container_id: str

@@ -1,4 +1,4 @@
-"""Define the reports of commands: which plugins were called, which were not, and why not."""
+"""Define the reports of CHECK, DEL, STATUS and GC: which plugins were called, and why plugins were skipped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from fastcni.spec.errors import CniError
 class Report:
     """The report of a CHECK, DEL or STATUS that succeeded.
 
-    called: the plugins in the order of the calls. skipped: why no plugin was called, or "". unknown: the value that the
-    plugins did not get (the result of ADD), and why; "" if nothing was missing.
+    called: the plugins in the order of the calls. skipped: why no plugin was called, or "". unknown: why the plugins
+    did not get the cached result of ADD; "" if they got the result.
     """
 
     called: tuple[PluginConf, ...] = ()
@@ -23,7 +23,7 @@ class Report:
 @dataclass(frozen=True, slots=True)
 class Released:
     """An object that GC released. plugin: the type of the plugin, or of its IPAM delegate. what: "address 10.1.0.5".
-    of: the attachment as text, or ""."""
+    of: the attachment to which the object belonged, as text, or ""."""
 
     plugin: str
     what: str
@@ -32,7 +32,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An attachment, and why it is kept or deleted."""
+    """An attachment, and the reason why GC keeps or deletes it."""
 
     attachment: Attachment
     why: str
@@ -40,7 +40,8 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """An attachment whose DEL was run. why: the reason that it is stale. error: None if the DEL succeeded."""
+    """An attachment whose DEL was run. why: the reason why the attachment is stale. error: None if the DEL
+    succeeded."""
 
     attachment: Attachment
     why: str
@@ -49,8 +50,8 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The GC of one plugin. skipped: why the plugin was not called, or "". released: the plugin's report, None without
-    a report."""
+    """The outcome of GC of one plugin. skipped: why the plugin was not called, or "". released: the objects that the
+    plugin reports as released, None without a report."""
 
     plugin: PluginConf
     skipped: str = ""
@@ -62,9 +63,9 @@ class Collected:
 class GcReport:
     """The outcome of GC.
 
-    kept, deleted: the network's attachments in the cache. plugins: in order. skipped: why nothing was done, or "".
-    dry_run: no plugin was called, and `deleted` lists the attachments that would be deleted. error: why the plugins
-    could not be called, or None.
+    kept, deleted: the cached attachments of the network. plugins: the outcome of each plugin's GC, in order. skipped:
+    why nothing was done, or "". dry_run: no plugin was called, and `deleted` lists the attachments that would be
+    deleted. error: why the plugins could not be called, or None.
     """
 
     kept: tuple[Judged, ...] = ()

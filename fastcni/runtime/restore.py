@@ -1,4 +1,4 @@
-"""Restore the rules of the cached attachments in the host's firewall, after another program has flushed it.
+"""Restore the host's firewall rules of all cached attachments, after another program has flushed the rules.
 
 No pod, link or address is changed, and rules that are present stay. An attachment is restored only in the host network
 namespace that its pod is linked to, because several host namespaces may share one cache.
@@ -32,8 +32,8 @@ UNREAD = Attachment("", "", "")         # stands for the attachment of a cache f
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The error of one attachment. plugin: the type of the failed plugin, "" if the error was before the first
-    plugin. path: the cache file if it cannot be read; then the attachment is UNREAD."""
+    """The error of one attachment. plugin: the type of the failed plugin, "" if the error was before the first plugin.
+    path: "", or the path of a cache file that cannot be read; the attachment is then UNREAD."""
 
     attachment: Attachment
     plugin: str
@@ -50,11 +50,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Counts of attachments and calls.
+    """The outcome of restore(), with counts.
 
-    attachments: attachments with rules in the firewall. plugins: calls of their plugins, also failed calls. gone:
-    attachments that were skipped because their network namespace no longer exists. elsewhere: attachments that were
-    skipped because their pod has no link to the caller's namespace.
+    attachments: attachments whose plugins have firewall rules. plugins: calls of these plugins, also failed calls.
+    gone: attachments that were skipped because their network namespace no longer exists. elsewhere: attachments that
+    were skipped because their pod has no link to the caller's namespace.
     """
 
     attachments: int
@@ -68,9 +68,9 @@ def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
             deleted_at: Callable[[Attachment], float] = lambda _: 0.0) -> Restored:
     """Restore all attachments of the cache in the calling thread's network namespace. Continue after errors.
 
-    environ: the environment of programs (iptables); None: this process's environment. deleted_at: when the last DEL of
-    an attachment began, in seconds since the epoch, 0.0 if unknown; an attachment without a later ADD is skipped.
-    Raises OSError if the cache cannot be listed.
+    environ: the environment of programs (iptables); None: this process's environment. deleted_at: returns when the last
+    DEL of an attachment began, in seconds since the epoch, 0.0 if unknown. An attachment that was not added again after
+    its last DEL is skipped. Raises OSError if the cache cannot be listed.
     """
     environ = os.environ if environ is None else environ
     batch, mode = BatchMode(), SharedMode()
@@ -78,7 +78,7 @@ def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
         done = walk(cache, environ, batch, deleted_at)
         try:
             batch.carry_out(environ, mode)
-        except CniError:                # an error in the batch: separate calls show which attachment has it
+        except CniError:                # the batch failed: separate calls show which attachment has the error
             done = walk(cache, environ, mode, deleted_at)
     finally:
         batch.close()
@@ -88,7 +88,7 @@ def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
 
 def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
          deleted_at: Callable[[Attachment], float]) -> Restored:
-    """Call each plugin of each attachment in turn."""
+    """Restore the attachments one after another, and each attachment's plugins one after another."""
     attachments = calls = 0
     left_out = {GONE: 0, ELSEWHERE: 0}
     failed: list[Failure] = []
@@ -105,7 +105,7 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
         except CniError as e:
             failed.append(Failure(it, "", e))
             continue
-        except OSError as e:            # an error of its namespace, or of a name in its result
+        except OSError as e:            # from the pod's namespace, or a link name in the result
             failed.append(Failure(it, "", CniError(errors.INTERNAL, f"look at its network namespace: {e}")))
             continue
         if is_older(cache, it, deleted_at(it)):
@@ -123,7 +123,8 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
 
 
 def is_older(cache: Cache, attachment: Attachment, moment: float) -> bool:
-    """Return whether the attachment's file was written before that moment, or no longer exists."""
+    """Return whether the attachment's cache file was written before `moment`, in unix seconds, or no longer exists.
+    False if `moment` is 0."""
     try:
         return bool(moment) and os.stat(cache.path(attachment.network, runtime_conf(attachment))).st_mtime <= moment
     except FileNotFoundError:
@@ -131,14 +132,14 @@ def is_older(cache: Cache, attachment: Attachment, moment: float) -> bool:
 
 
 def whereabouts(attachment: Attachment, mode: SharedMode) -> tuple[str, str]:
-    """Return (where, why). where is GONE or UNKNOWN, by the state of the pod's namespace; ELSEWHERE if the pod has no
-    link to the calling thread's namespace; otherwise HERE."""
+    """Return (place, why). place is GONE if the pod's namespace no longer exists, UNKNOWN if its state is unknown,
+    ELSEWHERE if the pod has no link to the calling thread's namespace, otherwise HERE."""
     state, why = state_of(attachment.netns, attachment.since)
     if state != ALIVE:
         return state, why
     try:
         pod = netns.open_path(attachment.netns)
-    except OSError:                     # it exists, but belongs to another user
+    except OSError:                     # the namespace exists, but belongs to another user
         return HERE, why
     try:
         return HERE if is_linked(pod, mode) and has_host_link(attachment, mode) else ELSEWHERE, why
@@ -147,7 +148,8 @@ def whereabouts(attachment: Attachment, mode: SharedMode) -> tuple[str, str]:
 
 
 def is_linked(pod: int, mode: SharedMode) -> bool:
-    """Return whether a link was moved between the two namespaces, or a link of the pod leads to a link of this one.
+    """Return whether the namespace `pod` and the calling thread's namespace are linked: a link was moved from one to
+    the other, or a link of the pod has its peer or its parent in the caller's namespace.
 
     The kernel gives namespace A an nsid in namespace B when it must name A in B. In this namespace, the pod's namespace
     gets an nsid for the peer of a veth pair and for a moved link. In the pod's namespace, this namespace gets an nsid
@@ -195,7 +197,8 @@ def inputs(cache: Cache, attachment: Attachment) -> Iterable[tuple[str, bytes]]:
 
 
 def network_of(attachment: Attachment) -> NetworkList:
-    """Return the network as at ADD; for add_plugin() a list of the single plugin."""
+    """Return the network list that ADD used. If the attachment was made by add_plugin(), return a list of that
+    plugin."""
     net = parse_list(attachment.config)
     return net if net.plugins else list_of_plugin(parse_plugin(attachment.config))
 

@@ -1,7 +1,7 @@
 """Make the JSON Schema of a plugin's configuration by recording which keys its read() asks for.
 
-So the code that reads a key is the only place that knows the key and its type, as for `netconf --strict` (validate.py).
-A reader asks for some keys only if other keys exist: EXAMPLES has configurations with such keys.
+The code that reads a key is thus the only place that defines the key and its type, as for `netconf --strict`
+(validate.py). read() asks for some keys only if other keys exist. EXAMPLES has configurations with these other keys.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ROUTES = {"ipam": {"routes": [{"dst": "0.0.0.0/0", "mtu": 1, "advmss": 1, "prior
 DNS = {"dns": {"domain": "example.org"}}
 SUBNET = {"subnet": "10.0.0.0/24"}
 ATTRIBUTES = {"mac": "c2:00:00:00:00:01", "mtu": 1500, "promisc": True, "allmulti": True, "txQLen": 100}
-# {CNI type: configurations that make its reader ask for further keys}. The keys of the first configuration are added to
-# the other configurations.
+# {CNI type: configurations that make the plugin's read() ask for further keys}. The keys of the first configuration are
+# added to the other configurations.
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "bandwidth": [{}, {"ingressRate": 1_000_000, "ingressBurst": 1_000_000}],
     "bridge": [DNS, {"vlanTrunk": [{"minID": 1, "maxID": 2, "id": 3}]}],
@@ -128,7 +128,7 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 def merged(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration `first` with the keys of `other` added, object by object."""
+    """Return the configuration `first` with the keys of `other` added, also inside nested objects."""
     return first | {key: merged(first[key], value) if isinstance(first.get(key), dict) else value
                     for key, value in other.items()}
 
@@ -149,8 +149,8 @@ def recorded(module: Any, kind: str, example: dict[str, Any], *, probing: bool) 
 
 
 def add(found: dict[str, Any], recorders: Iterable[KeyRecorder]) -> None:
-    """Add the keys that readers asked for to a schema. The path of an object, "ipam.ranges[0][0]", says where to add
-    its keys."""
+    """Add the keys of `recorders` to the schema `found`. The path of an object, "ipam.ranges[0][0]", says where to add
+    the object's keys."""
     for recorder in recorders:
         if not isinstance(recorder, TypeRecorder) or not recorder.types:
             continue

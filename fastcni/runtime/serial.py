@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Serial:
-    """A queue for each key that is in use. Calls with different keys run at the same time."""
+    """Locks by key, each with a queue of waiting callers. Callers with different keys run at the same time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class Serial:
         finally:
             with self._lock:
                 first = queue[0] is arrived
-                queue.remove(arrived)           # also if the waiter was interrupted
+                queue.remove(arrived)           # also if an exception has ended the wait
                 if not queue:
                     del self._waiting[key]
                 elif first:

@@ -1,7 +1,7 @@
-"""Send a list of fastcni's own plugins as one request to the server, without starting a program.
+"""Send a list of fastcni's own plugins to the fastcni server as one request, without starting a program.
 
-The rules are those of plugin files (launcher/launcher.c): if the server has not begun a request, or the request can be
-repeated, the caller runs the plugins one by one.
+As with plugin files (launcher/launcher.c), the caller runs the plugins one by one if the server has not begun the
+request, or if the request can be repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
 HEAD = struct.Struct(server_messages.HEAD)
-SOCKET = "/run/fastcni/fastcni.sock"        # the launcher's default
+SOCKET = "/run/fastcni/fastcni.sock"        # the default of plugin files
 SIOCOUTQ = 0x5411               # unix(7): bytes that the peer has not read
 MAX_REPLY = 1 << 18             # bytes; longer replies are in a memory file
 LOST = "the runtime's DEL removes the rest of this ADD; the log of `fastcni serve` may have the reason"
@@ -33,7 +33,7 @@ LOST = "the runtime's DEL removes the rest of this ADD; the log of `fastcni serv
 
 class Failed(Exception):
     """A plugin failed. index: the plugin's index in the list; None: no plugin was begun, or the failed plugin is
-    unknown. rolled_back: the server has undone the ADD."""
+    unknown. rolled_back: whether the server has undone the ADD."""
 
     def __init__(self, error: CniError, index: int | None, rolled_back: bool) -> None:
         super().__init__(error, index)
@@ -54,10 +54,10 @@ def takes(plugin: PluginConf) -> bool:
 
 def ask(environ: Mapping[str, str], env: Mapping[str, str], stdin: bytes) -> tuple[bytes, bytes] | None:
     """Send a request for the plugin `chain` to the server, from this thread's network namespace. Return (stdout,
-    stderr); None: the request was not begun, or can be repeated.
+    stderr); None: the server has not begun the request, or the request can be repeated.
 
-    environ: the environment as plugin files would get it; its FASTCNI_SOCKET names the socket. env: CNI and trace
-    variables. Raises Failed.
+    environ: the environment that plugin files would get; FASTCNI_SOCKET in it is the server's socket. env: CNI and
+    trace variables. Raises Failed.
     """
     path = environ.get("FASTCNI_SOCKET", SOCKET)
     if not path or environ.get("FASTCNI_WIRE") or any("\0" in text for text in env.values()):
@@ -82,12 +82,12 @@ def ask(environ: Mapping[str, str], env: Mapping[str, str], stdin: bytes) -> tup
 
 
 def send(sock: socket.socket, env: Mapping[str, str], stdin: bytes) -> None:
-    """Send the request, with a descriptor of CNI_NETNS. Raises OSError, also if the request is too long for a
-    message."""
+    """Send the request, with an open descriptor of the namespace CNI_NETNS. Raises OSError, also if the request is too
+    long for a message."""
     try:
         netns = os.open(env["CNI_NETNS"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if env["CNI_NETNS"] else -1
     except (OSError, ValueError):
-        netns = -1                  # the server reports the error
+        netns = -1                  # send no descriptor: the server reports the error
     try:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [netns]))] if netns >= 0 else []
         head = request(chain.KIND, env, has_netns=bool(rights))
@@ -98,8 +98,8 @@ def send(sock: socket.socket, env: Mapping[str, str], stdin: bytes) -> None:
 
 
 def receive(sock: socket.socket) -> tuple[int, bytes, bytes] | str | None:
-    """Return (exit status, stdout, stderr); None: the server has not begun the request; a text: the server may have
-    begun it."""
+    """Return (exit status, stdout, stderr); None: the server has not begun the request; a text: why the reply is
+    missing although the server may have begun the request."""
     if not readable(sock, UNREAD_S):
         if is_unread(sock):
             # Shut the socket down, then check again: the server does not begin a request whose caller has left.
@@ -124,7 +124,8 @@ def receive(sock: socket.socket) -> tuple[int, bytes, bytes] | str | None:
 
 
 def read(data: bytes, fds: Sequence[int]) -> tuple[int, bytes, bytes] | str | None:
-    """Read the bytes of an answer; the result is as for receive()."""
+    """Decode the reply `data`; return what receive() returns. fds: descriptors that came with the reply; the first is a
+    memory file with a long reply's output."""
     if not data:
         return "was lost while it worked on this ADD"
     if len(data) < HEAD.size:
@@ -155,7 +156,7 @@ def is_unread(sock: socket.socket) -> bool:
 
 
 def failure(stdout: bytes, stderr: bytes) -> Failed:
-    """Return the Failed of an error document."""
+    """Return the error of a request that failed. stdout: the CNI error as JSON."""
     error = invoke.read_failure(stdout, stderr, "exit status 1")
     try:
         document: Any = json.read(stdout)

@@ -4,17 +4,17 @@ import re
 from dataclasses import dataclass
 
 TRACEPARENT = r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"
-VARIABLES = ("TRACEPARENT", "TRACESTATE", "BAGGAGE")       # variables of the environment
+VARIABLES = ("TRACEPARENT", "TRACESTATE", "BAGGAGE")       # environment variables
 MAX_HEADER_BYTES = 8192    # the minimum that Baggage 3.3.2 requires; tracestate is shorter
 SAMPLED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A span of the caller.
+    """The trace context of a caller's span.
 
-    traceparent: "00-<32 hex>-<16 hex>-<2 hex>". tracestate, baggage: the headers' text, "" without the header. A span
-    whose ids are zero is valid, but is not passed to plugins. Raises ValueError for malformed text.
+    traceparent: "00-<32 hex>-<16 hex>-<2 hex>". tracestate, baggage: the text of these headers, "" without the header.
+    A span whose ids are zero is valid, but is not passed to plugins. Raises ValueError for malformed text.
     """
 
     traceparent: str
@@ -32,7 +32,7 @@ class Trace:
                                  f"got {text!r:.80}")
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables for a plugin; of the flags only "sampled" is passed."""
+        """Return the environment variables for a plugin. Of the trace flags, only "sampled" is passed."""
         _, trace_id, span_id, flags = self.traceparent.split("-")
         if not trace_id.strip("0") or not span_id.strip("0"):
             return {}

@@ -1,6 +1,6 @@
 """Validate a network's configuration without a request: unknown and misspelt keys, wrong values, missing plugins.
 
-The keys of a plugin are those that its read() asks for, so there is no separate list of keys.
+A plugin's known keys are the keys that its read() asks for, so fastcni has no separate list of keys.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fastcni.spec.errors import CniError
 ERROR, WARNING = "error", "warning"
 # Keys that the runtime reads, or writes into the configuration (CNI spec 1.1.0, section 1 and 3).
 COMMON_KEYS = ("cniVersion", "name", "type", "capabilities", "prevResult", "runtimeConfig", "args")
-SHARED = ("args", "runtimeConfig")      # objects that several plugins read in part
-PREFIX = "failed to load netconf: "       # begins the texts of Section.wrong() in a request
+SHARED = ("args", "runtimeConfig")      # objects of which each plugin reads only some keys
+PREFIX = "failed to load netconf: "       # the beginning of error texts that Section.wrong() makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Finding:
 def validate(net: NetworkList, plugin_dirs: Sequence[str]) -> list[Finding]:
     """Return the faults of a network's configuration; [] for a configuration without faults.
 
-    plugin_dirs: the directories that must have each plugin. No plugin is executed. For a plugin that fastcni does not
-    know, check only that its executable exists.
+    plugin_dirs: the directories in which each plugin must be found. No plugin is executed. For a plugin that fastcni
+    does not know, check only that its executable exists.
     """
     third_party.register()
     file = net.plugins[0].file if net.plugins else ""
@@ -78,8 +78,9 @@ class Judge:
         self.conf = KeyRecorder({**plugin.values, "name": net.name, "cniVersion": net.version})
         self.conf.asked.update((key.lower(), key) for key in COMMON_KEYS)
         self.readers: dict[str, ModuleType] = {}    # {CNI type: module}
-        self.errors: list[Finding] = []             # of readers
-        # The runtime or the plugin adds nothing to this configuration but prevResult.
+        self.errors: list[Finding] = []             # errors and warnings of read()
+        # Whether ADD reads exactly this configuration: only prevResult is added, no capability value and no value of
+        # flannel.
         self.is_entire = plugin.type != "flannel" and not any(plugin.capabilities.values())
         self.complete = True                        # False if a reader stopped at an error before it asked for all keys
 
@@ -118,8 +119,8 @@ class Judge:
             ipam = ipam or flannel.IPAM
         if ipam:
             yield "ipam.type", ipam
-            self.conf.section("ipam").text("type")          # known, even if no reader asks for it
-            if self.plugin.type != "flannel" or "ipam" in self.plugin.values:       # flannel adds it if it is absent
+            self.conf.section("ipam").text("type")          # counts as known, even if no read() asks for it
+            if self.plugin.type != "flannel" or "ipam" in self.plugin.values:       # flannel adds an absent "ipam"
                 self.read(ipam, self.conf)
 
     def read(self, kind: str, conf: Section) -> None:
@@ -133,7 +134,7 @@ class Judge:
             module = self.readers[kind] = plugins.load(kind)
             handle.check_version(req, getattr(module, "VERSIONS", version.ALL))
             if not self.is_entire or kind not in plugins.BUILT_IN:
-                req.command = "STATUS"          # STATUS reads the same keys, except those that only a pod's request has
+                req.command = "STATUS"          # STATUS reads the keys of ADD, except keys that only a pod has
             module.read(req)
         except Exception as e:
             self.complete = False
@@ -145,7 +146,8 @@ class Judge:
         self.errors += [self.finding(WARNING, "", text) for text in req.warnings]
 
     def unused_capabilities(self, names: str) -> Iterator[Finding]:
-        """Yield a Finding for each declared capability that no reader takes, nor passes to other networks' plugins."""
+        """Yield a Finding for each declared capability that none of the plugins takes. No Finding if a plugin passes
+        capabilities on to other networks' plugins."""
         if any(getattr(module, "PASSES_CAPABILITIES", False) for module in self.readers.values()):
             return
         taken = {name for module in self.readers.values() for name in getattr(module, "CAPABILITIES", ())}
@@ -173,7 +175,8 @@ def missing(kind: str, plugin_dirs: Sequence[str]) -> tuple[str, str] | None:
 
 
 def text_at(values: Any, *keys: str) -> str:
-    """Return the text at the path of these keys, "" if the path has no text."""
+    """Return the string at a path of keys, such as "ipam", "type" for values["ipam"]["type"]; "" if there is no
+    string."""
     for key in keys:
         values = Section(values).raw(key) if isinstance(values, dict) else None
     return values if isinstance(values, str) else ""

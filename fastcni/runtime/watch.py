@@ -1,4 +1,4 @@
-"""Watch a configuration directory by inotify, even before it exists."""
+"""Call a function after changes of a configuration directory (by inotify), even if the directory does not exist yet."""
 
 import os
 import select
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from fastcni.runtime.directory_changes import DirectoryChanges
 from fastcni.runtime.network_directory import NetworkDirectory
 
-SETTLE_S = 0.05                 # seconds; several files are often written together
+SETTLE_S = 0.05                 # wait so long after a change, because several files are often written together
 
 T = TypeVar("T")
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 class Watch(Generic[T]):
     """A thread that calls changed(look()) whenever the value of look() has changed.
 
-    directory: look() is called after a change in this directory. interval_s: look() is also called every `interval_s`
-    seconds; None: never. `changed` is called once before the constructor returns. An exception of `changed` or `look`
-    ends the thread, and close() raises it.
+    directory: the thread calls look() after a change in this directory. interval_s: the thread also calls look() every
+    `interval_s` seconds; None: only after changes. `changed` is called once before the constructor returns. An
+    exception of `changed` or `look` ends the thread, and close() raises it.
     """
 
     def __init__(self, directory: NetworkDirectory, look: Callable[[], T], changed: Callable[[T], None],
