@@ -7,7 +7,7 @@ def main() -> None:
     import sys
 
     try:
-        from fastcni.cli.entry_point import run  # takes 0.1 s, in which ctrl-C ended with a traceback
+        from fastcni.cli.entry_point import run  # takes 0.1 s, in which Ctrl-C must print no traceback
 
         sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:

@@ -111,7 +111,7 @@ def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, *
             it.leave()
             return
         for number in (signal.SIGTERM, signal.SIGINT):
-            # in a thread, because the handler may interrupt a function that holds the lock of stop()
+            # In a thread, because a signal handler may interrupt a function that holds the lock of stop().
             signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
         with page.shown(it) if page else nullcontext():
             it.run()
@@ -127,7 +127,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
                  iface_regex: Sequence[str], iface_can_reach: str, public: Sequence[str], subnet_file: str,
                  conflist: str, directory: str, ip_masq: bool, policies: str, policies_kept: str,
                  dns_servers: Sequence[str], flowtable: bool, bgp_file: str) -> Options:
-    """Return the Agent's options from those of the command. Raises click.UsageError, CniError 7."""
+    """Convert the command's options to the Agent's Options. Raises click.UsageError, CniError 7."""
     if [bool(endpoints), kubernetes is not None, bool(nodes_file)].count(True) != 1:
         raise click.UsageError("say where the nodes' records are: --etcd URL, --kubernetes or --nodes FILE")
     if flowtable and not policies:
@@ -157,11 +157,12 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
                                    read_dns_servers(dns_servers), flowtable) if policies else None)
 
 
-NOT_BESIDE = ("metrics", "leave", *LOG_OPTIONS)          # options that the server has, too
+NOT_BESIDE = ("metrics", "leave", *LOG_OPTIONS)          # options that the server has itself
 
 
 def read_beside(text: str) -> Options:
-    """Read TEXT of `fastcni serve --agent TEXT`: options of `fastcni agent`. Raises click.UsageError, CniError 7."""
+    """Convert the TEXT of `fastcni serve --agent TEXT`, options of `fastcni agent`, to the Agent's Options. Raises
+    click.UsageError, CniError 7."""
     try:
         words = shlex.split(text)
     except ValueError as e:
@@ -175,8 +176,8 @@ def read_beside(text: str) -> Options:
 
 
 def make_beside(text: str, collectors: Sequence[AgentCollector]) -> Callable[[Any], AgentBeside]:
-    """Return a function that makes the server's agent, given the log. collectors: show the metrics of the running
-    agent. Raises the errors of read_beside()."""
+    """Return a function that makes the agent inside the server from the server's log. text: the TEXT of `--agent TEXT`.
+    collectors: each gets the running agent, whose metrics it shows. Raises the errors of read_beside()."""
     from fastcni.agent.beside import AgentBeside
 
     options = read_beside(text)
@@ -189,7 +190,8 @@ def make_beside(text: str, collectors: Sequence[AgentCollector]) -> Callable[[An
 
 
 class MetricsPage:
-    """The page /metrics at an address. Raises CniError without the Prometheus client."""
+    """The web page /metrics of the agent. where: its address (see --metrics). Raises CniError if prometheus_client is
+    not installed."""
 
     def __init__(self, where: str | tuple[str, int]) -> None:
         try:
@@ -203,7 +205,7 @@ class MetricsPage:
 
     @contextmanager
     def shown(self, agent: Agent) -> Iterator[None]:
-        """Serve the page while the body runs."""
+        """Serve the page while the body of the `with` statement runs."""
         from fastcni.daemon.listening import ListenError
         from fastcni.server.web.site import Site
 
@@ -224,17 +226,19 @@ class MetricsPage:
 
 
 def kept_path(directory: str, name: str) -> str:
-    """Return the path of a file that an agent keeps over a reboot. directory: the value of --folder."""
+    """Return the path of an agent's file that survives a reboot. directory: the value of --folder. name: a part of the
+    file's name."""
     from fastcni.agent.peer_list import DIRECTORY as DEFAULT
 
-    # a reboot empties the default
+    # a reboot empties the default directory
     return f"/var/lib/fastcni/agent/{name}" if directory == DEFAULT else os.path.join(directory, f"{name}.kept")
 
 
 def policy_settings(source: str, kubeconfig: str, name: str, directory: str, kept: str,
                     dns_servers: tuple[str, ...] = (), flowtable: bool = False) -> PolicySettings:
-    """Return the settings of --policies. name: the node's name. directory: the agent's directory, with the socket for
-    the plugin. kept, dns_servers, flowtable: the values of --policies-kept, --dns-server and --flowtable."""
+    """Return the settings of the agent's policies. source: the value of --policies. name: the node's name. directory:
+    the agent's directory, which has the socket for the plugin `policy`. kept, dns_servers, flowtable: the values of
+    --policies-kept, --dns-server and --flowtable."""
     from fastcni.agent.policy.attached import DIRECTORY
     from fastcni.agent.policy.service import Settings
     from fastcni.clients.kubernetes import open_api
@@ -249,7 +253,7 @@ def policy_settings(source: str, kubeconfig: str, name: str, directory: str, kep
 
 
 def read_dns_servers(texts: Sequence[str]) -> tuple[str, ...]:
-    """Read --dns-server. Raises click.BadParameter."""
+    """Check the addresses of --dns-server and return them. Raises click.BadParameter."""
     from fastcni.agent.policy.names.resolvers import can_be_asked
     from fastcni.spec.address import read_ip
 
@@ -264,7 +268,7 @@ def read_dns_servers(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_public(texts: Sequence[str]) -> "dict[int, Address]":
-    """Read the addresses of --public-ip, by family. Raises click.BadParameter."""
+    """Return {4 or 6: address} for the addresses of --public-ip. Raises click.BadParameter."""
     try:
         found = [ip_address(text) for text in texts]
     except ValueError as e:

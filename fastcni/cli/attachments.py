@@ -1,4 +1,4 @@
-"""The commands on attachments: `fastcni list`, `fastcni inspect` and `fastcni adopt`."""
+"""The commands that show attachments: `fastcni list`, `fastcni inspect` and `fastcni adopt`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
 
 
 def warn_of_unknown(networks: Iterable[str], found: Inventory, conf_dir: str) -> None:
-    """Warn of each name that neither a configuration nor an attachment has."""
+    """Print a warning for each network name that no configuration and no attachment has."""
     known = {it.name for it in confs.networks(confs.read_quietly(conf_dir, []))} | {
         it.network for it in found.attachments}
     for name in networks:

@@ -90,7 +90,7 @@ def bench(quick: bool, only: Sequence[str], parts: Sequence[str], sides: Sequenc
 
 
 def command_text() -> str:
-    """Return the command line as typed, with PEER if that is set."""
+    """Return the command line as the user typed it, with the environment variable PEER if it is set."""
 
     peer = os.environ.get("PEER")
     return shlex.join([*([f"PEER={peer}"] if peer else []), "fastcni", *sys.argv[1:]])

@@ -71,7 +71,7 @@ def show_version(types: Sequence[str], bin_dir: Sequence[str], as_json: bool) ->
 
 
 def put_report(command: str, settings: Settings, report: Report) -> None:
-    """Print the report of a command: one line of text, or a JSON document."""
+    """Print a command's Report as one line of text, or with --json as a JSON document."""
     net = settings.net
     if not settings.as_json and (command == "STATUS" or cni_as_text(settings.as_json)):
         it = f"network {net.name}" if command == "STATUS" else reports.attachment(net, settings.rt)

@@ -1,4 +1,4 @@
-"""The command line's table of commands, in groups. A command's module is imported when the command is used."""
+"""Define the table of all commands, in groups. A command's module is imported only when the command is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 # {group: {command: (module:attribute, summary)}}. A summary is the first sentence of the command's help, and fits into
-# one line of `fastcni --help`: 65 characters. A group is a task, whose commands are in the order of their use.
+# one line of `fastcni --help`: 65 characters. A group's commands serve one task, and are in the order of their use.
 GROUPS = {
     "Attach containers": {
         "add": ("fastcni.cli.cnitool:add", "Attach NETNS to NET and print the result."),
@@ -63,7 +63,7 @@ TABLE = {name: row for group in GROUPS.values() for name, row in group.items()}
 
 
 class Commands(MutableMapping[str, click.Command]):
-    """The commands of TABLE by name. `commands[name]` imports the command's module."""
+    """A mapping of the names in TABLE to click commands. `commands[name]` imports the command's module."""
 
     def __init__(self) -> None:
         self.found: dict[str, click.Command] = {}
@@ -88,7 +88,8 @@ class Commands(MutableMapping[str, click.Command]):
 
 
 class CommandLine(Group):
-    """The top-level command. Help and completion read the commands' names and summaries from GROUPS."""
+    """The top-level command `fastcni`. Its help and completion read the commands' names and summaries from GROUPS, so
+    they import no command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(TABLE)

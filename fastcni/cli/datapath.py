@@ -30,8 +30,8 @@ def datapath() -> None:
 
 @dataclass(slots=True)
 class Pair:
-    """The current flows between two pods. pods: their names, or an address that no pod in the runtime's cache has.
-    packets, bytes: redirected packets and bytes that each of the two has sent."""
+    """The current flows between two pods. pods: the pods' names; an address stands for a pod that is not in the
+    runtime's cache. packets, bytes: how many redirected packets and bytes the first and the second pod have sent."""
 
     pods: tuple[str, str]
     flows: int
@@ -79,7 +79,8 @@ def counts(flow: Pair | Flow) -> str:
 
 
 def name_of(pods: Pods, packed: bytes) -> str:
-    """Return NAMESPACE/NAME of the pod with an address, otherwise its shortened container id, otherwise the address."""
+    """Return NAMESPACE/NAME of the pod with the address `packed`; the shortened container id if the pod has no name;
+    the address if no pod is known."""
     pod = pods.at(packed)
     if not pod:
         return ip_text(packed)
@@ -87,7 +88,7 @@ def name_of(pods: Pods, packed: bytes) -> str:
 
 
 def pairs(flows: Iterable[Flow], pods: Pods) -> list[Pair]:
-    """Return the sums of the flows between each two pods, those with the most packets first."""
+    """Return one Pair with the sums for each two pods that have flows, sorted by packets, the most first."""
     found: dict[tuple[str, str], Pair] = {}
     for flow in flows:
         names = [name_of(pods, end) for end in flow.ends]
@@ -125,7 +126,7 @@ def unload() -> None:
 
 
 def attempt(do: Any) -> Any:
-    """Return do(socket). Raises a kernel error as CniError."""
+    """Return do(netlink socket). Raises CniError for an error of the kernel."""
     sock = wire.open_socket()
     try:
         return do(sock)

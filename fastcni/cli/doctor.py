@@ -61,7 +61,7 @@ def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, b
 
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
-    """Print the facts, then a paragraph for each finding."""
+    """Print what is known of the node, then a paragraph for each finding."""
     console = console or Console()
     for name, text in found.facts:
         put_row(console, name, text)

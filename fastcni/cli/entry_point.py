@@ -24,9 +24,9 @@ HINTS = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command; return the exit status, 1 for every kind of failure of most commands.
+    """Run one command and return the exit status. For most commands, 1 stands for any failure.
 
-    Commands whose status 1 is an answer give their errors an `exit_status`.
+    In a command whose status 1 is an answer, an error has the attribute `exit_status`.
     """
     as_json = "--json" in argv
     try:
@@ -38,8 +38,8 @@ def run(argv: Sequence[str]) -> int:
     except CniError as e:
         return report(e, as_json, status_of(e))
     except BrokenPipeError as e:
-        # The reader of stdout has left. Without this line the interpreter would flush stdout again at its end, and fail
-        # again.
+        # The process that read stdout has ended. Without this line Python would flush stdout once more at exit, and
+        # fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return status_of(e)
     except OSError as e:
@@ -58,7 +58,7 @@ def report(error: CniError, as_json: bool, status: int = 1) -> int:
         click.echo(json.write(error.as_document(), indent=4), nl=sys.stdout.isatty())
         return status
     lines = [f"Error: {error}", *getattr(error, "__notes__", ())]
-    if done := getattr(error, "done", ()):          # of runtime.PluginError, whose import costs --help its time
+    if done := getattr(error, "done", ()):          # a PluginError; an import of that class would delay --help
         lines.append(f"Called before with success: {', '.join(plugin.type for plugin in done)}")
 
     lines += [f"Hint: {hint}" for part, hint in HINTS if part in str(error).lower()][:1]

@@ -67,7 +67,7 @@ def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str,
 
 
 class Chosen:
-    """The selection of the flows to print."""
+    """A filter for flows. drops: only dropped flows. pod: only flows from or to this pod, "" for all."""
 
     def __init__(self, drops: bool, pod: str) -> None:
         self.drops, self.pod = drops, pod
@@ -80,12 +80,13 @@ class Chosen:
 
     @staticmethod
     def fits(asked: str, name: str, container: str) -> bool:
-        """Return whether a pod is meant by NAMESPACE/NAME, a container id or its beginning."""
+        """Return whether `asked` names the pod: by NAMESPACE/NAME, by its container id or by the beginning of that
+        id."""
         return name == asked or container.startswith(asked)
 
 
 def open_collector(conf_dir: str, cache_dirs: Sequence[str], agent_folder: str = "") -> Collector:
-    """Begin to collect. Raises CniError."""
+    """Return a Collector, which collects the node's flows from now on. Raises CniError."""
     from fastcni.flows.collector import Collector, Unsupported
 
     where = chosen_conf_dir(conf_dir)
@@ -97,7 +98,7 @@ def open_collector(conf_dir: str, cache_dirs: Sequence[str], agent_folder: str =
 
 
 def warnings(collector: Collector, pod: str) -> Iterator[str]:
-    """Yield why flows may be missing: no pod is known, or not the one that was asked for."""
+    """Yield a warning if flows may be missing, because no pod is known, or because `pod` is unknown."""
     collector.pods.refresh()
     known = collector.pods.by_address.values()
     if not known:
@@ -110,7 +111,7 @@ def warnings(collector: Collector, pod: str) -> Iterator[str]:
 
 
 def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_json: bool) -> None:
-    """Print flows until a signal, or until `count` are printed."""
+    """Print flows until a signal, or until `count` flows are printed; None: no limit."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     left, sampled = count, False
@@ -127,11 +128,11 @@ def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_jso
                     sampled = True
                     click.echo("connections come too fast: from now on some are not shown", err=True)
     except KeyboardInterrupt:
-        return                              # the usual end
+        return                              # Ctrl-C and SIGTERM end the command normally
 
 
 def kept(path: str) -> list[Document]:
-    """Return the flows that the server at a socket has kept, the oldest first. Raises CniError."""
+    """Return the flows that the server has stored, the oldest first. path: the server's socket. Raises CniError."""
     from fastcni.flows import kept as flows_kept
 
     with asking(path, "`fastcni flows --follow` needs none; `fastcni serve --flows` keeps flows"):

@@ -1,4 +1,4 @@
-"""The commands `fastcni fuse` and `fastcni unfuse`: a network list as one plugin, and back."""
+"""The commands `fastcni fuse` and `fastcni unfuse`: turn a network list into a list of one plugin, and restore it."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ def unfuse(conflist: str, force: bool, dry_run: bool, as_json: bool) -> None:
 
 
 def report(done: fusing.Fused, text: str, dry_run: bool, as_json: bool) -> None:
-    """Print the outcome; for a dry run the list."""
+    """Print the outcome `text`; for a dry run, print the new list."""
     if as_json:
         put_document({"path": done.path, "original": done.kept, "network": done.network, "plugins": [*done.plugins],
                       "dryRun": dry_run, "list": json.read(done.document)})

@@ -1,4 +1,4 @@
-"""The command `fastcni gc`: release the resources of a network that belong to no living attachment."""
+"""The command `fastcni gc`: release those resources of a network that belong to no living attachment."""
 
 import sys
 from collections.abc import Sequence
@@ -59,7 +59,8 @@ def collected(settings: Settings, pairs: Sequence[tuple[str, str]], dry_run: boo
 
 
 def refuse_blind(network: str, plan: collect.Plan, directory: str, unread: Sequence[str]) -> None:
-    """Raise CniError if the cache does not show which attachments exist."""
+    """Raise CniError if the result cache does not show which attachments exist, because GC would then release too much.
+    directory: the cache's directory. unread: cache files that cannot be read."""
     if unread:
         raise CniError(errors.IO_FAILURE, f"nothing was released: {unread[0]} cannot be read",
                        f"such files of network {network}: {len(unread)}; remove those of dead containers, "
@@ -72,7 +73,7 @@ def refuse_blind(network: str, plan: collect.Plan, directory: str, unread: Seque
 
 
 def ask(network: str, plan: collect.Plan, as_json: bool) -> None:
-    """Ask for a confirmation. Raise click.Abort if the answer is no, CniError without a terminal."""
+    """Ask the user to confirm the GC. Raise click.Abort if the answer is no, CniError without a terminal."""
     if as_json or not sys.stdin.isatty():
         raise CniError(errors.INVALID_ENVIRONMENT, "--all also deletes attachments of running containers",
                        "confirm with --yes; --dry-run shows the attachments")
@@ -81,7 +82,7 @@ def ask(network: str, plan: collect.Plan, as_json: bool) -> None:
 
 
 def read_valid(text: str) -> tuple[str, str]:
-    """Return (container id, ifname) of a --valid option. Raise CniError."""
+    """Return (container id, ifname) of the text of a --valid option. Raise CniError for another form."""
     container_id, slash, ifname = text.partition("/")
     if not (container_id and slash and ifname):
         raise CniError(errors.INVALID_ENVIRONMENT,

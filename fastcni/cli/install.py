@@ -63,7 +63,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], netavar
     if idle_exit_min is not None and not (systemd or autostart):
         raise click.UsageError("--idle-exit needs --systemd or --autostart")
     try:
-        # This may fail, so nothing is written before.
+        # This may fail, so the command has written nothing before.
         command = units.own_command() if systemd or autostart else []
         idle_exit_min = AUTOSTART_IDLE_MIN if autostart and idle_exit_min is None else idle_exit_min
         if idle_exit_min:
@@ -83,7 +83,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], netavar
 
 
 def lines(done: "Installed", written: Sequence[str], dry_run: bool) -> list[str]:
-    """Return the report for people."""
+    """Return the report of the installation as lines of text. written: the unit files."""
     from fastcni.launcher import replaced, systemd
 
     verb = "would write" if dry_run else "wrote"
@@ -102,7 +102,7 @@ def lines(done: "Installed", written: Sequence[str], dry_run: bool) -> list[str]
         found += wrapped(f"{verb} units to {os.path.dirname(written[0])}: ", map(os.path.basename, written))
     if done.server:
         found += wrapped(f"a request that finds no server starts one: {' '.join(done.server)}", ())
-        if not dry_run and (pid := running_server()) > 1:           # 1: systemd has the socket
+        if not dry_run and (pid := running_server()) > 1:           # 1: systemd listens at the socket
             found.append(f"a server runs, process {pid}; after an upgrade, end it: kill {pid}")
     if not dry_run:
         found += [f"next: {systemd.next_command(written)}"] if written else []
@@ -111,18 +111,18 @@ def lines(done: "Installed", written: Sequence[str], dry_run: bool) -> list[str]
 
 
 def running_server() -> int:
-    """Return the process that listens at the usual socket, 0 if none is found."""
+    """Return the process id of the server at the default socket; 0 if no server is found or another user runs it."""
     from fastcni.daemon.listening import PATH
     from fastcni.node import server_process
 
     try:
         return server_process.listener(PATH)
     except OSError:
-        return 0                        # a process of another user
+        return 0                        # the process belongs to another user
 
 
 def by_program(programs: Mapping[str, "Program | None"]) -> list[str]:
-    """Return lines with the names of the programs, those of the same kind and version together."""
+    """Return lines with the programs' names. Programs of the same kind and version share a line."""
     groups: dict[str, list[str]] = {}
     for name, program in programs.items():
         groups.setdefault(str(program), []).append(name)

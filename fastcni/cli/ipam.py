@@ -1,4 +1,4 @@
-"""The commands `fastcni ipam`: show and repair the cluster-wide addresses of a store."""
+"""The commands `fastcni ipam`: show and repair cluster-wide addresses, which a store holds."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def ipam() -> None:
 
 
 def site_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select the store. The function gets `site`, `places` and `as_json`; the store is closed
-    afterwards."""
+    """Add the options that select the store to a command. The command's function gets `site`, `places` and `as_json`
+    instead of these options; the store is closed when the function has returned."""
     @click.option("--network", default="", metavar="NET", help="Use the store of this network, or of this space if "
                   "no file configures a network; needed if there are several stores.")
     @node_command
@@ -77,7 +77,7 @@ def list_blocks(site: Site, places: Places, as_json: bool, space: str, node: str
 
 
 def of_node(held: HeldBlock, node: str) -> HeldBlock:
-    """Return the block; if it is shared, with only the holders of one node."""
+    """Return the block `held`; if the block is shared, only with the addresses that `node` holds."""
     if not node or held.block.node == node:
         return held
     return HeldBlock(held.block, tuple(it for it in held.holders if it.node == node))
@@ -111,7 +111,8 @@ def show(site: Site, places: Places, as_json: bool, address: str, space: str) ->
 
 
 def places_at(site: Site, address: str, space: str) -> list[Place]:
-    """Return the places of an address. Raises CniError 4 for an invalid address."""
+    """Return a Place for each block of the store that contains the address. space: only this address space, "" for all.
+    Raises CniError 4 for an invalid address."""
     try:
         return places_of(site.survey(space), address, space)
     except ValueError:
@@ -186,7 +187,8 @@ def forget_node(site: Site, places: Places, as_json: bool, name: str, yes: bool,
 
 
 def confirm(plan: Forgetting, as_json: bool) -> None:
-    """Ask whether the node's pods have stopped. Raises click.Abort if not, CniError without a terminal."""
+    """Ask the user to confirm that the node's pods have stopped. Raises click.Abort if the answer is no, CniError
+    without a terminal."""
     if as_json or not sys.stdin.isatty():
         raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was freed: pods of node {plan.node.name} may still run",
                        "stop them, and confirm that with --yes; --dry-run shows what would be freed")

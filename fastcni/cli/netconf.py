@@ -35,7 +35,7 @@ def netconf(settings: Settings, command: str, strict: bool) -> int:
 
 
 def put_findings(settings: Settings, findings: list[Finding]) -> int:
-    """Print the findings. Return the exit status."""
+    """Print the findings, and return the command's exit status."""
     if cni_as_text(settings.as_json):
         show.findings(settings.net.name, findings)
     else:

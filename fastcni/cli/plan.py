@@ -10,9 +10,9 @@ from fastcni.spec import json
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call: the plugin's type, its file ("" if not found), its CNI variables and its stdin.
+    """One planned call of a plugin: the plugin's type, its file ("" if not found), the CNI variables and the stdin.
 
-    skipped: the reason if the plugin would not be called, or "".
+    skipped: why the command would not call the plugin, "" if it would.
     """
 
     type: str
@@ -27,10 +27,10 @@ class Step:
 
 
 def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list[Step]:
-    """Return the calls of a command in order.
+    """Return the plugin calls that a command would make, in order.
 
-    CHECK and DEL have the cached result as prevResult. ADD has no prevResult, because the previous plugin would answer
-    it. GC has the attachments that `fastcni gc` would keep.
+    The stdin of CHECK and DEL has the cached result as prevResult. The stdin of ADD has no prevResult, because that
+    would be the previous plugin's result. The stdin of GC has the attachments that `fastcni gc` would keep.
     """
     attached = command in ("ADD", "CHECK", "DEL")
     kept = [to_pair(it.attachment) for it in collect.make_plan(cni.attachments(), net.name).kept]
@@ -55,7 +55,7 @@ def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list
 
 
 def why_skipped(cni: CNI, net: NetworkList, plugin: PluginConf, command: str) -> str:
-    """Return the reason if a plugin would not be called, or ""."""
+    """Return why a command would not call a plugin, "" if it would."""
 
     if command == "CHECK" and net.disable_check:
         return "disableCheck is true"

@@ -1,4 +1,4 @@
-"""The command `fastcni plugins`: list the plugins and their features, from their modules."""
+"""The command `fastcni plugins`: list the plugins and the features that the plugins' modules declare."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:
         click.echo(as_markdown())
         return
     found = third_party.register()
-    with redirect_stdout(sys.stderr):               # for output of a module during its import
+    with redirect_stdout(sys.stderr):               # a module may print during its import
         third_party.load(found)
     known = [*map(features, plugins.BUILT_IN), *map(third_party_features, found)]
     for kind in types:
@@ -74,7 +74,7 @@ def print_all(known: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def source(it: dict[str, Any]) -> str:
-    """Return the distribution of a plugin, if it is not fastcni."""
+    """Return the Python distribution that has the plugin, "" for fastcni. it: a result of features()."""
     return f" ({it['distribution']})" if "distribution" in it else ""
 
 
@@ -96,15 +96,16 @@ def print_one(it: dict[str, Any], console: Console) -> None:
 
 
 def third_party_features(plugin: third_party.ThirdParty) -> dict[str, Any]:
-    """Return features() with the distribution; for a plugin that cannot be used only the reason, as "problem"."""
+    """Return features() of a plugin of another distribution, and the distribution. If the plugin cannot be used, return
+    only the reason, as "problem"."""
     if plugin.problem:
         return {"plugin": plugin.kind, "distribution": plugin.distribution, "problem": plugin.problem}
     return {**features(plugin.kind), "distribution": plugin.distribution}
 
 
 def features(name: str) -> dict[str, Any]:
-    """Return the features of a plugin's module: its first sentence, its functions, CAPABILITIES, ARGS, FAMILIES and
-    VERSIONS."""
+    """Return the features of a plugin's module: the first sentence of its docstring, its functions, and its constants
+    CAPABILITIES, ARGS, FAMILIES and VERSIONS."""
     module = plugins.load(name)
     about = (module.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
     about = about.removeprefix(f"{name}: ")
@@ -118,12 +119,12 @@ def features(name: str) -> dict[str, Any]:
 
 
 def rows() -> list[list[str]]:
-    """Return the rows of fastcni's own plugins."""
+    """Return a table row for each of fastcni's own plugins."""
     return [row_of(features(name)) for name in plugins.BUILT_IN]
 
 
 def row_of(it: dict[str, Any]) -> list[str]:
-    """Return the result of features() as texts, one for each of COLUMNS."""
+    """Return a table row, with a text for each of COLUMNS. it: a result of features()."""
     versions = "all" if it["versions"] == list(version.ALL) else f"from {it['versions'][0]}"
     families = ["yes" if family in it["families"] else "" for family in (4, 6)]
     there = ["yes" if it[command] else "nothing to do" for command in ("gc", "status")]
@@ -132,6 +133,6 @@ def row_of(it: dict[str, Any]) -> list[str]:
 
 
 def as_markdown() -> str:
-    """Return the table of fastcni's own plugins, as in docs/plugins.md."""
+    """Return the table of fastcni's own plugins in Markdown, as docs/plugins.md has it."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *([f"`{row[0]}`", *row[1:]] for row in rows())]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

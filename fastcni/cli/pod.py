@@ -1,4 +1,4 @@
-"""The commands `fastcni pod`: set up and tear down all networks of a pod, as a kubelet's runtime does."""
+"""The commands `fastcni pod`: set up and tear down all networks of a pod, as containerd and CRI-O do."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pod() -> None:
 
 
 def pod_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add OPTIONS to a command. Its function gets one PodNetworks and `as_json` instead of these."""
+    """Add OPTIONS to a command. The command's function gets one PodNetworks and `as_json` instead of these options."""
     @functools.wraps(function)
     def command(conf_dir: str, bin_dir: Sequence[str], cache_dir: str, **rest: Any) -> Any:
         cni = CNI(plugin_dirs(bin_dir), chosen_conf_dir(conf_dir), cache_dir)
@@ -109,7 +109,7 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
         put_document({"containerID": container_id,
                       "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
     elif known:
-        told = [it for it in done if (it.network, it.ifname) in known]      # the default network gets DEL, too
+        told = [it for it in done if (it.network, it.ifname) in known]      # the default network also gets DEL
         for it in told:
             click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
         click.echo(printable(f"pod {container_id}: networks detached {len(told)}"))
@@ -155,7 +155,7 @@ def ready(pods: PodNetworks, watch: bool, interval: float, as_json: bool) -> int
 
 
 def read_spec(file: IO[bytes], container_id: str, netns: str) -> Pod:
-    """Return the pod of a manifest. Raises CniError."""
+    """Return the Pod of the JSON manifest in `file`. Raises CniError."""
     try:
         document = json.read(file.read())
     except json.JsonError as e:
@@ -165,7 +165,8 @@ def read_spec(file: IO[bytes], container_id: str, netns: str) -> Pod:
 
 
 def require_port_mappings(pods: PodNetworks, pod: Pod) -> None:
-    """Raise CniError if a pod has host ports, and no plugin of its first network maps them."""
+    """Raise CniError if a pod has host ports, but no plugin of the pod's first network has the capability
+    portMappings."""
     if "portMappings" not in pod.capability_args(first=True):
         return
     listing = pods.directory.listing()
@@ -181,7 +182,7 @@ def read_network(text: str) -> PodNetwork:
 
 
 def read_annotation(text: str) -> tuple[str, str]:
-    """Return the key and the value of an --annotation option. Raises CniError."""
+    """Return (key, value) of an --annotation option. Raises CniError for another form."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise CniError(errors.INVALID_ENVIRONMENT, f"--annotation: {json.quote(text)}: expected KEY=VALUE")
@@ -189,7 +190,7 @@ def read_annotation(text: str) -> tuple[str, str]:
 
 
 def read_port(text: str) -> HostPort:
-    """Return the port of a --publish option. Raises CniError."""
+    """Return the port mapping of a --publish option. Raises CniError for another form."""
     rest, _, protocol = text.partition("/")
     rest, _, pod_port = rest.rpartition(":")
     host_ip, _, host_port = rest.rpartition(":")
@@ -200,14 +201,14 @@ def read_port(text: str) -> HostPort:
 
 
 def put_similar(pods: PodNetworks, container_id: str) -> None:
-    """Suggest on stderr a pod with a similar id."""
+    """Print on stderr the id of a pod with a similar id, as a suggestion."""
     others = {it.container_id for it in pods.cni.attachments()} - {container_id}
     if similar := meant_id(container_id, others):
         click.echo(printable(similar), err=True)
 
 
 def put_status(status: PodStatus, as_json: bool) -> None:
-    """Print a row for each interface, and the problems."""
+    """Print a row for each interface of a pod, then the problems."""
     if as_json:
         put_document({"containerID": status.container_id, "ips": list(status.ips), "problems": list(status.problems),
                       "interfaces": [{"network": it.network, "ifname": it.ifname, "mac": it.mac,
@@ -221,7 +222,7 @@ def put_status(status: PodStatus, as_json: bool) -> None:
 
 
 def put_readiness(readiness: Readiness, as_json: bool) -> None:
-    """Print one line, and one for each broken file."""
+    """Print a line with the node's readiness, then a line for each broken configuration file."""
     if as_json:
         put_document({"ready": readiness.ready, "network": readiness.network, "reason": readiness.reason,
                       "broken": list(readiness.broken)})

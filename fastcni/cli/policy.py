@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.objects import Pod
 
-SETTLED_S = 1.0                 # seconds; the agent would have removed a difference sooner
+SETTLED_S = 1.0                 # seconds; the agent writes changes sooner, so a difference that stays is real
 REREAD_S = 0.1
 
 
@@ -87,7 +87,7 @@ def test(source: str, destination: str, port: str, directory: str, kubernetes: s
         status = max((each.verdict for each in found), key=SEVERITY.index)
         if status != DIFFERS or time.monotonic() >= until:
             break
-        time.sleep(REREAD_S)            # the agent may not have written a change yet
+        time.sleep(REREAD_S)            # the agent may be about to write a change
     if not as_json:
         for each in found:
             click.echo(printable(text(each, sources.unread)))
@@ -96,11 +96,11 @@ def test(source: str, destination: str, port: str, directory: str, kubernetes: s
     sys.exit(status)
 
 
-SEVERITY = (0, 1, 2, 3)         # of several connections the worst counts
+SEVERITY = (0, 1, 2, 3)         # the worst answer of all connections gives the exit status
 
 
 def answers(sources: Sources, source: str, destination: str, port: str) -> list[Answer]:
-    """Return the answers for all addresses of FROM and TO. Raises CniError."""
+    """Return one Answer for each pair of addresses of FROM and TO of the same family. Raises CniError."""
     from fastcni.agent.policy.asked import answer
     from fastcni.agent.policy.evaluate import Connection
 
@@ -117,7 +117,7 @@ def answers(sources: Sources, source: str, destination: str, port: str) -> list[
 # -- what is known -----------------------------------------------------------------------------------------------------
 
 def read_sources(directory: str, kubernetes: str | None, agent_folder: str, node_name: str) -> Sources:
-    """Read the kernel's tables, the policies, and the pods that the agent knows from ADDs. Raises CniError."""
+    """Read the kernel's tables, the policies, and the pods that the agent knows from their ADD. Raises CniError."""
     from fastcni.agent.policy import asked, attached, own_addresses
 
     try:
@@ -140,14 +140,14 @@ def read_sources(directory: str, kubernetes: str | None, agent_folder: str, node
     node = node_name or os.uname().nodename
 
     def local(packed: bytes) -> bool:
-        return (kubernetes is None or packed in own            # an agent with files writes rules for all pods
+        return (kubernetes is None or packed in own            # policies from files apply to all pods
                 or any(pod.node == node for pod in it.cluster.pods_at(packed)))
 
     return asked.Sources(it.cluster, unread, tables, local, () if tables is None else own_addresses.node_addresses())
 
 
 def read_files(directory: str) -> Cluster:
-    """Raises CniError."""
+    """Return the pods and policies that the files of a directory describe. Raises CniError."""
     from fastcni.agent.policy.objects import PolicyError
     from fastcni.agent.policy.sources.files import read_cluster
 
@@ -158,7 +158,7 @@ def read_files(directory: str) -> Cluster:
 
 
 def read_api(kubeconfig: str) -> Cluster:
-    """Raises CniError."""
+    """Return the pods and policies of the Kubernetes API. Raises CniError."""
     from fastcni.agent.policy.sources.kubernetes import read_cluster
     from fastcni.clients.away import Away
     from fastcni.clients.kubernetes import open_api
@@ -179,8 +179,8 @@ def pod_key(name: str) -> str:
 
 
 def ends(sources: Sources, name: str, told: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
-    """Return the addresses of a pod, or the address itself, or the addresses of a domain name that the pod with the
-    addresses `told` has received. Raises CniError."""
+    """Return the addresses that `name` stands for: a pod's addresses, the address itself, or the addresses of a domain
+    name in DNS answers to the pod whose addresses are `told`. Raises CniError."""
     if pod := sources.cluster.pods.get(pod_key(name)):
         if not pod.addresses:
             raise CniError(errors.INVALID_ENVIRONMENT, f"pod {pod.key} has no address of its own",
@@ -197,8 +197,8 @@ def ends(sources: Sources, name: str, told: tuple[bytes, ...] = ()) -> tuple[byt
 
 
 def told_by(sources: Sources, name: str, pod: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return the addresses of a domain name that a pod has received; () if no policy has the name. Raises CniError
-    without an address."""
+    """Return the addresses of the domain name `name` in DNS answers to a pod; () if no policy has the name. pod: the
+    pod's addresses. Raises CniError if a policy has the name, but no answer has an address."""
     from fastcni.agent.policy.objects import Domain
 
     known = [pairs for domain, pairs in sources.cluster.resolved.items() if Domain(domain).matches(name)]
@@ -210,7 +210,8 @@ def told_by(sources: Sources, name: str, pod: tuple[bytes, ...]) -> tuple[bytes,
 
 
 def read_port(port: str, pod: Pod | None) -> tuple[int, int]:
-    """Return (protocol, number) of 80, 53/udp or the name of a port of the pod. Raises CniError."""
+    """Return (protocol number, port number) of a text such as 80, 53/udp, or the name of one of the pod's ports. Raises
+    CniError."""
     from fastcni.agent.policy.objects import MAX_PORT, PROTOCOLS
 
     name, _, kind = port.partition("/")
@@ -235,7 +236,7 @@ def document(answer: Answer) -> dict[str, Any]:
 
 
 def direction_document(direction: Direction) -> dict[str, Any] | None:
-    """Return the document of a direction. None if the address is no pod's, or a pod connects to itself."""
+    """Return the JSON values of a direction. None if the address belongs to no pod, or if a pod connects to itself."""
     from fastcni.agent.policy.asked import ALLOWED
 
     kernel = decision_document(direction.kernel) if direction.kernel else None

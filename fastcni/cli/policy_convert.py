@@ -63,7 +63,7 @@ def convert(files: tuple[str, ...]) -> None:
 
 
 def read(name: str) -> bytes:
-    """Read a file, or stdin for "-". Raises CniError."""
+    """Return the bytes of the file `name`, or of stdin for "-". Raises CniError."""
     try:
         with click.open_file(name, "rb") as file:
             data: bytes = file.read()
@@ -73,12 +73,12 @@ def read(name: str) -> bytes:
 
 
 def yaml_text(documents: list[dict[str, Any]]) -> str:
-    """Raises CniError."""
+    """Return the documents as YAML text. Raises CniError without PyYAML."""
     try:
         import yaml
     except ImportError:
         raise CniError(errors.INVALID_ENVIRONMENT, "writing YAML needs PyYAML",
                        "install fastcni[cluster], or Debian's python3-yaml") from None
-    separate = json.loads(json.dumps(documents))        # otherwise a part that occurs twice becomes an alias
+    separate = json.loads(json.dumps(documents))        # else a repeated object becomes a YAML alias
     text: str = yaml.safe_dump_all(separate, sort_keys=False, default_flow_style=False, width=120, explicit_start=True)
     return text

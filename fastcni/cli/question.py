@@ -1,4 +1,4 @@
-"""Define commands whose exit status is an answer."""
+"""Define Question, a click command whose exit status is an answer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-UNKNOWN = 2                     # the exit status without an answer
+UNKNOWN = 2                     # the exit status if there is no answer
 
 
 class Question(click.Command):
-    """A command whose exit statuses are answers. Its errors have the exit status UNKNOWN."""
+    """A click command whose exit status is an answer. After an error, the exit status is UNKNOWN."""
 
     def make_context(self, *args: Any, **keys: Any) -> click.Context:
         return self._failing(super().make_context, *args, **keys)
@@ -28,11 +28,11 @@ class Question(click.Command):
     def _failing(self, do: Callable[..., Any], *args: Any, **keys: Any) -> Any:
         try:
             return do(*args, **keys)
-        except click.exceptions.Exit:           # of --help
+        except click.exceptions.Exit:           # --help ends the command so
             raise
         except (CniError, OSError, click.ClickException, click.Abort) as e:
             e.exit_status = UNKNOWN             # type: ignore[union-attr]
             raise
-        except Exception:                       # otherwise Python would end with status 1
+        except Exception:                       # without this, Python would end with status 1
             traceback.print_exc()
             sys.exit(UNKNOWN)

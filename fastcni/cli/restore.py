@@ -1,4 +1,4 @@
-"""The command `fastcni restore`: restore the pods' firewall state after another program has flushed it."""
+"""The command `fastcni restore`: restore the pods' firewall rules after another program has flushed the rules."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""The command `fastcni selftest`: test the network of this node by packets between two pods of its own."""
+"""The command `fastcni selftest`: test the network of this node with packets between two pods that it makes for the
+test."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
 
 
 def chosen(cni: CNI, names: Sequence[str]) -> list[NetworkList]:
-    """Return the networks with these names, or all valid ones. Raises CniError."""
+    """Return the networks called `names`, or all valid networks if `names` is empty. Raises CniError."""
     if names:
         return [cni.load(name, warn) for name in names]
     found = confs.networks(confs.read_directory(cni.conf_dir))
@@ -98,12 +99,13 @@ def chosen(cni: CNI, names: Sequence[str]) -> list[NetworkList]:
 
 
 def interrupt(number: int, frame: FrameType | None) -> Any:
-    """End as after Ctrl-C, so that everything that the test has made is removed."""
+    """Handle SIGTERM like Ctrl-C, so that the command removes everything that the test has made."""
     raise KeyboardInterrupt
 
 
 def put_check(check: Check) -> None:
-    """Print one line, and for a failed check where it failed, what was seen and which command to run."""
+    """Print a line for a check. For a failed check, print also the place of the failure, what was seen there, and which
+    command to run."""
     state = click.style("ok    ", fg="green") if check.ok else click.style("FAILED", fg="red", bold=True)
     click.echo(f"{state}  {printable(check.network):16}  {check.mode:8}  {check.name:16} {check.ms:8.1f} ms")
     if check.ok and check.what:

@@ -106,7 +106,7 @@ def serve(path: str, cache_dir: str, dhcp: bool, dhcp_socket: str, dhcp_leases: 
 
 
 def leave_caller(log: LogOptions) -> LogOptions:
-    """Detach from the caller of --detached. Return the options of the log."""
+    """Detach this process from the process that started it with --detached. Return the options of the server's log."""
     from fastcni.daemon.log import SYSLOG
     from fastcni.server.detached import detach
 
@@ -115,11 +115,12 @@ def leave_caller(log: LogOptions) -> LogOptions:
         return log
     if os.path.exists(SYSLOG):
         return log._replace(to="syslog")
-    return log._replace(level="warning")        # the log is a file in memory without rotation
+    return log._replace(level="warning")        # the log is a file in memory that nothing rotates
 
 
 def agent_collectors() -> "list[AgentCollector]":
-    """Return the collectors of --agent; [] without the Prometheus client, which the server reports as missing."""
+    """Return the Prometheus collectors of --agent; [] if prometheus_client is not installed, which the server
+    reports."""
     try:
         from fastcni.agent.metrics import AgentCollector
     except ImportError:
@@ -128,7 +129,7 @@ def agent_collectors() -> "list[AgentCollector]":
 
 
 def kept_flows(cache_dir: str) -> "Kept":
-    """Return the part that --flows adds to the server."""
+    """Return the part of the server that stores flows (--flows)."""
     from fastcni.cli.flows import open_collector
     from fastcni.flows.kept import Kept
 
@@ -136,7 +137,7 @@ def kept_flows(cache_dir: str) -> "Kept":
 
 
 def flow_collectors(kept: "Iterable[Kept]") -> "list[FlowsCollector]":
-    """Return the collectors of --flows; [] without the Prometheus client."""
+    """Return the Prometheus collectors of --flows; [] if prometheus_client is not installed."""
     try:
         from fastcni.flows.metrics import FlowsCollector
     except ImportError:
@@ -145,7 +146,7 @@ def flow_collectors(kept: "Iterable[Kept]") -> "list[FlowsCollector]":
 
 
 def dhcp_daemon(path: str, leases: str, log: Logger) -> "Daemon":
-    """Return the dhcp plugin's daemon, which the server starts. Raises ListenError."""
+    """Return the daemon of the plugin `dhcp`, which runs inside the server. Raises ListenError."""
     from fastcni.daemon.listening import ListenError
     from fastcni.dhcp.daemon import Daemon, raise_descriptor_limit
     from fastcni.dhcp.flags import Flags

@@ -26,7 +26,7 @@ from fastcni.server.records import history
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-LIMIT = 64                      # requests in one answer, so that making it delays other requests only briefly
+LIMIT = 64                      # requests in one answer; a longer answer would delay the server's other requests
 
 
 @click.command()
@@ -68,7 +68,7 @@ def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float
 
 
 class Source(activity_source.Source):
-    """The data of top, from the server at a socket and from this node's files."""
+    """The data of `fastcni top`, from the server's socket and from this node's files."""
 
     def __init__(self, path: str, conf_dir: str, results: list[str]) -> None:
         super().__init__(lambda: status.ask(path) or {}, self._ask, lambda: count(conf_dir, *results))
@@ -82,13 +82,13 @@ class Source(activity_source.Source):
         return found
 
     def poll(self) -> None:
-        """Read new data. Raises CniError if the server cannot be asked."""
+        """Read new data from the server and from this node's files. Raises CniError if the server does not answer."""
         with asking(self.path, "start it: `systemctl start fastcni.socket`, or `fastcni serve`"):
             super().poll()
 
 
 def watch(source: Source, view: View, console: Console, interval: float) -> None:
-    """Draw frames until the user quits."""
+    """Draw a frame every `interval` seconds and after each key, until the user quits."""
     try:
         with Terminal(console) as terminal:
             seen, polled = source.view(), time.monotonic()
@@ -106,7 +106,8 @@ def watch(source: Source, view: View, console: Console, interval: float) -> None
 
 
 def poll(source: Source) -> str:
-    """Read new data. Return the error, or "". An error is not raised, because the server may be restarting."""
+    """Read new data. Return the error as text, "" for success. poll() raises no error, because the server may be
+    restarting."""
     try:
         source.poll()
     except CniError as e:
@@ -115,7 +116,7 @@ def poll(source: Source) -> str:
 
 
 def press(key: str, view: View) -> bool:
-    """Handle a key. Return False for the key that quits."""
+    """Change `view` by a key. Return False if the key quits."""
     if view.typing is not None:
         if key in (ENTER, ESCAPE):
             view.chosen, view.typing = view.typing if key == ENTER else "", None

@@ -1,4 +1,5 @@
-"""The command `fastcni trace`: show the server's requests as they end, or those that it has kept."""
+"""The command `fastcni trace`: show the server's requests as they end, or the past requests that the server has
+stored."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from fastcni.spec.errors import CniError
 
 KEYS = {"network": "network", "container": "container", "ifname": "ifname", "command": "command", "plugin": "plugin",
         "code": "outcome"}
-PAUSE_S = 0.2                   # seconds between two questions to the server
-AWAY_S = 1.0                    # seconds between two questions while no server answers
+PAUSE_S = 0.2                   # seconds between two polls of the server
+AWAY_S = 1.0                    # seconds between two polls while no server answers
 
 
 @click.command()
@@ -68,12 +69,12 @@ def trace(container: str, socket: str, past: bool, count: int | None, filters: S
                     click.echo(printable(text))
             sys.stdout.flush()
     except KeyboardInterrupt:
-        return                      # the usual end of following
+        return                      # Ctrl-C ends the command normally
 
 
 class Filter:
-    """The selection of requests: those that took at least `slower` milliseconds and match all filters KEY=VALUE; of
-    several filters with one key, one match is enough. Raises click.BadParameter."""
+    """A filter for requests. A request passes if it took at least `slower` milliseconds and matches the filters
+    KEY=VALUE of each KEY. If several filters have the same KEY, one match is enough. Raises click.BadParameter."""
 
     def __init__(self, texts: Sequence[str], slower: float = 0) -> None:
         self.slower = slower
@@ -99,7 +100,7 @@ def fits(name: str, present: str, wanted: str) -> bool:
 
 
 def kept(path: str, chosen: Filter, count: int) -> Iterator[dict[str, Any]]:
-    """Yield the requests that the server has kept, the oldest first."""
+    """Yield the last `count` requests that the server has stored, the oldest first."""
     found: list[dict[str, Any]] = []
     after, containers = 0, set()
     while requests := ask(path, after)["requests"]:
@@ -114,14 +115,15 @@ def kept(path: str, chosen: Filter, count: int) -> Iterator[dict[str, Any]]:
 
 
 def followed(path: str, chosen: Filter, count: int, wire: bool) -> Iterator[dict[str, Any]]:
-    """Yield the requests from now on, `count` of them if that is not 0. If the server ends, wait for the next one."""
+    """Yield the requests that end from now on, up to `count` (0: no limit). If the server ends, wait until a server
+    answers again."""
     answer, printed = ask(path, None, 0, wire), 0
     click.echo(printable(f"following the server at {path}; Ctrl-C ends"), err=True)
     while True:
         sleep(PAUSE_S)
         pid = answer["pid"]
         answer = next_answer(path, answer["next"], wire)
-        if answer["pid"] != pid:                # another server, which counts from 1
+        if answer["pid"] != pid:                # another server process, which numbers its requests from 1
             answer = next_answer(path, 0, wire)
         if answer["lost"]:
             click.echo(f"{answer['lost']} requests are not shown: too many came at once; see --history of "
@@ -146,7 +148,8 @@ def next_answer(path: str, after: int, wire: bool) -> dict[str, Any]:
 
 
 def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool = False) -> dict[str, Any]:
-    """Return the answer of the server at a socket, see server/records/history.py. Raises CniError without an answer."""
+    """Ask the server at the socket `path` for at most `limit` requests after the number `after`, and return its answer
+    (see server/records/history.py). Raises CniError without an answer."""
     with asking(path, "start it: `systemctl start fastcni.socket`, or `fastcni serve`. Requests without a server are "
                       "in the log only"):
         found = history.ask(path, after, limit, wire=wire)
@@ -157,7 +160,7 @@ def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool
 
 
 def story(request: dict[str, Any], netlink: bool, with_input: bool) -> Iterator[str]:
-    """Yield the lines of one request."""
+    """Yield a request as lines of text. netlink, with_input: also the netlink messages, the configuration."""
     yield story_text.headline(request)
     if with_input:
         yield from story_text.given(request)
@@ -167,7 +170,7 @@ def story(request: dict[str, Any], netlink: bool, with_input: bool) -> Iterator[
 
 
 def decode(request: dict[str, Any]) -> None:
-    """Add to each netlink message of a request its lines of text."""
+    """Decode each netlink message of a request, and add the decoded lines of text to the message."""
     for step in request.get("story", {}).get("steps", ()):
         if "data" in step:
             step["messages"] = netlink_text.lines(bytes.fromhex(step["data"]))

@@ -1,5 +1,5 @@
-"""The command `fastcni uninstall`: restore the programs that `fastcni install` replaced, and remove the rest of
-fastcni."""
+"""The command `fastcni uninstall`: restore the programs that `fastcni install` replaced, and remove fastcni's files and
+state."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.node.own.state import Holder
     from fastcni.node.own.uninstall import Report, State
 
-MAX_SHOWN = 10                  # pods in the report for people
+MAX_SHOWN = 10                  # pods that the text report names
 
 
 @click.command()
@@ -61,7 +61,7 @@ def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str,
             places, lambda state: put(waiting_lines(state)) if not as_json else None)
         if not as_json:
             put(state_lines(done.state, dry_run))
-        done.state.released = before + done.state.released      # a pod may be deleted before the wait begins
+        done.state.released = before + done.state.released      # `before` was released before the wait began
     if as_json:
         put_document(document(done, dry_run))
 
@@ -72,7 +72,7 @@ def put(lines: Iterable[str]) -> None:
 
 
 def report_lines(done: "Report", dry_run: bool) -> list[str]:
-    """Return the report for people."""
+    """Return the report of the removal as lines of text."""
     would, state = "would be " if dry_run else "", done.state
     found = file_lines(done.files, would)
     if done.elsewhere:

@@ -1,4 +1,4 @@
-"""The command `fastcni why`: follow one connection, and say at which hop it ends."""
+"""The command `fastcni why`: follow one packet through the node, and name the hop at which it ends."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def why(places: Places, as_json: bool, source: str, destination: str, udp: bool)
 
 
 def packed(text: str) -> bytes | None:
-    """Return an address as bytes, None for the name of a pod."""
+    """Return an address in network byte order; None if `text` is no address, but a pod's name."""
     try:
         return addresses.read_ip(text.strip("[]"))
     except ValueError:
@@ -92,7 +92,7 @@ def read_destination(text: str) -> tuple[str, int]:
 
 
 def put_text(found: Report, source: str, destination: str) -> None:
-    """Print the hops, one a line, and where the packet ends."""
+    """Print a line for each hop, then a line that says where the packet ends."""
     from fastcni.why import proxied
 
     for name, ok in found.hops:
@@ -117,7 +117,8 @@ def put_text(found: Report, source: str, destination: str) -> None:
 
 
 def datapath_lines(redirect: Redirect, *, reaches: bool) -> Iterator[str]:
-    """Yield what the datapath ebpf does with the connection, and with others to the same port."""
+    """Yield lines that say what the datapath ebpf does with the packet's connection, and with other connections to the
+    same port."""
     if reaches and redirect.redirected:
         yield "the datapath ebpf redirects the connection: packets after the first ones skip the node's hops"
     elif reaches:

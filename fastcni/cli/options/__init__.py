@@ -1,4 +1,4 @@
-"""Options that several commands have.
+"""Define the options that several commands share.
 
     settings    a network and a namespace: from options, otherwise from cnitool's environment variables, otherwise
                 defaults

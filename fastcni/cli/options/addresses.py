@@ -1,4 +1,4 @@
-"""Read addresses in options: those of the status page, of metrics and of a collector of traces."""
+"""Read the addresses in the options --http (status page), --metrics, and --otlp (collector of traces)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import click
 
 
 def http_address(_: click.Context, option: click.Parameter, text: str) -> str | tuple[str, int] | None:
-    """Read the address of --http or --metrics; None if it is empty. Raises click.BadParameter."""
+    """Convert the address of --http or --metrics: a socket's path, (IP address, port), or None for "". Raises
+    click.BadParameter."""
     if not text:
         return None
     from fastcni.server.web import address
@@ -18,7 +19,7 @@ def http_address(_: click.Context, option: click.Parameter, text: str) -> str | 
 
 
 def otlp_url(_: click.Context, option: click.Parameter, text: str) -> str:
-    """Check the URL of --otlp, which may be empty. Raises click.BadParameter."""
+    """Check the URL of --otlp and return it, "" for "". Raises click.BadParameter."""
     if not text:
         return ""
     from fastcni.server.otel import traces

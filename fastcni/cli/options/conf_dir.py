@@ -1,4 +1,4 @@
-"""The option --conf-dir, and the directory that it chooses."""
+"""Define the option --conf-dir, and choose the directory of network configurations."""
 
 import os
 
@@ -11,5 +11,6 @@ conf_dir_option = click.option("--conf-dir", default="", metavar="DIR",
 
 
 def chosen_conf_dir(given: str = "") -> str:
-    """Return the directory of network configurations: `given`, otherwise that of NETCONFPATH, otherwise the default."""
+    """Return the directory of network configurations: `given`, the value of --conf-dir; otherwise the environment
+    variable NETCONFPATH; otherwise the default."""
     return given or os.environ.get("NETCONFPATH") or DEFAULT_CONF_DIR

@@ -23,8 +23,8 @@ NAMES = ("log_to", "log_level", "log_format")
 
 
 def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add OPTIONS to a command. Its function gets one LogOptions as `log`, whose `to` is "" if --log-to is not given.
-    """
+    """Add OPTIONS to a command. The command's function gets one argument `log`, a LogOptions, instead of these options.
+    `log.to` is "" without --log-to."""
     @wraps(function)
     def command(log_to: str | None, log_level: str, log_format: str, **rest: Any) -> Any:
         from fastcni.daemon.log import LogOptions

@@ -1,4 +1,4 @@
-"""Define the options of commands on this node's attachments."""
+"""Define the options of commands that read this node's attachments."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -28,7 +28,8 @@ agent_folder_option = click.option("--agent-folder", default="", metavar="DIR", 
 
 
 def node_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add OPTIONS to a command. Its function gets `places` and `as_json` instead of these."""
+    """Add OPTIONS to a command. The command's function gets `places`, a Places, and `as_json` instead of these
+    options."""
     @wraps(function)
     def command(conf_dir: str, cache_dirs: Sequence[str], data_dirs: Sequence[str], **options: Any) -> Any:
         where = chosen_conf_dir(conf_dir)

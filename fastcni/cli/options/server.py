@@ -1,4 +1,4 @@
-"""Report the error if a command cannot ask the server that --socket names."""
+"""Report an error of a command's question to the fastcni server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fastcni.spec.errors import CniError
 
 @contextmanager
 def asking(path: str, without: str) -> Iterator[None]:
-    """Raise CniError 5 in place of the OSErrors of a server's socket. without: what to do if no server listens."""
+    """Convert an OSError in the body of the `with` statement to CniError 5. path: the server's socket. without: what
+    the user can do if no server listens."""
     try:
         yield
     except (FileNotFoundError, ConnectionRefusedError) as e:

@@ -1,4 +1,5 @@
-"""Read the settings of a command from options, otherwise from cnitool's environment variables, otherwise defaults."""
+"""Read the settings of a command: from its options, otherwise from cnitool's environment variables, otherwise use
+defaults."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -33,7 +34,8 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The runtime library, the network and the attachment of a command. as_json: whether --json is given."""
+    """The settings of a command on a network. cni: the runtime library. net: the network. rt: the attachment. as_json:
+    whether --json is given."""
 
     cni: CNI
     net: NetworkList
@@ -42,9 +44,9 @@ class Settings:
 
 
 def network_command(netns_required: bool = True) -> Callable[..., Any]:
-    """Add NET, NETNS and OPTIONS to a command. Its function gets one Settings instead of these."""
+    """Add NET, NETNS and OPTIONS to a command. The command's function gets one Settings instead of these."""
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)            # also copies the function's own options
+        @wraps(function)            # wraps() also copies the function's own click options
         def command(net: str, netns: str | None, **options: Any) -> Any:
             own = {key: options.pop(key) for key in list(options) if key not in TAKEN}
             return function(read_settings(net, netns or "", **options), **own)
@@ -63,13 +65,14 @@ TAKEN = ("conf_dir", "bin_dir", "cache_dir", "container_id", "ifname", "args_tex
 def read_settings(name: str, netns: str, *, conf_dir: str, bin_dir: Sequence[str], cache_dir: str,
                   container_id: str, ifname: str, args_text: str | None, capability_args: str | None,
                   as_json: bool) -> Settings:
-    """Return the Settings. Raise CniError in cnitool's order: configuration, capability args, args."""
+    """Return the Settings. Like cnitool, check the configuration first, then the capability args, then the args. Raise
+    CniError for the first error."""
     env = os.environ.get
     cni = CNI(plugin_dirs(bin_dir), chosen_conf_dir(conf_dir), cache_dir)
     net = cni.load(name, warn)
     capabilities = read_capability_args(env("CAP_ARGS", "") if capability_args is None else capability_args)
     args = read_pairs(env("CNI_ARGS", "") if args_text is None else args_text)
-    # abspath only changes the text: as in cnitool, it removes ".." and keeps symbolic links.
+    # As in cnitool, abspath() removes ".." from the path's text, and does not follow symbolic links.
     netns = os.path.abspath(netns) if netns else ""
     rt = RuntimeConf(container_id or default_container_id(netns), netns,
                      ifname or env("CNI_IFNAME") or "eth0", args, capabilities)
@@ -82,15 +85,15 @@ def warn(text: str) -> None:
 
 
 def plugin_dirs(given: Sequence[str]) -> list[str]:
-    """Return the plugin directories: those of --bin-dir, otherwise CNI_PATH split at each ":", otherwise the usual
-    ones."""
+    """Return the plugin directories: `given`, the values of --bin-dir; otherwise CNI_PATH split at each ":"; otherwise
+    the default directories."""
     text = os.environ.get("CNI_PATH", "")
     return list(given) or (text.split(os.pathsep) if text else list(DEFAULT_PLUGIN_DIRS))
 
 
 def default_container_id(netns: str) -> str:
-    """Return the container id that cnitool derives for a namespace: 20 hex digits of the SHA-512 of its absolute
-    path."""
+    """Return the container id that cnitool derives from a namespace's absolute path: "cnitool-" and 20 hex digits of
+    the path's SHA-512."""
     return f"cnitool-{sha512(os.fsencode(netns)).hexdigest()[:20]}"
 
 
@@ -106,7 +109,7 @@ def read_pairs(text: str) -> list[tuple[str, str]]:
 
 
 def read_capability_args(text: str) -> dict[str, Any]:
-    """Return the JSON object of CAP_ARGS, {} for an empty text or null. Raise CniError for anything else."""
+    """Return the JSON object in CAP_ARGS; {} for "" or null. Raise CniError for any other text."""
     if not text:
         return {}
     try:

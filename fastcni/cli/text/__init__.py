@@ -1,4 +1,4 @@
-"""Format the output of the commands.
+"""Format the output of the commands as text or JSON.
 
     output     text or JSON
     show       results and plans

@@ -1,4 +1,4 @@
-"""Format flows as lines of text, see fastcni/flows/records.py."""
+"""Format flows, the documents of fastcni/flows/records.py, as lines of text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from fastcni.cli.text.inventory import SHORT_ID
 from fastcni.cli.text.output import printable
 from fastcni.node.attachments.records import bracketed
 
-Document = dict[str, Any]               # the result of Flow.document()
+Document = dict[str, Any]               # JSON values that Flow.document() returns
 
 
 def line(flow: Document, coloured: bool = False) -> str:
-    """Return a flow as one line: its time, verdict, protocol and ends, and what decided the verdict."""
+    """Return a flow as one line: the time, the verdict, the protocol, both ends, and the policy or firewall that
+    decided."""
     when = time.strftime("%H:%M:%S", time.localtime(flow["time"]))
     verdict = f"{flow['verdict']:7}"
     if coloured:                    # click removes colours if stdout is not a terminal
@@ -30,15 +31,16 @@ def line(flow: Document, coloured: bool = False) -> str:
 
 
 def request_text(document: Document) -> str:
-    """ Return a request as text: "GET web/public/a 200", or with the reason "POST web/a 403: no rule for ingress allows
-    it"."""
+    """Return an HTTP request as text: "GET web/public/a 200"; a denied request with the reason: "POST web/a 403: no
+    rule for ingress allows it"."""
     text = " ".join(filter(None, (document["method"] or "TLS", f"{document['host']}{document['path']}",
                                   str(document["status"] or ""))))
     return f"{text}: {document['reason']}" if document["reason"] else text
 
 
 def end_text(end: Document, with_port: bool = True) -> str:
-    """Return a pod with its network, "shop/web@net:80", or an address."""
+    """Return one end of a flow: "shop/web@net:80" for a pod in a network, "192.0.2.7:80" for an address without a
+    pod."""
     name = end["pod"] if end["pod"] != end["container"] else end["pod"][:SHORT_ID]
     text = f"{name}@{end['network']}" if name else bracketed(end["address"])
     return f"{text}:{end['port']}" if with_port and end["port"] is not None else text

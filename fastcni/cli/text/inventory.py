@@ -1,4 +1,5 @@
-"""Format the inventory for a terminal of 80 columns: lists, one attachment, and the outcome of adopt."""
+"""Format the inventory of attachments for a terminal of 80 columns: a list, one attachment, and the outcome of `fastcni
+adopt`."""
 
 from __future__ import annotations
 
@@ -31,18 +32,19 @@ from fastcni.spec import json
 SHORT_ID = 12
 PIECES = re.compile(r" *(?:`[^`]*`|[^ ])+")     # a word or a command in backquotes, with the space before it
 STYLES = {RUNNING: "green", GONE: "yellow", ORPHANED: "yellow"}
-MAX_NAMED = 5                   # number of objects that a line at the end names
+MAX_NAMED = 5                   # objects without an attachment that the last line names
 UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def age(since: float, now: float) -> str:
-    """Return the time since `since`, in its largest unit: "3d". "" if it is unknown."""
+    """Return the time from `since` to `now`, unix seconds, in the largest unit: "3d". "" if `since` is 0, unknown."""
     seconds = max(0, int(now - since))
     return next((f"{seconds // size}{unit}" for size, unit in UNITS if seconds >= size), "0s") if since else ""
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """Return {id: its beginning}, all of the shortest length, at least SHORT_ID, at which they are different."""
+    """Return {id: its beginning}. All beginnings have the same length: the shortest, but at least SHORT_ID, at which
+    they differ."""
     ids = set(ids)
     longest = max(map(len, ids), default=0)
     length = next((length for length in range(SHORT_ID, longest) if len({it[:length] for it in ids}) == len(ids)),
@@ -52,7 +54,8 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
 
 def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filtered: bool = False,
                console: Console | None = None) -> None:
-    """Print a row for each of the chosen attachments, then the number in each state."""
+    """Print a row for each attachment in `chosen`, then the number of these attachments in each state. filtered:
+    whether the user has limited the list."""
     console = console or Console()
     if chosen:
         print_rows(chosen, inventory, console)
@@ -76,18 +79,18 @@ def print_rows(chosen: Sequence[NodeAttachment], inventory: Inventory, console: 
     ids, now = short_ids(it.container_id for it in inventory.attachments), time.time()
     titles = ("CONTAINER", "POD", "IFNAME", "NETWORK", "STATE", "AGE")
     table: list[tuple[str, ...]] = [titles]
-    pods = {it.container_id: it.pod for it in inventory.attachments if it.pod}      # networks of multus have no name
+    pods = {it.container_id: it.pod for it in inventory.attachments if it.pod}      # multus caches no pod names
     table += ((ids[it.container_id], pods.get(it.container_id, "-"), it.ifname or "?", it.network or "?", it.state,
                age(it.since, now)) for it in chosen)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lasts = [it.addresses for it in chosen]
-    if not pods or sum(widths) + 2 * len(widths) > console.width:      # a long name has a line of its own
+    if not pods or sum(widths) + 2 * len(widths) > console.width:      # a long pod name gets its own line
         lasts = [(*filter(None, (pods.get(it.container_id),)), *it.addresses) for it in chosen]
         table = [(row[0], *row[2:]) for row in table]
         del widths[1]
     start = sum(widths) + 2 * len(widths)
     if start + max(len(text) for last in lasts for text in (*last, "ADDRESSES")) > console.width:
-        start = 4                       # addresses stay in one piece, in lines of their own
+        start = 4                       # do not break addresses: each gets its own line
     for row, last in zip(table, [("ADDRESSES",), *lasts], strict=True):
         head = "  ".join(f"{printable(text):<{width}}" for text, width in zip(row, widths, strict=True))
         lines = ([head.rstrip()] if start == 4 or not last else []) + [f"{'':{start}}{ip}" for ip in last]
@@ -101,7 +104,7 @@ def print_rows(chosen: Sequence[NodeAttachment], inventory: Inventory, console: 
 
 
 def summary(chosen: Sequence[NodeAttachment], filtered: bool) -> str:
-    """Return the numbers of attachments: "3 attachments: 2 running, 1 orphaned"."""
+    """Return the number of attachments in each state: "3 attachments: 2 running, 1 orphaned"."""
     states = Counter(it.state for it in chosen)
     parts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     count = f"{len(chosen) or 'no'} {'attachment' if len(chosen) == 1 else 'attachments'}"
@@ -119,9 +122,10 @@ def print_rest(inventory: Inventory, console: Console) -> None:
 
 
 def put(console: Console, text: str, style: str = "", title: str = "", title_style: str = "") -> None:
-    """Print a text, broken between words by the width of the terminal. The lines begin behind the title.
+    """Print a text, wrapped between words at the width of the terminal. All lines are indented by the width of the
+    title.
 
-    A path stays in one piece, and a command in backquotes, so that it can be copied.
+    put() does not break a path or a command in backquotes, so that the user can copy it.
     """
     for line in broken(printable(text), console.width - len(title)):
         console.print(Text.assemble((title, title_style), (line, style)), soft_wrap=True)
@@ -129,7 +133,7 @@ def put(console: Console, text: str, style: str = "", title: str = "", title_sty
 
 
 def broken(text: str, width: int) -> list[str]:
-    """Return the lines of a text, at most `width` characters each, unless one of PIECES is longer."""
+    """Wrap a text into lines of at most `width` characters. A longer word or command (PIECES) gets a longer line."""
     lines = [""]
     for paragraph in text.split("\n"):
         for piece in PIECES.findall(paragraph):
@@ -143,7 +147,7 @@ def broken(text: str, width: int) -> list[str]:
 
 
 def put_row(console: Console, name: str, value: str, style: str = "") -> None:
-    """Print a name and a value. A path or an id is not broken, so that it can be copied."""
+    """Print a name and a value in a row. put_row() does not break a path or an id, so that the user can copy it."""
     put(console, value, style, f"{name:<12}", "bold")
 
 
@@ -206,8 +210,8 @@ def print_sightings(attachment: NodeAttachment, console: Console) -> None:
 
 
 def print_explanations(found: Sequence[Explanation], inventory: Inventory, console: Console | None = None) -> None:
-    """Print the explanations, then the owners: a single owner in full, several as a table. Each owner is printed
-    once."""
+    """Print the explanations, then the attachments that own the objects: the only owner of an object in full, several
+    owners as a table. Each owner is printed once."""
     console = console or Console()
     for it in found:
         put(console, it.what, "bold")
@@ -227,23 +231,23 @@ def print_explanations(found: Sequence[Explanation], inventory: Inventory, conso
 
 
 def link_text(link: HostLink) -> str:
-    """Return a link of the host in a line, and its counters in a second line."""
+    """Return a line with a link of the host, and a second line with its packet counters."""
     counters = link.counters
     text = f"{link.name} ({link.kind}, index {link.index}, {'up' if link.up else 'DOWN'}, mtu {link.mtu}"
     text += f", port of {link.master})" if link.master else ")"
     if not counters:
         return text
     bad = sum(counters[key] for key in counters if "errors" in key or "dropped" in key)
-    if link.kind == "ifb":              # the ifb shapes packets from the pod
+    if link.kind == "ifb":              # the ifb device shapes the packets that the pod sends
         return (f"{text}\nlet {counters['tx_packets']} packets pass ({size(counters['tx_bytes'])}), "
                 f"errors and drops {bad}")
-    # The host's end receives the packets that the pod sends.
+    # rx and tx are the host end's: it receives the packets that the pod sends.
     return (f"{text}\npod sent {counters['rx_packets']} packets ({size(counters['rx_bytes'])}), "
             f"received {counters['tx_packets']} ({size(counters['tx_bytes'])}), errors and drops {bad}")
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people: "1.5 MB"."""
+    """Return a number of bytes with a decimal unit: "1.5 MB"."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -253,7 +257,7 @@ def size(count: int) -> str:
 
 
 def print_adoption(done: Adoption, console: Console | None = None) -> None:
-    """Print which attachments fastcni recognises, and which indexes exist."""
+    """Print which attachments fastcni recognises, and the index of each directory of host-local."""
     console = console or Console()
     verdicts = done.verdicts
     put(console, f"{sum(it.owned for it in verdicts)} of {summary([it.attachment for it in verdicts], False)}; "

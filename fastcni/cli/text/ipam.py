@@ -21,11 +21,12 @@ from fastcni.node.cluster.survey import HeldBlock, Holder, NodeView, Place, Surv
 STYLES = {ALIVE: "green", LOST: "yellow", DEAD: "red", ACTIVE: "green", QUARANTINE: "red", SHARED: "", KEPT: "yellow",
           ASKED: "yellow", REFUSED: "red"}
 SHORT_ID = 12
-MAX_NAMED = 5                   # number of blocks or addresses with a line each
+MAX_NAMED = 5                   # blocks or addresses that get their own line
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], whole: Sequence[str] = ()) -> Table:
-    """Return a table without lines. Columns in `whole` are not broken, so that their values can be copied."""
+    """Return a table without border lines. The values of the columns in `whole` are not broken, so that the user can
+    copy them."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column in whole)
@@ -35,13 +36,14 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], whole: Seque
 
 
 def when(since: float, now: float) -> str:
-    """Return a time with its age: "2026-01-31 12:00:00, 3h ago"."""
+    """Return the time `since` and its age at `now`: "2026-01-31 12:00:00, 3h ago"."""
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}, {age(since, now)} ago" if since else "unknown"
 
 
 def print_blocks(where: str, found: Survey, blocks: Sequence[HeldBlock], addresses: bool,
                  console: Console | None = None) -> None:
-    """Print the blocks of each space, or the holders of their addresses."""
+    """Print the blocks of each address space. addresses: print the holders of the blocks' addresses instead. where: the
+    store's name."""
     console, now = console or Console(), time.time()
     for space in sorted({it.block.space for it in blocks}):
         inside = [it for it in blocks if it.block.space == space]
@@ -75,7 +77,7 @@ def print_holders(found: Sequence[Holder], now: float, console: Console) -> None
 
 
 def print_nodes(where: str, views: Sequence[NodeView], console: Console | None = None) -> None:
-    """Print a row for each node, then what to do about those that are lost or dead."""
+    """Print a row for each node, then what the user can do about lost and dead nodes."""
     console, now = console or Console(), time.time()
     if views:
         rows = [(it.node.name, it.node.state, str(it.node.epoch), seen(it, now), str(it.blocks),
@@ -93,12 +95,12 @@ def print_nodes(where: str, views: Sequence[NodeView], console: Console | None =
 
 
 def seen(view: NodeView, now: float) -> str:
-    """Return when a node has sent its last heartbeat, for a row."""
+    """Return the age of a node's last heartbeat as text for a table row."""
     return f"{age(view.node.seen, now)} ago" if view.node.seen else "-"
 
 
 def print_place(place: Place, console: Console | None = None) -> None:
-    """Print the store's knowledge of an address."""
+    """Print what the store knows of an address."""
     console, now = console or Console(), time.time()
     put(console, sentence(place, times=False), "bold")
     console.print()
@@ -128,7 +130,7 @@ def facts(place: Place, now: float) -> list[tuple[str, str]]:
 
 
 def print_here(found: Sequence[Explanation], console: Console | None = None) -> None:
-    """Print this node's attachments with an address that is in the store, a row for each."""
+    """Print a row for each attachment of this node that has the address."""
     console = console or Console()
     for owner in dict.fromkeys(owner.name for it in found for owner in it.owners):
         it = next(one for each in found for one in each.owners if one.name == owner)
@@ -137,7 +139,7 @@ def print_here(found: Sequence[Explanation], console: Console | None = None) -> 
 
 
 def print_forgetting(plan: Forgetting, dry_run: bool, console: Console | None = None) -> None:
-    """Print what forgetting a node frees, and what the operator confirms."""
+    """Print what forgetting a node frees, and what the user must confirm."""
     console, now = console or Console(), time.time()
     node = plan.node
     sign = f", last sign of life {age(node.seen, now)} ago" if node.seen else ""

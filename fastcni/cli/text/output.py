@@ -12,7 +12,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 class Group(click.Group):
-    """A command of several commands. Its help shows their summaries in full, also without an argument."""
+    """A command that has subcommands. Its help, which it prints without an argument, shows the subcommands' summaries
+    in full."""
 
     def __init__(self, *args: Any, **keys: Any) -> None:
         super().__init__(*args, **{**keys, "invoke_without_command": True})
@@ -29,15 +30,16 @@ class Group(click.Group):
 
 
 def cni_as_text(as_json: bool) -> bool:
-    """Return whether a command that prints CNI documents, as cnitool does, prints text: on a terminal, without --json.
+    """Return whether a command of cnitool prints text instead of a CNI document: stdout is a terminal, and --json is
+    not given.
 
-    These commands are add, check, del and netconf. All others print text without --json, also into a pipe.
+    These commands are add, check, del and netconf. Without --json, all other commands print text, also into a pipe.
     """
     return not as_json and sys.stdout.isatty()
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters replaced. Newlines and tabs stay."""
+    """Return the text with control characters replaced by U+FFFD. Newlines and tabs stay."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
@@ -48,13 +50,13 @@ def put_lines(lines: Iterable[str]) -> None:
 
 
 def put_document(document: object) -> None:
-    """Print one of the command's own documents. CNI documents are written by fastcni.spec.json instead."""
+    """Print a fastcni document as indented JSON. CNI documents are written by fastcni.spec.json instead."""
     import json
 
     put(json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
 def put(data: bytes) -> None:
-    """Write the bytes to stdout unchanged. On a terminal, add a newline if there is none."""
+    """Write the bytes to stdout. On a terminal, add a newline if the bytes do not end with one."""
 
     click.echo(data, nl=sys.stdout.isatty() and not data.endswith(b"\n"))

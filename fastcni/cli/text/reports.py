@@ -1,4 +1,4 @@
-"""Format the report of a command on a network: text for a terminal, a JSON document for programs."""
+"""Format a command's Report as text for a terminal, or as a JSON document for programs."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +12,7 @@ SUCCESS = {                 # all plugins succeeded
     "DEL": "{it} is deleted by {plugins}",
     "STATUS": "{it} is ready; checked by {plugins}",
 }
-UNCERTAIN = {               # all plugins succeeded, without a prevResult
+UNCERTAIN = {               # all plugins succeeded, but got no prevResult
     "CHECK": "{it}: {plugins} found no fault, but {unknown}",
     "DEL": "{it}: DEL of {plugins} succeeded, but {unknown}",
 }
@@ -27,7 +27,7 @@ def attachment(net: NetworkList, rt: RuntimeConf) -> str:
 
 
 def sentence(command: str, it: str, report: Report) -> str:
-    """Return one line on `it`, the text for a network or an attachment."""
+    """Return a line that reports a command. it: the network or attachment as text."""
     if report.skipped:
         return SKIPPED[command].format(it=it, why=report.skipped)
     form = (UNCERTAIN if report.unknown else SUCCESS)[command]
@@ -51,7 +51,8 @@ def types(plugins: Iterable[PluginConf]) -> str:
 # GC ----------------------------------------------------------------------------------------------
 
 def gc_lines(net: NetworkList, report: GcReport) -> list[str]:
-    """Return a line for each attachment, each plugin and each released object. The last line has the totals."""
+    """Return lines that report a GC: a line for each attachment, each plugin and each released object, then the
+    totals."""
     if report.skipped:
         return [f"network {net.name}: nothing was released: {report.skipped}"]
     lines = [f"kept          {name(it)}  ({it.why})" for it in report.kept]

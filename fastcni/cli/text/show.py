@@ -1,4 +1,4 @@
-"""Format results and plans as text. Control characters from plugins and files are replaced."""
+"""Format results, plans and configuration faults as text. Control characters from plugins and files are replaced."""
 
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -19,13 +19,13 @@ from fastcni.spec import result as results
 
 
 def result(document: dict[str, Any], network: str, rt: RuntimeConf, console: Console | None = None) -> None:
-    """Print a result of any version: a row for each interface, then routes and DNS."""
+    """Print a result of any CNI version: a row for each interface, then the routes and the DNS settings."""
     console = console or Console()
     shape = results.to_version(document, "1.1.0")
     title = Text(printable(f"{rt.container_id} in {network}"))
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for column in ("interface", "mac", "where", "addresses", "gateway"):
-        # A path may be long. Users copy the other values, so these are not broken.
+        # Break only the column "where": a path may be long, and users copy the other values.
         table.add_column(column, overflow="fold", no_wrap=column != "where")
     ips = shape.get("ips", [])
     for index, interface in enumerate(shape.get("interfaces", [])):
@@ -86,6 +86,7 @@ def findings(network: str, found: Sequence[Finding], console: Console | None = N
 
 
 def wrapped(start: str, names: Iterable[str]) -> list[str]:
-    """Return lines of at most 79 characters: `start` and the names, separated by commas, then indented lines."""
+    """Return `start` and the names, separated by commas, as lines of at most 79 characters. All lines after the first
+    are indented."""
     return textwrap.wrap(start + ", ".join(names), 79, subsequent_indent="    ", break_long_words=False,
                          break_on_hyphens=False, drop_whitespace=True) or [start]

@@ -1,5 +1,5 @@
-"""Control the terminal of a live view: read single keys, use the alternate screen, and restore the terminal however the
-view ends."""
+"""Control the terminal of a live view: read single keys, use the alternate screen, and restore the terminal also after
+an error or a signal."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from rich.console import Console, ConsoleDimensions, RenderableType
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 WAKES = (signal.SIGWINCH, signal.SIGTSTP)
 SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|O.)")        # for example an arrow key
-MAX_BYTES = 1024                # of keys in one read
+MAX_BYTES = 1024                # of one read of the terminal
 ESCAPE, ENTER, ERASE = "escape", "enter", "erase"
 NAMES = {"\x1b": ESCAPE, "\r": ENTER, "\n": ENTER, "\x7f": ERASE, "\b": ERASE}
 
 
 class Terminal:
-    """A terminal: `with Terminal(console) as terminal:` shows a screen; draw() and wait() alternate. Only for the main
-    thread.
+    """A terminal with a live view. `with Terminal(console) as terminal:` shows the alternate screen; the body calls
+    draw() and wait() in turn. Only the main thread may use a Terminal.
 
-    SIGTERM and SIGHUP end the view by SystemExit, SIGINT by KeyboardInterrupt. SIGTSTP (Ctrl-Z) suspends it.
+    SIGTERM and SIGHUP raise SystemExit in the body, SIGINT raises KeyboardInterrupt. SIGTSTP (Ctrl-Z) suspends the
+    process.
     """
 
     def __init__(self, console: Console) -> None:
@@ -82,7 +83,7 @@ class Terminal:
         self.suspended = self.suspended or number == signal.SIGTSTP
 
     def _suspend(self) -> None:
-        """Restore the terminal and stop, until the shell continues this process."""
+        """Restore the terminal and stop this process. When the shell continues the process, show the view again."""
         self.suspended = False
         self._hide()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -91,19 +92,20 @@ class Terminal:
         self._show()
 
     def draw(self, view: Callable[[int, int], RenderableType]) -> None:
-        """Draw the text view(columns, lines), which fits the terminal."""
-        # console.size prefers COLUMNS and LINES, which do not change with the terminal.
+        """Draw the text that view(columns, lines) returns for the terminal's present size."""
+        # Set console.size: without that, rich uses COLUMNS and LINES, which do not change with the terminal.
         columns, lines = self.console.size = ConsoleDimensions(*os.get_terminal_size(self.fd))
         with self.console.capture() as drawn:
             self.console.print(view(columns, lines), end="")
-        # Overwrite each line, then delete its rest: nothing flickers, and a smaller frame leaves no old lines.
+        # Overwrite each line, then clear the rest of the line and of the screen. So nothing flickers, and no old text
+        # stays.
         text = "".join(f"\x1b[{at};1H{line}\x1b[K" for at, line in enumerate(drawn.get().split("\n")[:lines], 1))
         self.console.file.write(f"{text}\x1b[J")
         self.console.file.flush()
 
     def wait(self, seconds: float) -> list[str]:
-        """Return the keys that are pressed within `seconds`: characters, or ESCAPE, ENTER, ERASE. [] also after a
-        signal."""
+        """Wait up to `seconds` for a key. Return the pressed keys: characters, or ESCAPE, ENTER, ERASE. [] after the
+        time or a signal."""
         ready, _, _ = select.select([self.fd, self.read_end], [], [], max(0.0, seconds))
         if self.read_end in ready:
             os.read(self.read_end, MAX_BYTES)

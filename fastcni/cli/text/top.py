@@ -1,6 +1,6 @@
-"""Format a frame of `fastcni top`: the document of node/activity/summary.py as lines of text that fit a terminal.
+"""Format a frame of `fastcni top`: turn the document of node/activity/summary.py into lines that fit a terminal.
 
-A terminal of 80x24 is enough. No information is only in colours.
+A terminal of 80x24 is enough. Colours repeat what the text says.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fastcni.cli.text.inventory import SHORT_ID, age
 from fastcni.cli.text.output import printable
 
 MIN_COLUMNS, MIN_LINES = 60, 12
-BUSY = 0.9                      # a pool with a larger share of held addresses is marked
-COMMANDS = ("ADD", "DEL")       # commands with a column each; the others share one column
-ERRORS_AT = 57                  # the column of the errors, next to the times
-WITH_TEXTS = 105                # columns from which on the meanings of codes and ids of requests are shown, too
-MAX_PHASES = 6                  # rows of times, in addition to the row of the whole request
+BUSY = 0.9                      # an address pool whose share of held addresses is larger gets a mark
+COMMANDS = ("ADD", "DEL")       # commands that have their own column; a third column shows one other command
+ERRORS_AT = 57                  # the column at which the errors begin, to the right of the times
+WITH_TEXTS = 105                # a terminal of so many columns also shows the meanings of codes, and the requests' ids
+MAX_PHASES = 6                  # rows of phases below the row with the times of the whole request
 NAME = 15                       # width of a network's name
 DASH = "-"
 # The orders that the key `s` cycles through: (name, sorting key of a network's row)
@@ -55,8 +55,8 @@ than half of the time, if there is one.
 
 @dataclass(slots=True)
 class View:
-    """The user's choices. typing: the filter that is being typed, or None. trouble: why the figures are out of date; ""
-    if they are current."""
+    """What the user has chosen. sort: an index of SORTS. chosen: the filter. typing: the filter while the user types
+    it, or None. trouble: why the figures are out of date; "" if they are current."""
 
     sort: int = 0
     chosen: str = ""
@@ -67,7 +67,8 @@ class View:
 
 
 def frame(document: dict[str, Any], view: View, columns: int, lines: int, *, keys: bool = True) -> Text:
-    """Return at most `lines` lines of at most `columns` cells. keys: whether the last line lists the keys."""
+    """Return the frame as text of at most `lines` lines, each of at most `columns` cells. keys: whether the last line
+    lists the keys."""
     rows = [*head(document, view)]
     if columns < MIN_COLUMNS or lines < MIN_LINES:
         rows.append(Text(f"The terminal is too small: {MIN_COLUMNS}x{MIN_LINES} is needed, 80x24 is good."))
@@ -76,7 +77,7 @@ def frame(document: dict[str, Any], view: View, columns: int, lines: int, *, key
     else:
         left = lines - len(rows) - keys
         rows += timings(document, columns)[:left]
-        left = lines - len(rows) - keys - 4             # an empty line and a headline before each table
+        left = lines - len(rows) - keys - 4             # each of the two tables has an empty line and a headline
         networks = min(len(document["networks"]), max(1, left // 2 if document["slowest"] else left))
         rows += network_lines(document, view, max(0, networks))
         rows += slowest_lines(document, max(0, left - networks), columns)
@@ -89,7 +90,8 @@ def frame(document: dict[str, Any], view: View, columns: int, lines: int, *, key
 
 
 def head(document: dict[str, Any], view: View) -> Iterable[Text]:
-    """Return three lines: the server, its load, and why figures are out of date."""
+    """Return three lines: the server; its load; why the figures are out of date or incomplete, or the last dropped
+    packet."""
     server, now = document["server"], document["time"]
     title = Text("fastcni top", style="bold")
     if server:
@@ -119,7 +121,7 @@ def head(document: dict[str, Any], view: View) -> Iterable[Text]:
 
 
 def timings(document: dict[str, Any], columns: int) -> list[Text]:
-    """Return the times by phase, with the errors on their right."""
+    """Return lines with the times of each phase in milliseconds, and with the errors to the right of the times."""
     phases = list(dict.fromkeys(it["phase"] for it in document["phases"]))[:MAX_PHASES]
     by_key = {(it["phase"], it["command"]): it for it in document["phases"]}
     others = [it["command"] for it in document["commands"] if it["command"] not in COMMANDS]
@@ -146,9 +148,10 @@ def error_lines(document: dict[str, Any], columns: int) -> list[Text]:
 
 
 def beside(left: Sequence[Text], right: Sequence[Text], columns: int) -> list[Text]:
-    """Return the lines of `left`, each followed by a line of `right` if the terminal is wider than ERRORS_AT columns.
+    """Return the lines of `left`. If the terminal is wider than ERRORS_AT columns, append the lines of `right` to them,
+    one to each.
 
-    Lines of `right` end with the last line of `left`, or at line MAX_PHASES + 3 if `left` is shorter.
+    If `right` is longer than `left`, lines of `right` are appended up to line MAX_PHASES + 3.
     """
     count = max(len(left), min(len(right), MAX_PHASES + 3))
     found = []
@@ -162,7 +165,7 @@ def beside(left: Sequence[Text], right: Sequence[Text], columns: int) -> list[Te
 
 
 def network_lines(document: dict[str, Any], view: View, most: int) -> list[Text]:
-    """Return an empty line, a headline that marks the sorting key, and `most` networks."""
+    """Return an empty line, a headline that marks the sorting key, and lines of at most `most` networks."""
     name, key = SORTS[view.sort]
     titles = {"name": fit("NETWORK", NAME), "pods": f"{'PODS':>6}", "requests": f"{'REQ/S':>7}",
               "failed": f"{'FAILED':>7}", "p50": f"{'P50':>7}", "p99": f"{'P99':>7}", "full": f"{'FULL':>6}"}
@@ -185,7 +188,8 @@ def network_lines(document: dict[str, Any], view: View, most: int) -> list[Text]
 
 
 def slowest_lines(document: dict[str, Any], most: int, columns: int) -> list[Text]:
-    """Return an empty line, a headline, and the `most` slowest requests, with their ids in a wide terminal."""
+    """Return an empty line, a headline, and lines of at most `most` slowest requests. A wide terminal also shows the
+    requests' ids."""
     wide = columns >= WITH_TEXTS
     lines = [Text(), Text(f"{'SLOWEST':>8}  {'COMMAND':8}{'PLUGIN':12}{'NETWORK':13}{'CONTAINER':{SHORT_ID + 1}}"
                           f"{'ENDED':10}{'CODE':6}{'MOST      ID' if wide else 'MOST'}", style="bold")]
