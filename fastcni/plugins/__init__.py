@@ -1,4 +1,4 @@
-"""List the plugins in one table: CNI type -> module. A new plugin needs one module and one line in this table."""
+"""List fastcni's plugins: {CNI type: module}. A new plugin needs one module and one line in these tables."""
 
 from __future__ import annotations
 
@@ -46,17 +46,18 @@ CHAINED = {
 KINDS = {"interface": INTERFACE, "ipam": IPAM, "chained": CHAINED}
 BUILT_IN = INTERFACE | IPAM | CHAINED
 TABLE = dict(BUILT_IN)          # third_party.register() and launcher/modules.py add the plugins of other distributions
-# They run the requests of other protocols: no CNI types, so no configuration can name them
+# Modules that run requests of other protocols. Their names are no CNI types, so no configuration can name them.
 OTHER = {"netavark": "fastcni.plugins.netavark"}
-# The functions that a plugin module must have, see fastcni.plugin.Plugin
+# The functions that each plugin module must have, see fastcni.plugin.Plugin
 REQUIRED = ("read", "add", "delete", "check")
 
 
 def load(kind: str) -> ModuleType:
-    """Import and return the module of a plugin type, without other plugins. fastcni.plugin.Plugin lists its functions.
+    """Import and return the module of a plugin type; import no other plugin. fastcni.plugin.Plugin lists the module's
+    functions.
 
-    kind may also be a name of OTHER. Raises KeyError for an unknown type, CniError 50 for a plugin of another
-    distribution that cannot be used.
+    kind: a CNI type, or a name of OTHER. Raises KeyError for an unknown type, CniError 50 if a plugin of another Python
+    distribution cannot be used.
     """
     name = OTHER.get(kind) or TABLE[kind]
     if kind not in BUILT_IN and kind not in OTHER:
@@ -66,8 +67,8 @@ def load(kind: str) -> ModuleType:
 
 
 def load_third_party(kind: str, name: str) -> ModuleType:
-    """Return the module of a plugin of another distribution. Raises CniError 50 if the import fails or a function is
-    missing."""
+    """Import and return the module `name` of a plugin of another Python distribution. Raises CniError 50 if the import
+    fails, or the module lacks a function of REQUIRED."""
     try:
         __import__(name)                # waits if another thread is importing it
     except (Exception, SystemExit) as e:
@@ -82,14 +83,16 @@ def load_third_party(kind: str, name: str) -> ModuleType:
 
 
 def kind_of(plugin: str) -> str:
-    """Return the key of KINDS for a plugin type. A plugin of another distribution declares it by KIND."""
+    """Return "interface", "ipam" or "chained", a key of KINDS, for a plugin type. The module of another distribution's
+    plugin declares its key as KIND."""
     own = [kind for kind, table in KINDS.items() if plugin in table]
     return own[0] if own else getattr(load(plugin), "KIND", "interface")
 
 
 def gives_addresses(kind: str) -> bool:
-    """Return whether a plugin of that name can be an IPAM plugin. fastcni's interface plugins cannot: as IPAM plugins
-    they would call themselves. A plugin of another distribution declares it by `KIND = "ipam"`."""
+    """Return whether the plugin type can be used as IPAM plugin. This is False for fastcni's interface plugins, which
+    would call themselves. The module of another distribution's plugin must declare `KIND = "ipam"`. Types that fastcni
+    does not know may be IPAM plugins."""
     if kind in BUILT_IN:
         return kind in IPAM
     return kind not in TABLE or kind_of(kind) == "ipam"

@@ -1,7 +1,7 @@
 """bandwidth: limits the rate at which a pod receives and sends. Ingress is the traffic into the pod.
 
 A qdisc at the host end of the pod's veth pair limits the packets to the pod. The packets from the pod are redirected to
-an ifb, whose qdisc limits them.
+an ifb device, whose qdisc limits these packets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSIONS = version.ALL[version.ALL.index("0.3.0"):]         # results of earlier
 
 
 def read(req: Request) -> Limits | None:
-    """Return the Limits; None for DEL and GC, which need no configuration."""
+    """Return the Limits of the configuration; None for DEL and GC, which read no configuration."""
     return None if req.command in ENDINGS else limits.read(req.conf)
 
 
@@ -46,7 +46,7 @@ def add(req: Request, conf: Limits, undo: Undo) -> dict[str, Any]:
     if conf.ingress:
         qdiscs.add(pod.host, host, conf.ingress, undo)
     if conf.egress:
-        qdiscs.add_ingress(pod.host, host, undo)           # fails for a pod that was added before, which keeps its ifb
+        qdiscs.add_ingress(pod.host, host, undo)           # fails if an earlier ADD has limited the pod
         ifb = ifbs.add(req, host.mtu, undo)
         qdiscs.add(pod.host, ifb, conf.egress, undo)
         qdiscs.redirect(pod.host, host, ifb)
@@ -55,12 +55,12 @@ def add(req: Request, conf: Limits, undo: Undo) -> dict[str, Any]:
 
 
 def delete(req: Request, _: None) -> None:
-    """Delete the ifb. The qdiscs are deleted with the pod's link."""
+    """Delete the pod's ifb device. The kernel deletes the qdiscs together with the pod's link."""
     ifbs.delete(req)
 
 
 def check(req: Request, conf: Limits) -> None:
-    from fastcni.kit.shaping import shaping_checks  # CHECK alone needs it
+    from fastcni.kit.shaping import shaping_checks  # needed only by CHECK
 
     previous = chained.previous(req, "must be called as a chained plugin")
     if conf:
@@ -73,8 +73,8 @@ def gc(req: Request, _: None) -> None:
 
 
 def status(req: Request, conf: Limits) -> None:
-    """Raise CniError 50 for a missing kernel feature if the network limits every pod. Warn if only pods that ask for
-    limits have them."""
+    """Check that the kernel has qdiscs and ifb devices. Raise CniError 50 if a feature is missing and the network
+    limits every pod. Only warn if the network limits only pods that ask for limits."""
     from fastcni.kit.links import devices
 
     try:

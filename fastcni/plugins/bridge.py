@@ -1,6 +1,7 @@
 """bridge: a veth pair whose host end is a port of a Linux bridge; with isGateway the bridge is the pods' gateway.
 
-Code that only some pods or commands need is imported where it is used: an import costs a one-shot ADD up to 0.1 ms.
+Code that only some pods or commands need is imported in the function that uses it, because each import costs a one-shot
+ADD up to 0.1 ms.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def read(req: Request) -> Conf:
     if req.command in ENDINGS:
         return read_once(req, bridge_conf.read_ending)
     conf = req.conf.once(bridge_conf.read)
-    read_requested_mac(req)         # for every command, so that a bad MAC is refused
+    read_requested_mac(req)         # also for CHECK and STATUS, so that they reject a bad MAC
     return conf
 
 
@@ -50,15 +51,15 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
         option.add(req, conf, port, undo)
     result = complete(req, conf, port)
     req.mode.keep_pair(req, port.host, result)
-    if not conf.leave_down:         # last: the kernel sets the host end up on another processor meanwhile
+    if not conf.leave_down:         # last, because the kernel sets the host end up on another processor in the meantime
         port.wait_until_up()
     return result
 
 
 def detection(conf: Conf, result: dict[str, Any]) -> bool | None:
-    """Return whether the pod's link has duplicate address detection, None: the kernel's default. A pod with
-    disableFlooding and without IPv6 addresses has the default: on a full bridge the sysctl takes 0.6 ms, and the
-    packets of detection reach no other pod."""
+    """Return whether the pod's link does duplicate address detection (DAD); None leaves the kernel's default. A pod
+    with disableFlooding and without IPv6 addresses keeps the default: on a full bridge the sysctl takes 0.6 ms, and the
+    DAD packets reach no other pod."""
     if not conf.layer3 or (conf.unflooded and not conf.enable_dad and not any(":" in ip["address"]
                                                                              for ip in result["ips"])):
         return None
@@ -66,8 +67,8 @@ def detection(conf: Conf, result: dict[str, Any]) -> bool | None:
 
 
 def complete(req: Request, conf: Conf, port: bridges.Port) -> dict[str, Any]:
-    """Return the result with its links and the configuration's dns."""
-    bridge = find.host_link(req.mode, conf.name) or port.bridge     # the MAC of an adopted bridge may follow its ports
+    """Return the port's result with the interfaces added, and with the configuration's dns if there is one."""
+    bridge = find.host_link(req.mode, conf.name) or port.bridge     # the MAC of an adopted bridge may be a port's
     port.result["interfaces"] = [interface(bridge), interface(port.host), interface(port.inside, req.netns)]
     if port.vlan_interface:
         port.result["interfaces"].append(interface(port.vlan_interface))
@@ -77,7 +78,7 @@ def complete(req: Request, conf: Conf, port: bridges.Port) -> dict[str, Any]:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    # Delete the link first: its address must not be given to another pod while the link still has it.
+    # Delete the link first: no other pod may get the link's address while the link has it.
     steps = ipam.prepare_delete(req) if conf.layer3 else []
     options = conf.options()
     found, given = remove.pod_link(req, list_addresses=bool(options))
@@ -85,7 +86,8 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Restore the missing rules of the host's firewall and, with disableFlooding, the missing entries of the bridge."""
+    """Add the pod's missing rules to the host's firewall again and, with disableFlooding, the missing entries of the
+    bridge."""
     from fastcni.kit.links import checks
 
     every(*steps_of(conf.options(), "restore", req, conf, checks.prev_result(req)))

@@ -4,9 +4,9 @@
         {"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.22.0.0/16"}},
         {"type": "portmap", "capabilities": {"portMappings": true}}]}
 
-Each nested plugin gets what libcni would give it: name, cniVersion, its part of runtimeConfig, and prevResult. In ADD
-prevResult is the result of the previous plugin, otherwise the result of the whole ADD. `fastcni fuse` writes this
-configuration.
+Each nested plugin gets the keys that libcni would give it: name, cniVersion, its part of runtimeConfig, and prevResult.
+In ADD, prevResult is the previous plugin's result; in other commands, the result of the whole ADD. `fastcni fuse`
+writes such a configuration.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
 
 KIND = "chain"
-# Keys of a request that libcni adds to the configuration of each plugin
+# Keys that libcni adds to each plugin's configuration for one request
 GIVEN = ("prevResult", VALID_ATTACHMENTS, "cni.dev/attachments")
-# fastcni's runtime sets it: all plugins are fastcni's, and an error document names one by errors.FAILED_AT
+# A key that fastcni's runtime sets if all plugins are fastcni's. An error then has the failed plugin's index in the key
+# errors.FAILED_AT.
 FROM_RUNTIME = "fastcni/list"
 
 
 class Nested:
-    """A nested plugin: its type, its index, and its configuration, which pods share."""
+    """A nested plugin: its CNI type, its index in the chain, and its configuration, which all pods of the network
+    share."""
 
     __slots__ = ("kind", "index", "conf")
 
@@ -43,7 +45,8 @@ class Nested:
 
 
 class Failing:
-    """A context manager, `with Failing(nested, req, "add"):`. Its errors name the plugin, see NestedError."""
+    """A context manager, `with Failing(nested, req, "add"):`, which raises an exception of its body as a NestedError
+    that names the plugin."""
 
     __slots__ = ("nested", "req", "doing")
 
@@ -60,9 +63,10 @@ class Failing:
 
 
 def read(req: Request) -> list[Nested]:
-    """Return the nested plugins. Each reads its own keys when it runs, because most need prevResult for that."""
+    """Return the nested plugins. A nested plugin reads its keys only when it runs, because most plugins need prevResult
+    to read them."""
     found = read_once(req, read_plugins)
-    if req.command == "ADD":            # check all versions before anything is changed
+    if req.command == "ADD":            # check all versions before the first plugin changes anything
         for nested in found:
             with Failing(nested, req, "add"):
                 delegate.check_version(req.version, nested.kind)
@@ -70,7 +74,7 @@ def read(req: Request) -> list[Nested]:
 
 
 def read_plugins(conf: Section) -> list[Nested]:
-    """Read the key `plugins`. Raises CniError 7."""
+    """Return the nested plugins of the key `plugins`. Raises CniError 7."""
     found = []
     asked, first = conf.section("runtimeConfig").values, given_args(conf)
     for index, keys in enumerate(conf.sections("plugins")):
@@ -81,7 +85,7 @@ def read_plugins(conf: Section) -> list[Nested]:
             raise conf.wrong(f"plugins[{index}]", "a chain inside a chain; move its plugins into the outer one")
         values = {**keys.values, **first, "name": conf.text("name"), "cniVersion": conf.text("cniVersion")}
         taken = {name: asked[name] for name, on in keys.section("capabilities").values.items() if on and name in asked}
-        if taken:                       # otherwise a runtimeConfig in the file stays, as in libcni
+        if taken:                       # if empty, a runtimeConfig in the file stays, as in libcni
             values["runtimeConfig"] = taken
         found.append(Nested(kind, index, Section(values)))
         first = {}
@@ -91,13 +95,13 @@ def read_plugins(conf: Section) -> list[Nested]:
 
 
 def given_args(conf: Section) -> dict[str, Any]:
-    """Return {"args": ...} if a program such as Multus has written that key into the list's first plugin, the chain.
-    The key is meant for the first nested plugin. Otherwise return {}."""
+    """Return {"args": ...} if the chain's configuration has the key `args`, otherwise {}. A program such as Multus
+    writes `args` into a list's first plugin, here the chain, so the first nested plugin gets the key."""
     return {"args": conf.section("args").values} if conf.has("args") else {}
 
 
 def sub_request(req: Request, nested: Nested, given: dict[str, Any]) -> Request:
-    """Return the request for a nested plugin. given: keys of only this request."""
+    """Return the request for a nested plugin. given: configuration keys that apply only to this request."""
     conf = Section({**nested.conf.values, **given}, common=nested.conf) if given else nested.conf
     found = req.delegate(nested.kind, conf)
     found.found_own = req.conf.raw(FROM_RUNTIME) is True
@@ -105,13 +109,13 @@ def sub_request(req: Request, nested: Nested, given: dict[str, Any]) -> Request:
 
 
 def given_keys(req: Request) -> dict[str, Any]:
-    """Return the keys that the runtime gave the chain for this request."""
+    """Return the keys of GIVEN that the runtime has added to the chain's configuration for this request."""
     return {key: req.conf.raw(key) for key in GIVEN if req.conf.has(key)}
 
 
 def add(req: Request, conf: list[Nested], undo: Undo) -> dict[str, Any]:
-    """Run ADD of each plugin in order. If one fails, the rollback also undoes the plugins before it, so that nothing is
-    left for the runtime's DEL."""
+    """Run ADD of each plugin in order. If a plugin fails, the rollback also undoes the previous plugins, so that the
+    runtime's DEL finds nothing to delete."""
     given, result = given_keys(req), {}
     for nested in conf:
         with Failing(nested, req, "add"):
@@ -122,15 +126,16 @@ def add(req: Request, conf: list[Nested], undo: Undo) -> dict[str, Any]:
 
 
 def run(req: Request, nested: Nested, doing: str = "") -> None:
-    """Run one plugin's part of the request's command. doing: the command in an error, as libcni names it."""
+    """Run the request's command for one nested plugin. doing: the name of the command in an error, as libcni writes
+    it."""
     with Failing(nested, req, doing or req.command.lower()):
         delegate.check_version(req.version, nested.kind)
         delegate.run(sub_request(req, nested, given_keys(req)), req.command)
 
 
 def delete(req: Request, conf: list[Nested]) -> None:
-    """Run DEL of each plugin in reverse order. The first error ends the DEL, as in libcni: while a port mapping exists,
-    its address must stay allocated."""
+    """Run DEL of each plugin in reverse order. As in libcni, the first error ends the DEL: while a port mapping exists,
+    the pod's address must stay allocated."""
     req.links = []
     try:
         for nested in reversed(conf):
@@ -146,7 +151,7 @@ def check(req: Request, conf: list[Nested]) -> None:
 
 
 def gc(req: Request, conf: list[Nested]) -> None:
-    """Run GC of each plugin, even after an error."""
+    """Run GC of each plugin. Continue after errors."""
     every(*((run, req, nested) for nested in conf))
 
 
@@ -156,7 +161,7 @@ def status(req: Request, conf: list[Nested]) -> None:
 
 
 def restore(req: Request, conf: list[Nested]) -> None:
-    """Restore the rules and elements of the nested plugins in the host's firewall."""
+    """Restore the firewall rules and set elements of the nested plugins on the host."""
     for nested in conf:
         with Failing(nested, req, "restore"):
             delegate.restore(sub_request(req, nested, given_keys(req)))

@@ -1,14 +1,14 @@
 """cluster: addresses that are unique in a cluster, from etcd, the Kubernetes API or a file; also named whereabouts.
 
-A node claims blocks of the range in a store, and allocates addresses of its blocks itself: a usual ADD or DEL contacts
-no other machine. The keys are those of whereabouts 0.9, its flat file included, and fastcni's own
-(kit/ipam/cluster/conf.py, docs/ipam.md): a configuration of whereabouts works unchanged.
+A node claims blocks of the range in a store, and allocates addresses from its own blocks, so a usual ADD or DEL
+contacts no other machine. The plugin reads the keys of whereabouts 0.9, also from whereabouts' flat file, so a
+configuration of whereabouts works unchanged. fastcni has further keys (kit/ipam/cluster/conf.py, docs/ipam.md).
 
 Differences from whereabouts:
-- ranges may be /31, /32, /127 and /128, and IPv6 ranges of any size. No pod gets the gateway's address
+- a range may be a /31, /32, /127 or /128; an IPv6 range may have any size. No pod gets the gateway's address
   (exclude_gateway);
-- a gateway is set for the addresses of its family only, and each range can have its own gateway;
-- an address of IP= in CNI_ARGS that is in a range is given from it, to one pod only;
+- only addresses of the gateway's family get the gateway, and each range can have its own gateway;
+- if IP= in CNI_ARGS names an address of a range, the pod gets this address, unless another pod has the address;
 - K8S_POD_NAME may be absent;
 - CHECK, GC and STATUS work as in the spec; a failed ADD leaves nothing; DEL does not need the store.
 """
@@ -44,7 +44,7 @@ def read(req: Request) -> Attachment:
 
 
 def add(req: Request, attachment: Attachment, undo: Undo) -> dict[str, Any]:
-    """Give one address of each range."""
+    """Allocate one address of each range, and return the result."""
     for text in attachment.keys.warnings:
         req.warn(text)
     undo(release.take_back, req, attachment)
@@ -58,8 +58,8 @@ def add(req: Request, attachment: Attachment, undo: Undo) -> dict[str, Any]:
 
 
 def delete(req: Request, attachment: Attachment) -> None:
-    """Release all addresses of the container's interface; no address is no error. If the store must release an address
-    and is unavailable, the release is recorded, and the next ADD or the server does it."""
+    """Release all addresses of the container's interface; no address is no error. If an address must be released in the
+    store and the store is unavailable, record the release. The next ADD, or the server, repeats a recorded release."""
     release.release_attachment(req, attachment)
 
 
@@ -72,7 +72,7 @@ def check(req: Request, attachment: Attachment) -> None:
 
 
 def gc(req: Request, attachment: Attachment) -> None:
-    """Release the addresses of this network without a valid attachment."""
+    """Release the addresses of this network that belong to no valid attachment."""
     release.collect(req, attachment)
 
 

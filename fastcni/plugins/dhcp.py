@@ -1,12 +1,12 @@
 """dhcp: addresses from the DHCP server of the pod's network; a daemon leases and renews them.
 
-The daemon is `dhcp daemon`, or `fastcni serve --dhcp`; docs/dhcp.md describes it. The keys are those of the reference,
-below `ipam`: daemonSocketPath, provide, request, priority.
+The daemon is `dhcp daemon`, or `fastcni serve --dhcp`; docs/dhcp.md describes it. The keys below `ipam` are the
+reference plugin's: daemonSocketPath, provide, request, priority.
 
 Differences from the reference:
-- the result has the DNS servers and domains and the MTU that the server sends;
+- the result has the DNS servers, DNS domains and MTU that the DHCP server sends;
 - DEL succeeds with a warning if no daemon runs or the daemon ends before it answers: the daemon keeps leases in files,
-  and at its start it releases leases whose pod no longer exists;
+  and when it starts it releases the leases of pods that no longer exist;
 - CHECK compares the address of the lease with prevResult, if there is a prevResult. As in the reference, CHECK acquires
   a lease again if the daemon has lost it;
 - GC releases leases that are not in cni.dev/valid-attachments. STATUS fails with code 50 if no daemon answers;
@@ -33,7 +33,8 @@ FAMILIES = (4,)
 
 
 def read(req: Request) -> str:
-    """Return the path of the daemon's socket. The daemon reads the other keys again, from the same configuration."""
+    """Return the path of the daemon's socket. The daemon gets the configuration, too, and reads the other keys
+    itself."""
     if req.command in ENDINGS:
         return dhcp_conf.read_socket_path(keys_of(req))
     keys = req.conf.once(dhcp_conf.read_keys)
@@ -42,15 +43,15 @@ def read(req: Request) -> str:
 
 
 def add(req: Request, path: str, undo: Undo) -> dict[str, Any]:
-    """Acquire a lease, or return the present one of this attachment."""
-    req.open_netns()                # a missing namespace is an error of the request, code 8, not of the daemon
+    """Acquire a lease from the daemon, or return the lease that this attachment already has."""
+    req.open_netns()                # check the namespace first: a missing namespace is code 8, no error of the daemon
     client.admit()
     undo(delete, req, path)
     return allocate(req, path)
 
 
 def delete(req: Request, path: str) -> None:
-    """Release the lease; no lease is no error."""
+    """Release the lease of the attachment; a missing lease is no error."""
     try:
         release(req, path)
     except client.Unreachable as e:
@@ -58,7 +59,7 @@ def delete(req: Request, path: str) -> None:
 
 
 def check(req: Request, path: str) -> None:
-    """Check that the daemon has a lease for this attachment, or acquires one, and that prevResult has the lease's
+    """Check that the daemon has or acquires a lease for this attachment, and that prevResult has the lease's
     address."""
     previous = read_prev_result(req.conf, req.version)
     client.admit()
@@ -71,7 +72,7 @@ def check(req: Request, path: str) -> None:
 
 
 def gc(req: Request, path: str) -> None:
-    """Release the network's leases without a valid attachment. Without a daemon do nothing."""
+    """Release the network's leases that belong to no valid attachment. If no daemon answers, do nothing."""
     try:
         found = client.call(path, rpc.COLLECT, arguments(req), client.RELEASE_TIMEOUT_S)
     except client.Unreachable as e:
@@ -87,11 +88,11 @@ def gc(req: Request, path: str) -> None:
 
 
 def status(req: Request, path: str) -> None:
-    """Raises CniError 50 if no daemon answers."""
+    """Ask the daemon for its status. Raises CniError 50 if no daemon answers."""
     try:
         client.call(path, rpc.STATUS, arguments(req), client.STATUS_TIMEOUT_S)
     except (client.Unreachable, client.Refused, client.Late) as e:
-        if str(e).startswith(rpc.NO_METHOD):        # the reference's daemon, which runs
+        if str(e).startswith(rpc.NO_METHOD):        # the reference's daemon: it runs
             return
         text = unreachable(path, e) if isinstance(e, client.Unreachable) else f"dhcp daemon at {path}: {e}"
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, text,
@@ -99,7 +100,8 @@ def status(req: Request, path: str) -> None:
 
 
 def allocate(req: Request, path: str) -> dict[str, Any]:
-    """Return the lease as a result. Raises CniError 11 if no daemon or no DHCP server answers."""
+    """Ask the daemon for a lease, and return the lease as a CNI result. Raises CniError 11 if no daemon or no DHCP
+    server answers."""
     try:
         found = rpc.from_result(client.call(path, rpc.ALLOCATE, arguments(req), client.ALLOCATE_TIMEOUT_S))
     except client.Unreachable as e:
@@ -113,7 +115,8 @@ def allocate(req: Request, path: str) -> dict[str, Any]:
 
 
 def release(req: Request, path: str) -> None:
-    """Release the lease of the attachment. Raises Unreachable, and CniError if the daemon answers with an error."""
+    """Ask the daemon to release the attachment's lease. Raises Unreachable if no daemon answers, CniError if the daemon
+    answers with an error."""
     try:
         client.call(path, rpc.RELEASE, arguments(req), client.RELEASE_TIMEOUT_S)
     except (client.Refused, client.Late) as e:
@@ -126,15 +129,16 @@ def arguments(req: Request) -> dict[str, Any]:
 
 
 def unreachable(path: str, e: Exception) -> str:
-    """Return the reference's error text for a daemon that cannot be reached."""
+    """Return the error for a daemon that does not answer, with the reference plugin's text."""
     return f"error dialing DHCP daemon: dial unix {path}: connect: {e}"
 
 
 def failed(method: str, path: str, e: Exception) -> CniError:
-    """Return the CniError with the reference's text. Its code is 11 if the DHCP server or the daemon did not answer.
+    """Return the CniError for a failed call of the daemon, with the reference plugin's text. The code is 11 if the DHCP
+    server or the daemon did not answer.
 
-    An error that the daemon answered gets no details: Go's library would append them to the text, which the reference's
-    tests compare.
+    An error that the daemon returned gets no details: Go's library would append the details to the text, and the
+    reference plugins' tests compare the text.
     """
     late = isinstance(e, client.Late)
     again = late or rpc.NO_MORE_TRIES in str(e)

@@ -19,7 +19,7 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf(devices.Conf):
-    """The keys of dummy: its own and those of devices.Conf."""
+    """The configuration keys of dummy, in addition to the keys of devices.Conf."""
 
     __slots__ = ("mac",)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.forward.keys import Conf
 
-VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as in the reference: older versions have no CHECK
+VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as in the reference plugin: earlier versions have no CHECK
 
 
 def read(req: Request) -> Conf:
@@ -35,8 +35,8 @@ def restore(req: Request, conf: Conf) -> None:
 
 
 def isolate(req: Request, conf: Conf) -> None:
-    """If the policy isolates the pod, delete the pod's elements for neighbour solicitations (disableFlooding): their
-    copies would bypass the firewall."""
+    """If the key ingressPolicy isolates the pod, delete the set elements that disableFlooding has added for the pod's
+    neighbour solicitations, because the copies of these packets would bypass the firewall."""
     if conf.isolated:
         from fastcni.kit.bridge import unflooded
 
@@ -49,7 +49,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.links import checks  # CHECK alone needs it
+    from fastcni.kit.links import checks  # needed only by CHECK
 
     if conf.previous is None:
         chained.previous(req, "missing prevResult from earlier plugin")

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
     Document = dict[str, Any]
 
-DELEGATE, IPAM = "bridge", "host-local"             # used if the configuration has no type
+DELEGATE, IPAM = "bridge", "host-local"             # default types of the delegate and its IPAM
 SUBNET_FILE, DATA_DIR = "/run/flannel/subnet.env", "/var/lib/cni/flannel"
-# Keys of the request for the delegate; kept with the delegate's configuration
+# Keys that are copied from the ADD to the delegate's configuration, and stored with it
 KEPT_KEYS = ("runtimeConfig", "args")
-REQUEST_KEYS = ("prevResult", VALID_ATTACHMENTS)      # keys of each request for the delegate
+REQUEST_KEYS = ("prevResult", VALID_ATTACHMENTS)      # keys that each request copies to the delegate's
 
 
 class Conf:
-    """The keys of one network. subnet_file, data_dir; delegate, ipam: Sections as written. delegate is None in a DEL
-    with invalid keys."""
+    """The configuration keys of one network. subnet_file, data_dir: paths. delegate, ipam: these objects of the
+    configuration. delegate is None in a DEL whose keys are invalid."""
 
     __slots__ = ("subnet_file", "data_dir", "delegate", "ipam")
     subnet_file: str
@@ -79,7 +79,8 @@ def refused(why: str) -> CniError:
 
 
 def compose(req: Request, conf: Conf) -> Document:
-    """Return the delegate's configuration. Raises CniError 6 or 11 if flanneld's file is missing or incomplete."""
+    """Make the delegate's configuration from the network's keys and flanneld's file. Raises CniError 6 or 11 if the
+    file is missing or incomplete."""
     subnet = flannel_files.read_subnet(conf.subnet_file)
     document = {**conf.delegate.values, "name": req.name, "cniVersion": req.version}
     defaults = {"type": DELEGATE, "ipMasq": not subnet.masquerades, "mtu": subnet.mtu}
@@ -93,18 +94,18 @@ def compose(req: Request, conf: Conf) -> Document:
 
 
 def given(req: Request, keys: tuple[str, ...]) -> Document:
-    """Return the keys of `keys` that the request has, with their values."""
+    """Return {key: value} for each of `keys` that the request's configuration has."""
     return {key: req.conf.raw(key) for key in keys if req.conf.has(key)}
 
 
 def fill(document: Document, defaults: Document) -> None:
-    """Add the defaults of the keys that the document lacks. Keys are case-insensitive."""
+    """Add to `document` each key of `defaults` that it lacks. Keys are case-insensitive."""
     present = fold(document)
     document.update({key: value for key, value in defaults.items() if key.lower() not in present})
 
 
 def sub_request(req: Request, document: Document) -> Request:
-    """Return the delegate's request, with the cniVersion of this request."""
+    """Return the request for the delegate, with the cniVersion of `req`. document: the delegate's configuration."""
     return req.delegate(Section(document).text("type"),
                         {**document, "cniVersion": req.version, **given(req, REQUEST_KEYS)})
 
@@ -120,8 +121,9 @@ def add(req: Request, conf: Conf, undo: Undo) -> Document:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Run the delegate's DEL with the stored configuration. If the file is missing because another interface's DEL has
-    removed it, compose the configuration from flanneld's file; if that fails, there is nothing to delete."""
+    """Run the delegate's DEL with the stored configuration. The DEL of another interface may have removed the stored
+    configuration; then compose the configuration from flanneld's file. If flanneld's file cannot be used, delete
+    nothing and warn."""
     document = saved(req, conf).read()
     if document is None and conf.delegate:
         try:
@@ -138,7 +140,7 @@ def check(req: Request, conf: Conf) -> None:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Restore the delegate's rules and elements in the host's firewall."""
+    """Restore the delegate's firewall rules and set elements on the host."""
     delegate.restore(sub_request(req, saved(req, conf).read() or compose(req, conf)))
 
 

@@ -27,11 +27,11 @@ DIRECTORY = "/run/cni/host-device"
 
 
 class Conf(devices.Conf):
-    """The keys of host-device: its own and those of devices.Conf."""
+    """The configuration keys of host-device, in addition to the keys of devices.Conf."""
 
     __slots__ = ("data_dir", "selector", "mac")
 
-    data_dir: str               # the directory of the files with devices' own MACs
+    data_dir: str               # the directory of the files that store devices' original MACs
     selector: Selector
     mac: bytes | None           # the requested MAC
 
@@ -42,7 +42,7 @@ def read(req: Request) -> Conf:
     if req.command in devices.ENDINGS:
         return conf
     conf.selector, conf.mac = Selector(req.conf), read_requested_mac(req, strict=False)
-    if not conf.selector.given and req.command != "STATUS":         # STATUS need not have a pod's deviceID
+    if not conf.selector.given and req.command != "STATUS":         # STATUS has no pod, so it may lack deviceID
         raise CniError(errors.INVALID_CONFIG, 'specify either "device", "hwaddr", "kernelpath" or "pciBusID"')
     if not conf.layer3:
         conf.dns = None
@@ -57,7 +57,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
             req.warn(f"the MAC of {directory} is not set: it has a driver of DPDK")
         return devices.complete(conf, devices.addresses(req, conf, undo), {"name": req.ifname, "sandbox": req.netns})
     link, name = conf.selector.find(pod.host, directory)
-    # Get addresses first: if IPAM has no free address, the device stays unchanged.
+    # Allocate addresses first, so that the device stays unchanged if IPAM has no free address.
     late = conf.layer3 and ipam.needs_link(req)
     result = {} if late else devices.addresses(req, conf, undo)
     link = moving.move_into_pod(req, pod, undo, link, name)
@@ -74,7 +74,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 def delete(req: Request, conf: Conf) -> None:
     """Move the device back, then release its addresses: another pod must not get them while the device has them. The
-    file with the device's MAC is needed until the move."""
+    file with the device's original MAC must exist until the device has moved."""
     steps = devices.prepare_ipam_delete(req, conf)
     backup = Backup(req, conf.data_dir)
     mac = backup.read().get("mac")

@@ -1,19 +1,20 @@
 """host-local: addresses from ranges of this node, kept as files; the Go plugin can share the directory.
 
-The keys are those of the reference, below `ipam`: subnet, rangeStart, rangeEnd, gateway, ranges, routes, dataDir,
-resolvConf. Requested addresses come from IP= in CNI_ARGS, args.cni.ips and runtimeConfig.ips, more ranges from
-runtimeConfig.ipRanges. The key `fsync` (default false) is fastcni's; kit/ipam/address_files.py has its effect and cost.
+The keys below `ipam` are the reference plugin's: subnet, rangeStart, rangeEnd, gateway, ranges, routes, dataDir,
+resolvConf. A pod can request addresses by IP= in CNI_ARGS, by args.cni.ips and by runtimeConfig.ips;
+runtimeConfig.ipRanges adds ranges. The key `fsync` (default false) is fastcni's; kit/ipam/address_files.py describes
+the key's effect and cost.
 
 Differences from the reference:
-- an ADD or DEL holds one lock from begin to end; waiting for the lock too long is an error;
-- a container gets no second address of a set by requesting an address (the reference checks for a duplicate only if no
-  address is requested);
+- an ADD or DEL holds one lock from begin to end, and fails if it must wait too long for the lock;
+- a container that requests an address gets no second address of a range set (the reference plugin makes this check only
+  if no address is requested);
 - a failed ADD releases the addresses that it allocated itself, never those of an earlier ADD;
-- a full range is code 11 (try again later), and so is a requested address that another container has; impossible
-  requests are code 7. The texts are the reference's; the details have the numbers;
+- the error code is 11 (try again later) if a range is full or another container has the requested address, and 7 if a
+  request is impossible. The error texts are the reference plugin's; the details have the numbers;
 - GC releases addresses that are not in cni.dev/valid-attachments. STATUS warns when a range set is full, and fails when
   the files cannot be read. Both work without ranges, because a runtime may pass ranges only for ADD;
-- a relative dataDir is an error: a server has no working directory of its caller.
+- a relative dataDir is an error, because a server does not have its caller's working directory.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ CAPABILITIES, ARGS = ("ipRanges", "ips"), host_local_conf.ARGS
 
 
 class Conf:
-    """The keys, and the values of one container. keys: host_local_conf.Keys. owner: the content of the container's
-    files. requested: packed addresses, each once."""
+    """The configuration of a network for one container. keys: the network's keys. owner: the content of the container's
+    address files. requested: the requested addresses, packed, without duplicates."""
 
     __slots__ = ("keys", "owner", "requested")
     keys: host_local_conf.Keys
@@ -60,7 +61,7 @@ def read(req: Request) -> Conf:
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
-    """Allocate one address of each range set."""
+    """Allocate one address of each range set, and return the result."""
     dns = read_dns(conf.keys.resolv_conf) if conf.keys.resolv_conf else {}
     wanted = allocation.assign_requested(conf.keys.sets, conf.requested)
     taken: list[bytes] = []
@@ -77,7 +78,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def release_taken(req: Request, conf: Conf, taken: list[bytes]) -> None:
-    """Roll back ADD: remove the files that ADD created, if they still have its owner."""
+    """Roll back ADD: remove the files of the addresses `taken`, which ADD created, if the files still have ADD's
+    owner."""
     if not taken:
         return
     with open_store(req, conf) as store:
@@ -92,7 +94,7 @@ def delete(req: Request, conf: Conf) -> None:
     with open_store(req, conf) as store:
         if store is None:
             return
-        for owner in (conf.owner, owner_of(req.container_id)):      # files of plugins before 0.7 have only the id
+        for owner in (conf.owner, owner_of(req.container_id)):      # Go plugins before 0.7 wrote only the id
             released = allocation.release_each(store, [(packed, owner) for packed in store.index.addresses_of(owner)])
             if released:
                 break
@@ -111,7 +113,7 @@ def check(req: Request, conf: Conf) -> None:
 
 
 def gc(req: Request, conf: Conf) -> None:
-    """Release addresses without a valid attachment, and addresses of torn files."""
+    """Release the addresses that belong to no valid attachment, and the addresses of incompletely written files."""
     valid = {owner_of(*pair) for pair in req.valid_attachments}
     valid |= {owner_of(pair[0]) for pair in req.valid_attachments}
     with open_store(req, conf) as store:
@@ -120,8 +122,8 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Check whether ADD can allocate addresses, without creating a file. A full range is only a warning: for a runtime,
-    an error of STATUS means a node without network, and the runtime evicts the node's pods."""
+    """Check whether ADD can allocate addresses, but create no file. A full range is only a warning: after an error of
+    STATUS, the runtime reports the node's network as not ready, and the node's pods may be evicted."""
     try:
         with open_store(req, conf) as store:
             if store is None:
@@ -141,6 +143,6 @@ def open_store(req: Request, conf: Conf, create: bool = False) -> Store:
 
 
 def read_dns(path: str) -> dict[str, Any]:
-    from fastcni.kit.ipam import resolv_conf  # imported here, because few networks name a file
+    from fastcni.kit.ipam import resolv_conf  # imported here, because few networks have the key resolvConf
 
     return resolv_conf.read(path)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Conf(devices.Conf):
-    """The keys of ipvlan: its own and those of devices.Conf."""
+    """The configuration keys of ipvlan, in addition to the keys of devices.Conf."""
 
     __slots__ = ("master", "mode", "mtu", "previous")
 
@@ -45,9 +45,10 @@ def read(req: Request) -> Conf:
 
 
 def read_previous(conf: Conf) -> None:
-    """Take missing values from prevResult: its only interface becomes the master, its addresses the pod's addresses.
+    """Fill missing keys of `conf` from prevResult: the only interface of prevResult becomes the master, and its
+    addresses become the pod's addresses.
 
-    Raises CniError 7 if neither the keys nor prevResult have a value.
+    Raises CniError 7 if a value is missing in the keys and in prevResult.
     """
     if conf.previous and not conf.master.name:
         names = [item["name"] for item in conf.previous.get("interfaces", ())]
@@ -75,7 +76,7 @@ def check(req: Request, conf: Conf) -> None:
     from fastcni.kit.links import checks
 
     pod, link = devices.check(req, conf, "ipvlan")
-    if conf.master.name:                # otherwise the master was the link of the default route, which may have changed
+    if conf.master.name:                # by default, ADD took the default route's link of that time
         conf.master.find(req, pod)
     checks.same("Container IPVlan mode", kinds.ipvlan_mode(link), conf.mode)
 
@@ -84,6 +85,6 @@ gc = devices.gc
 
 
 def status(req: Request, conf: Conf) -> None:
-    if conf.master.name:                # otherwise the master may come from prevResult, which STATUS does not have
+    if conf.master.name:                # the default may come from prevResult, which STATUS lacks
         conf.master.status(req)
     devices.status(req, conf, "ipvlan")

@@ -21,8 +21,8 @@ MISSING = "failed to find the loopback interface"
 
 
 def read(req: Request) -> dict[str, Any] | None:
-    """Return prevResult or None: the plugin has no keys. DEL reads nothing, so that no configuration can make DEL
-    fail."""
+    """Return prevResult, or None if it is absent; the plugin has no keys. DEL reads nothing, so that no configuration
+    can make DEL fail."""
     if req.command == "DEL":
         return None
     try:

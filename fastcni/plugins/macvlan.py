@@ -24,7 +24,7 @@ WHY_REFUSED = {**WHY, EINVAL: "it has to be of Ethernet, and a macvlan of mode p
 
 
 class Conf(devices.Conf):
-    """The keys of macvlan: its own and those of devices.Conf."""
+    """The configuration keys of macvlan, in addition to the keys of devices.Conf."""
 
     __slots__ = ("master", "mode", "mtu", "mac", "queue")
 

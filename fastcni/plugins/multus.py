@@ -3,8 +3,8 @@
     {"type": "multus", "delegates": [{"name": "a", "type": "bridge", ...}]}
     {"type": "multus", "clusterNetwork": "/etc/cni/net.d/10-flannel.conflist", "confDir": "/etc/cni/multus/net.d"}
 
-The keys and the files are those of Multus, so this plugin can replace the programs of Multus: `multus-shim` is a second
-name of this plugin. The plugins of each network run as a chain (plugins/chain.py).
+The plugin reads the keys of Multus and keeps the files of Multus, so it can replace the programs of Multus. `multus-shim` is a
+second name of this plugin. The plugins of each network run as a chain (plugins/chain.py).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.network import Network
 
 CAPABILITIES, ARGS = ("io.kubernetes.cri.pod-annotations",), (OWN_ARG,)
-PASSES_CAPABILITIES = True      # to the plugins of the pod's networks
+PASSES_CAPABILITIES = True      # the pod's networks get the capabilities
 
 
 class Conf:
-    """keys: those of the configuration. asked, networks: the pod and its networks, for ADD. state: the pod's files.
-    for_gc: whether GC deletes the networks."""
+    """The values of one request. keys: the configuration's keys. asked, networks: the pod and the networks that it asks
+    for, set for ADD. state: the pod's files on disk. for_gc: whether a GC, not a DEL, deletes the pod's networks."""
 
     __slots__ = ("keys", "asked", "networks", "state", "for_gc")
 
@@ -67,7 +67,7 @@ def read(req: Request) -> Conf:
 
 
 def choose_networks(req: Request, conf: Conf) -> None:
-    """Set the networks that an ADD adds. Raises CniError 7 and 11."""
+    """Set `conf.asked` and `conf.networks`, the networks to which an ADD attaches the pod. Raises CniError 7 and 11."""
     known = definitions_of(req, conf.keys)
     conf.asked = Asked(req, known.objects)
     conf.networks = networks_of(req, conf.keys, conf.asked, known)
@@ -87,8 +87,8 @@ def sub_request(req: Request, conf: Conf, network: Network) -> Request:
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
-    """Run ADD of each network in order. The result of the first network, the pod's default network, is the plugin's
-    result. If an ADD fails, the rollback removes all networks in reverse order."""
+    """Run ADD of each network in order. Return the result of the first network, which is the pod's default network. If
+    an ADD fails, the rollback removes all networks in reverse order."""
     for text in conf.keys.ignored:
         req.warn(text)
     wait_until_ready(conf.keys.ready_file)
@@ -111,7 +111,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def attach(req: Request, conf: Conf, network: Network, undo: Undo) -> dict[str, Any]:
-    """Run ADD of one network, and return its result."""
+    """Run ADD of one network, store the network's result in a file, and return the result."""
     sub = sub_request(req, conf, network)
     sub.command, network.cni_args = "ADD", sub.args
     with Failing(network, "add"):
@@ -126,7 +126,8 @@ def attach(req: Request, conf: Conf, network: Network, undo: Undo) -> dict[str, 
 
 
 def write_status(req: Request, conf: Conf, added: Sequence[tuple[Network, dict[str, Any]]]) -> None:
-    """Write the pod's annotation network-status, if there is a kubeconfig. A failure is a warning."""
+    """Write the pod's annotation network-status to the Kubernetes API, if the configuration has a kubeconfig. A failure
+    is only a warning."""
     objects, asked = objects_of(req, conf.keys), conf.asked
     if not objects or not asked or not asked.name or asked.namespace in conf.keys.system_namespaces:
         return
@@ -140,8 +141,8 @@ def write_status(req: Request, conf: Conf, added: Sequence[tuple[Network, dict[s
 
 
 def on_each(req: Request, conf: Conf, step: Callable[[Request, Conf, Network], None]) -> None:
-    """Call step(req, conf, network) for each network of the pod as its ADD has added them, even after an error. A DEL
-    goes in reverse order. Raises CniError."""
+    """Call step(req, conf, network) for each network that the pod's ADD has attached; for DEL in reverse order.
+    Continue after errors, then raise CniError."""
     networks = [network for _, network in conf.state.listed(req.ifname)]
     results, damaged = conf.state.kept_results(networks)
     doubts: list[tuple[Any, ...]] = []
@@ -155,7 +156,8 @@ def on_each(req: Request, conf: Conf, step: Callable[[Request, Conf, Network], N
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Run DEL of each network in reverse order, even after an error. The files stay until all networks are deleted."""
+    """Run DEL of each network in reverse order. Continue after errors. The pod's files stay until all networks are
+    deleted."""
     on_each(req, conf, delete_network)
     conf.state.remove()
 
@@ -176,9 +178,9 @@ def update(req: Request, conf: Conf) -> None:
     """Attach and detach networks of a running pod, so that it has the networks of its annotation. UPDATE is no CNI
     command: the server sends it (server/networks/hot_plug.py), with the annotation in `runtimeConfig`.
 
-    All definitions are found before anything is changed. If the ADD of a network fails, it is rolled back, and no
-    further network is attached; the pod keeps its other networks. Nothing happens if a DEL has deleted the pod's
-    networks.
+    update() finds all network definitions before it changes anything. If the ADD of a network fails, update() rolls
+    this ADD back and attaches no further network; the pod keeps its other networks. If a DEL has deleted the pod's
+    networks, update() does nothing.
     """
     from fastcni.kit.networks import changes, default_routes
 
@@ -205,7 +207,7 @@ def update(req: Request, conf: Conf) -> None:
 
 
 def write_new_status(req: Request, conf: Conf, plan: Plan, added: list[tuple[Network, dict[str, Any]]]) -> None:
-    """Write the status of a running pod, if its networks have changed."""
+    """Write the annotation network-status of a running pod, if the pod's networks have changed."""
     for network, selection in plan.stays:
         network.gateways = selection.gateways if selection else None
     if plan:
@@ -214,11 +216,12 @@ def write_new_status(req: Request, conf: Conf, plan: Plan, added: list[tuple[Net
 
 def join_all(req: Request, conf: Conf, networks: list[Network], added: list[tuple[Network, dict[str, Any]]],
              elements: list[dict[str, Any]]) -> None:
-    """Attach further networks to a running pod. added: the pod's networks; join_all() appends the new networks.
-    elements: the new networks' objects in the pod's list."""
+    """Attach `networks` to a running pod. added: (network, result) of the pod's networks; join_all() appends the new
+    networks. elements: the JSON objects of the pod's networks in its list file, to which the new networks' objects are
+    added."""
     if not networks:
         return
-    pod = Pod(req)                      # after the DELs of other networks, which close the pod's open descriptors
+    pod = Pod(req)                      # not earlier: the DELs of other networks close the pod's open descriptors
     for network in networks:
         join(req, conf, pod, network, added, elements)
         elements = [*elements, state.element(network, 1)]
@@ -226,7 +229,7 @@ def join_all(req: Request, conf: Conf, networks: list[Network], added: list[tupl
 
 def join(req: Request, conf: Conf, pod: Pod, network: Network, added: list[tuple[Network, dict[str, Any]]],
          elements: list[dict[str, Any]]) -> None:
-    """Attach one further network."""
+    """Attach one network to a running pod, with the arguments of join_all()."""
     from fastcni.kit.networks import default_routes
 
     if find.link(pod.inside, network.ifname) is not None:
@@ -234,7 +237,7 @@ def join(req: Request, conf: Conf, pod: Pod, network: Network, added: list[tuple
     with Undo() as undo:
         undo.unless_failed(conf.state.rewrite, elements)
         conf.state.rewrite([*elements, state.element(network, 1)])
-        undo(conf.state.remove_result, network)         # without a result, the next UPDATE attaches the network again
+        undo(conf.state.remove_result, network)         # the next UPDATE attaches a network without a result again
         after = [*added, (network, attach(req, conf, network, undo))]
         for place in default_routes.arrange(pod, after):
             conf.state.write_result(req, *after[place])
@@ -254,14 +257,14 @@ def check_network(req: Request, conf: Conf, network: Network) -> None:
 
 
 def need_result(conf: Conf, network: Network) -> None:
-    """Raise CniError 5 for a network of the list whose result is lost."""
+    """Raise CniError 5 if the file with the network's result is missing or damaged."""
     if "prevResult" not in network.given:
         path = conf.state.path_of_result(network.definition.name, network.ifname)
         raise CniError(errors.IO_FAILURE, f"{path} is damaged or missing", "the file has the result of the ADD")
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Restore the rules and elements of the networks' plugins in the host's firewall."""
+    """Restore the firewall rules and set elements of all networks' plugins on the host."""
     on_each(req, conf, restore_network)
 
 
@@ -272,8 +275,8 @@ def restore_network(req: Request, conf: Conf, network: Network) -> None:
 
 
 def gc(req: Request, conf: Conf) -> None:
-    """Delete the networks of containers that no longer exist, then run GC of each network's plugins for the containers
-    that exist."""
+    """Run DEL of the networks of containers that no longer exist. Then run GC of each network's plugins, with the
+    containers that exist as valid attachments."""
     valid = req.valid_attachments
     living = {container_id for container_id, _ in valid}
     kept, damaged = state.kept_results(conf.keys.cni_dir, living)
@@ -287,7 +290,7 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def delete_container(req: Request, conf: Conf, container_id: str) -> None:
-    """Run DEL for a container that no longer exists."""
+    """Run DEL of all networks of a container that no longer exists."""
     gone = req.delegate(req.plugin)
     gone.command, gone.container_id, gone.ifname = "DEL", container_id, "eth0"
     files = Conf(conf.keys, state.State(conf.keys.cni_dir, container_id))
@@ -297,8 +300,8 @@ def delete_container(req: Request, conf: Conf, container_id: str) -> None:
 
 
 def gc_network(req: Request, conf: Conf, network: Network, valid: set[tuple[str, str]]) -> None:
-    """valid: the attachments of multus. The plugins also keep those that the runtime or another multus has added to the
-    network."""
+    """Run GC of one network's plugins. valid: the attachments of this multus. The plugins also keep the attachments
+    that the runtime or another multus has added to the network."""
     from fastcni.kit.networks import other_caches
 
     places = [it for it in (other_caches.RUNTIME_DIR, CNI_DIR) if it != conf.keys.cni_dir]
@@ -309,7 +312,7 @@ def gc_network(req: Request, conf: Conf, network: Network, valid: set[tuple[str,
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Run STATUS of the networks that each pod gets. Raises CniError 50."""
+    """Run STATUS of the networks to which every pod is attached. Raises CniError 50."""
     if conf.keys.ready_file and not exists(conf.keys.ready_file):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"readinessindicatorfile {conf.keys.ready_file} does not exist")
     for network in standing(req, conf.keys):

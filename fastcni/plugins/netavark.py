@@ -2,9 +2,9 @@
 
     {"type": "netavark", "name": "podman-net", "setup": {"container_id": ..., "network": {...}, ...}}
 
-"setup" is podman's JSON. This plugin converts it to a network list, and runs the list's plugins as one request. It
-records the attachment as libcni does. netavark does not call teardown after a setup that failed or was lost. So each
-step has its rollback, and a setup first runs DEL for an earlier setup of the same attachment.
+"setup" is podman's JSON. This plugin converts "setup" to a network list, runs the list's plugins as one request, and
+stores the attachment in a result cache as libcni does. netavark does not call teardown if a setup has failed or was
+lost. Therefore each step has a rollback, and a setup first runs DEL for an earlier setup of the same attachment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def read(req: Request) -> Attachment | None:
-    """Return the attachment that podman asks for. For DEL, return the recorded attachment; None: there is nothing to
+    """Return the attachment that podman asks for. For DEL, return the cached attachment, or None if nothing is to
     delete."""
     setup = req.conf.section("setup")
     if req.command != "DEL":
@@ -36,13 +36,13 @@ def read(req: Request) -> Attachment | None:
         return kept
     try:
         return attachment(setup)
-    except CniError as e:               # the setup has failed for the same reason, or the list has been removed
+    except CniError as e:               # the setup has failed for the same reason, or its list no longer exists
         req.warn(f"nothing is deleted: {e}")
         return None
 
 
 def sub_request(req: Request, made: Attachment) -> Request:
-    """Return the request for all plugins of the list."""
+    """Return a request for a chain of all plugins of the attachment's network list."""
     plugins = Section(made.document).sections("plugins")
     declared = {name: on for plugin in plugins for name, on in plugin.section("capabilities").values.items() if on}
     values = {**made.document, "type": "chain", "capabilities": declared, "runtimeConfig": made.capability_args}
@@ -56,7 +56,7 @@ def sub_request(req: Request, made: Attachment) -> Request:
 def add(req: Request, conf: Attachment, undo: Undo) -> dict[str, Any]:
     if left := record.read(req, conf.name):
         delete_left(req, left)
-    if conf.capability_args.get("portMappings"):        # netavark passes a container's ports to each of its networks
+    if conf.capability_args.get("portMappings"):        # each network of a container gets all ports
         conf.leave_ports(record.families_of_ports(req, conf.name))
     undo(record.remove, req, conf.name)
     record.write(req, conf)
@@ -66,7 +66,8 @@ def add(req: Request, conf: Attachment, undo: Undo) -> dict[str, Any]:
 
 
 def delete_left(req: Request, left: Attachment) -> None:
-    """Delete the links and rules of an earlier setup without teardown, in that setup's namespace if it still exists."""
+    """Run DEL for an earlier setup that had no teardown, in that setup's network namespace if the namespace still
+    exists."""
     found = sub_request(req, left)
     found.netns, found.fds, found.opened, found.command = left.netns, {}, [], "DEL"
     try:
@@ -87,4 +88,4 @@ def delete(req: Request, conf: Attachment | None) -> None:
 
 
 def check(req: Request, conf: Attachment) -> None:
-    """netavark's protocol has no CHECK."""
+    """Do nothing: netavark's protocol has no CHECK."""

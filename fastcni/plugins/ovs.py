@@ -1,7 +1,7 @@
 """ovs: a veth pair whose host end is a port of an Open vSwitch bridge, in a VLAN, a trunk or the segment of a tunnel.
 
-The keys, external_ids and files are ovs-cni's, so each plugin can delete ports of the other. docs/plugin-ovs.md lists
-the differences.
+The plugin uses the keys, external_ids and files of ovs-cni, so each of the two plugins can delete the other's ports.
+docs/plugin-ovs.md lists the differences.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(req: Request) -> Keys | OvsConf:
     conf = ovs_conf.read(req)
     if req.command in ENDINGS:
         return conf
-    args = ovs_conf.PodArgs(req)            # for every command, so that a bad MAC is an error
+    args = ovs_conf.PodArgs(req)            # also for CHECK and STATUS, so that a bad MAC is an error
     if not (conf.bridge or args.ovn_port) and req.command != "STATUS":
         raise CniError(errors.INVALID_CONFIG, "failed to get bridge name", "the key bridge has it")
     return conf, args
@@ -41,12 +41,12 @@ def read(req: Request) -> Keys | OvsConf:
 def add(req: Request, keys: Keys, undo: Undo) -> dict[str, Any]:
     conf, args = keys
     bridge = conf.bridge or ovs_conf.OVN_BRIDGE
-    datapath = ports.find_bridge(conf.address, bridge)      # checked before anything is made
+    datapath = ports.find_bridge(conf.address, bridge)      # checked before ADD makes anything
     vlan = ports.vlan_of(conf, bridge, conf.address)
     pod = Pod(req)
-    late = conf.layer3 and ipam.needs_link(req)             # dhcp sends through the port
+    late = conf.layer3 and ipam.needs_link(req)             # the plugin dhcp sends packets through the port
     result = addresses.add(req, conf, undo) if conf.layer3 and not late else {}
-    # The host end has no IPv6: a port of a switch has no addresses
+    # The host end is a switch port and needs no addresses, so IPv6 is off.
     host, inside = veth.add(req, pod, undo, mtu=conf.mtu, mac=args.mac or addresses.mac_of(result), ipv6=False)
     if datapath == ports.USERSPACE:
         addresses.complete_checksums(req, pod, inside)
@@ -70,14 +70,15 @@ def delete(req: Request, conf: OvsConf) -> None:
     if (cache.read(req, conf) or {}).get("deviceID"):
         raise CniError(errors.UNSUPPORTED_FIELD, f"{req.ifname} is a virtual function that ovs-cni attached",
                        "ovs-cni's DEL gives it back")
-    # Remove the port first, because ovs-vswitchd would try to use a deleted link. Then delete the link, before its
-    # address is released.
+    # Remove the port first, because ovs-vswitchd would try to use a deleted link. Then delete the link, and release the
+    # link's addresses last.
     steps = ipam.prepare_delete(req) if conf.layer3 else []
     every((delete_port, req, conf), (remove.pod_link, req), *steps)
 
 
 def delete_port(req: Request, conf: OvsConf) -> None:
-    """Remove the port and its file. Without a file there was no port, so DEL succeeds even if OVSDB does not answer."""
+    """Remove the pod's port and the port's cache file. A missing file shows that ADD made no port, so DEL then succeeds
+    even if OVSDB does not answer."""
     known = cache.read(req, conf)
     try:
         ports.forget(req, cache.address_in(known) or conf.address)
@@ -89,7 +90,7 @@ def delete_port(req: Request, conf: OvsConf) -> None:
 
 
 def restore(req: Request, conf: Keys) -> None:
-    """Add the port again if the database has lost it."""
+    """Add the pod's port again if the OVSDB database has lost the port."""
     from fastcni.kit.links import checks
     from fastcni.kit.ovs import lost
 
@@ -109,7 +110,7 @@ def check(req: Request, keys: Keys) -> None:
     if host is None or host.peer != inside.index:
         raise checks.wrong(f"Error: Host Interface of {inside.name} not found")
     bridge = conf.bridge or ovs_conf.OVN_BRIDGE
-    address = cache.address_in(cache.read(req, conf)) or conf.address       # as DEL does
+    address = cache.address_in(cache.read(req, conf)) or conf.address       # the address that DEL would use
     ports.check(conf, address, bridge, host.name, ports.vlan_of(conf, bridge, address))
     checks.addresses_and_routes(pod, inside, previous)
 

@@ -1,13 +1,13 @@
 """policy: network policies of Kubernetes hold for the pod before its first process runs; the node agent writes them.
 
-The agent is `fastcni agent --policies`; docs/policy.md describes it. Without it no pod is added (code 11). The pod's
-namespace and name are K8S_POD_NAMESPACE and K8S_POD_NAME of CNI_ARGS, otherwise "default" and the container's ID. Its
-labels are those of its Kubernetes object. If policies are in files and the pod is in no file, its labels are those of
-the capability `labels`, of `args.cni.labels` ([{"key": "app", "value": "web"}], CNI's conventions), or
+The agent is `fastcni agent --policies`; docs/policy.md describes it. Without an agent, ADD fails (code 11). The pod's
+namespace and name are K8S_POD_NAMESPACE and K8S_POD_NAME of CNI_ARGS, otherwise "default" and the container's ID. The
+pod's labels are the labels of its Kubernetes object. If policies are in files and no file has the pod, the labels come
+from the capability `labels`, from `args.cni.labels` ([{"key": "app", "value": "web"}], CNI's conventions), or from
 LABELS=app:web,tier:front of CNI_ARGS.
 
-The node must forward the pod's traffic: a previous plugin makes a veth pair, whose host end is the pod's port. At this
-port the agent drops packets whose source is not an address or the MAC of the pod. Keys allow more:
+The node must forward the pod's traffic, so a previous plugin must make a veth pair, whose host end is the pod's port.
+At this port the agent drops packets from other sources than the pod's addresses and MAC. Keys allow more packets:
 
     {"type": "policy", "allowedAddressPairs": [{"ipAddress": "10.1.0.100", "macAddress": "00:00:5e:00:01:05"}],
      "allowedEtherTypes": ["0x8847"], "allowRouterAdvertisements": false, "dhcp": false}
@@ -43,14 +43,14 @@ KNOWN = (*ARGS, "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CONTAINER_ID
 
 
 class Conf:
-    """The keys of one network, and CNI_ARGS. For DEL and GC only socket is set."""
+    """The configuration keys of one network, and CNI_ARGS. For DEL and GC only `socket` is set."""
 
     __slots__ = ("args", "labels", "port", "socket")
 
-    socket: str                         # agentSocketPath
+    socket: str                         # the agent's socket, key agentSocketPath
     args: dict[str, str]
     labels: dict[str, str]
-    port: dict[str, Any]                # for the agent: what else the pod may send
+    port: dict[str, Any]                # for the agent: packets that the pod may send in addition
 
 
 def read(req: Request) -> Conf:
@@ -71,7 +71,8 @@ def read(req: Request) -> Conf:
 
 
 def read_pair(section: Section) -> dict[str, str]:
-    """Return one of allowedAddressPairs in the agent's form. Raises CniError 7."""
+    """Convert one object of allowedAddressPairs to the agent's form: {"address": "10.1.0.100/32", "mac": 12 hex
+    digits}, without "mac" if the object has no macAddress. Raises CniError 7."""
     text, mac = section.text("ipAddress"), section.text("macAddress")
     try:
         packed, prefix = address.read_cidr(text) if "/" in text else (found := address.read_ip(text), 8 * len(found))
@@ -86,7 +87,8 @@ def read_pair(section: Section) -> dict[str, str]:
 
 
 def read_ethertype(keys: Section, at: int, value: object) -> int:
-    """Return one of allowedEtherTypes, which is 35015 or "0x88c7" in the configuration. Raises CniError 7."""
+    """Convert one value of allowedEtherTypes, such as 35015 or "0x88c7", to an integer. at: the value's index. Raises
+    CniError 7."""
     key = f"allowedEtherTypes[{at}]"
     try:
         found = int(value, 16) if isinstance(value, str) else value
@@ -100,7 +102,7 @@ def read_ethertype(keys: Section, at: int, value: object) -> int:
 
 
 def read_labels(text: str) -> dict[str, str]:
-    """Return the labels in CNI_ARGS: app:web,tier:front. Raises CniError 4."""
+    """Convert LABELS of CNI_ARGS, "app:web,tier:front", to {"app": "web", "tier": "front"}. Raises CniError 4."""
     found = {}
     for pair in text.split(",") if text else ():
         key, colon, value = pair.partition(":")
@@ -123,7 +125,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Notify the agent again, because it does not know the port of pods that an earlier version of fastcni added."""
+    """Tell the agent the pod's port again, because the agent does not know the ports of pods that an earlier version of
+    fastcni has added."""
     try:
         policies.ask(conf.socket, {"do": "protect", **about(req, conf, chained.previous(req))})
     except policies.Away as e:
@@ -166,7 +169,7 @@ def status(req: Request, conf: Conf) -> None:
 
 
 def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
-    """Return the description of an attachment for the agent."""
+    """Return the JSON object that describes an attachment to the agent. previous: prevResult."""
     addresses = [ip["address"].partition("/")[0] for ip in previous.get("ips", ())
                  if chained.in_pod(previous, ip, req.ifname)]
     if not addresses:
@@ -191,7 +194,8 @@ def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_lease(req: Request) -> bool:
-    """Return whether fastcni's dhcp daemon has a lease for the attachment. prevResult does not have the IPAM type."""
+    """Return whether fastcni's dhcp daemon has a lease for the attachment. The daemon's files show this, because
+    prevResult does not name the IPAM plugin."""
     if not posix.access(lease_path.STATE_DIR, posix.F_OK):
         return False
     key = dhcp_conf.client_id(req.container_id, req.name, req.ifname)

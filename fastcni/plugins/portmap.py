@@ -46,7 +46,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def check(req: Request, conf: Conf) -> None:
-    from fastcni.kit.links import checks  # CHECK alone needs it
+    from fastcni.kit.links import checks  # needed only by CHECK
 
     if conf.previous is None:
         chained.previous(req, "Required prevResult missing")
@@ -59,7 +59,8 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Check the backend. An error is only a warning, because pods without mappings need no backend."""
+    """Check that the configured backend (iptables or nftables) works. An error is only a warning, because pods without
+    port mappings need no backend."""
     try:
         portmap.status(req, conf)
     except CniError as e:

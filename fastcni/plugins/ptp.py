@@ -35,21 +35,21 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only masquerade, datapath and options are set."""
+    """The configuration keys of one network. For DEL and GC only `masquerade`, `datapath` and `options` are set."""
 
     __slots__ = ("mtu", "masquerade", "dns", "ipv6", "enable_dad", "datapath", "options")
 
     mtu: int                    # 0: the kernel's default
     masquerade: masquerade.Masquerade
     dns: dict[str, Any] | None  # the result's dns; None: IPAM's dns
-    ipv6: bool                  # the pod's link has IPv6
+    ipv6: bool                  # whether the pod's link has IPv6
     enable_dad: bool
     datapath: str               # see read_datapath()
-    options: list[Option[Conf, Pair]]           # for which the network asks, in the order of ADD
+    options: list[Option[Conf, Pair]]           # the optional features that the keys enable, in the order of ADD
 
 
 class Pair:
-    """The pod's veth pair: a PodLink of kit/call/option.py."""
+    """The pod's veth pair and the result. Implements PodLink of kit/call/option.py."""
 
     __slots__ = ("pod", "host", "inside", "result")
 
@@ -65,12 +65,12 @@ def read(req: Request) -> Conf:
     if req.command in ENDINGS:
         return read_once(req, read_ending)
     conf = req.conf.once(read_keys)
-    requested_mac(req)              # for every command, so that a bad MAC is an error
+    requested_mac(req)              # also for CHECK and STATUS, so that a bad MAC is an error
     return conf
 
 
 def read_ending(keys: Section) -> Conf:
-    """Return the Conf of DEL and GC."""
+    """Read the keys that DEL and GC need, and return the Conf."""
     conf = Conf()
     read_options(keys, conf, ending=True)
     return conf
@@ -125,14 +125,14 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    # Delete the link first: another pod must not get the address while this link has it.
+    # Delete the link first: no other pod may get the link's address while the link has it.
     steps = ipam.prepare_delete(req)
     found, given = remove.pod_link(req, list_addresses=bool(conf.options))
     every(*steps_of(reversed(conf.options), "delete", req, conf, found, given), *steps)
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Restore missing rules and elements in the host's firewall."""
+    """Restore the pod's missing firewall rules and set elements on the host."""
     from fastcni.kit.links import checks
 
     every(*steps_of(conf.options, "restore", req, conf, checks.prev_result(req)))

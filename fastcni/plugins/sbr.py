@@ -1,6 +1,7 @@
 """sbr: source-based routing: packets that the pod sends from an address of its link leave by that link.
 
-A rule for each address chooses a routing table, and the link's routes move there from the main table.
+For each address of the link, a rule selects a routing table of its own. The link's routes move from the main table to
+these tables.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only table is set."""
+    """The configuration keys of one network. For DEL and GC only `table` is set."""
 
     __slots__ = ("table", "gateways", "hints")
 
-    table: int                          # 0: free tables
-    gateways: dict[int, bytes]          # {4 or 16: packed}: replace the addresses' gateways
-    hints: bool                         # addSourceHints
+    table: int                          # the table's number; 0: choose free tables
+    gateways: dict[int, bytes]          # {4 or 16: packed}: replace the gateways of prevResult
+    hints: bool                         # the key addSourceHints
 
 
 def read(req: Request) -> Conf:
@@ -46,7 +47,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     previous, ips = pod_addresses(req)
     pod = Pod(req)
     with netns.locked(pod.netns_fd, req.warn):
-        if conf.table:                  # another plugin is responsible for the routes in that table
+        if conf.table:                  # with the key `table`, another plugin makes the routes in that table
             for packed, _, _ in ips:
                 source_routing.add_rule(pod, undo, packed, conf.table)
         else:
@@ -56,7 +57,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def pod_addresses(req: Request) -> tuple[dict[str, Any], list[Any]]:
-    """Return prevResult, and its addresses of CNI_IFNAME. Raises CniError 7 if CNI_IFNAME has no address."""
+    """Return (prevResult, the addresses of CNI_IFNAME in prevResult). Raises CniError 7 if CNI_IFNAME has no
+    address."""
     previous = chained.previous(req, "This plugin must be called as chained plugin")
     found = source_routing.addresses_of(previous, req.ifname)
     if not found:
@@ -77,7 +79,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def earlier_addresses(req: Request) -> set[bytes]:
-    """Return the addresses of prevResult. Without prevResult, as in a DEL, return an empty set."""
+    """Return the addresses in prevResult; an empty set without prevResult, which a DEL may lack."""
     try:
         return {packed for packed, _, _ in pod_addresses(req)[1]}
     except CniError:

@@ -1,8 +1,9 @@
 """static: the addresses that the configuration or the caller names. Keeps nothing.
 
-The result has the addresses of `ipam.addresses`, then the addresses of IP= in CNI_ARGS. args.cni.ips, without gateways,
-replaces both lists; runtimeConfig.ips replaces all addresses. A gateway of GATEWAY= in CNI_ARGS belongs to the
-addresses of CNI_ARGS whose subnet contains it. Without any address the result is empty, which main plugins reject.
+The result has the addresses of `ipam.addresses`, then the addresses of IP= in CNI_ARGS. args.cni.ips replaces both
+lists, and has no gateways; runtimeConfig.ips replaces all other addresses. A gateway of GATEWAY= in CNI_ARGS applies to
+those addresses of IP= whose subnet contains the gateway. If no address is given, the result is empty, and interface
+plugins reject it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ CAPABILITIES, ARGS = ("ips",), ("IP", "GATEWAY")
 
 
 class Conf:
-    """addresses: [(packed, prefix length, packed gateway or None)]; routes and dns in the shape of a result."""
+    """The values of a request. addresses: [(packed, prefix length, packed gateway or None)]. routes, dns: as in a CNI
+    result."""
 
     __slots__ = ("addresses", "dns", "routes")
     addresses: list[Address]
@@ -37,7 +39,7 @@ class Conf:
 
 
 def read(req: Request) -> Conf | None:
-    """Return the Conf; None for DEL, which does not read its configuration and so never fails."""
+    """Return the Conf; None for DEL, which reads no configuration, so that DEL never fails."""
     if req.command == "DEL":
         return None
     ipam = ipam_conf.ipam_section(req.conf)
@@ -60,7 +62,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def delete(req: Request, conf: None) -> None:
-    """There is nothing to release."""
+    """Do nothing: the plugin stores no addresses."""
 
 
 def check(req: Request, conf: Conf) -> None:
@@ -89,7 +91,8 @@ def _read_addresses(ipam: Section) -> list[Address]:
 
 
 def _read_cni_args(text: str) -> list[Address]:
-    """Return the addresses of IP=, each with the last address of GATEWAY= that is in its subnet."""
+    """Return the addresses of IP= in CNI_ARGS. The gateway of an address is the last address of GATEWAY= in the same
+    subnet, or None."""
     args = read_args(text, ("IP", "GATEWAY"))
     found: list[Address] = []
     for one in _listed(args, "IP"):

@@ -22,7 +22,7 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf(devices.Conf):
-    """The keys of tap: its own and those of devices.Conf."""
+    """The configuration keys of tap, in addition to the keys of devices.Conf."""
 
     __slots__ = ("mtu", "mac", "multi_queue", "owner", "group", "context", "bridge")
 
@@ -31,8 +31,8 @@ class Conf(devices.Conf):
     multi_queue: bool
     owner: int | None           # a user id
     group: int | None           # a group id
-    context: str                # selinuxContext, "" without one
-    bridge: str                 # the name of a bridge inside the pod, "" without one
+    context: str                # the key selinuxContext, "" if absent
+    bridge: str                 # the name of a bridge inside the pod, "" if absent
 
 
 def read(req: Request) -> Conf:
@@ -54,7 +54,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def find_bridge(pod: Pod, conf: Conf) -> Link | None:
-    """Return the bridge inside the pod, None if none is configured. Raises CniError 7 if it is missing."""
+    """Return the configured bridge inside the pod; None if the key `bridge` is absent. Raises CniError 7 if the pod has
+    no such bridge."""
     if not conf.bridge:
         return None
     bridge = find.link(pod.inside, conf.bridge)
@@ -73,7 +74,7 @@ def check(req: Request, conf: Conf) -> None:
     pod, link = devices.check(req, conf, "tun")
     wanted = {"type": "tap", "multiQueue": conf.multi_queue, "owner": conf.owner, "group": conf.group}
     for key, found in kinds.tun(link).items():
-        if wanted[key] is not None:             # not compared without the key: a program in the pod may change it
+        if wanted[key] is not None:             # a program in the pod may change a value without a key
             checks.same(f"container tap {key}", found, wanted[key])
     if conf.bridge:
         master = find.link(pod.inside, index=link.master) if link.master else None

@@ -1,7 +1,6 @@
 """tuning: sysctls of the pod, and MAC, MTU, queue length, promiscuity and multicast of its link.
 
-DEL restores the link's attributes, which matters for a link that outlives the pod. Sysctls end with the pod's
-namespace.
+DEL restores the link's attributes, because a link may outlive the pod. Sysctls end with the pod's namespace.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ MISSING = "Required prevResult missing"
 
 
 class Conf:
-    """data_dir; sysctls, as pod_sysctls.read_keys() returns them; wanted ({attribute of the link: value})."""
+    """The configuration of a network. data_dir: the directory of the files with links' original attributes. sysctls: as
+    pod_sysctls.read_keys() returns them. wanted: {attribute of the link: value}."""
 
     __slots__ = ("data_dir", "sysctls", "wanted")
     data_dir: str
@@ -59,7 +59,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
         attributes.write(pod.inside, link, conf.wanted)
     for interface in result.get("interfaces", ()):
         if interface["name"] == req.ifname and "mac" in conf.wanted:
-            interface["mac"] = conf.wanted["mac"]           # in the configuration's spelling
+            interface["mac"] = conf.wanted["mac"]           # spelt as in the configuration
     return result
 
 
@@ -68,7 +68,8 @@ def find_link(req: Request, pod: Pod) -> Link:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Restore the link. An error is a warning, so that the pod can end; the file then stays."""
+    """Restore the link's original attributes. An error is only a warning, so that the pod can end; the file with the
+    attributes then stays."""
     backup = Backup(req, conf.data_dir)
     try:
         values = backup.read()

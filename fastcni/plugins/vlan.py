@@ -23,12 +23,12 @@ CAPABILITIES, ARGS = ("mac",), ("MAC",)
 
 
 class Conf(devices.Conf):
-    """The keys of vlan: its own and those of devices.Conf."""
+    """The configuration keys of vlan, in addition to the keys of devices.Conf."""
 
     __slots__ = ("master", "vid", "mtu", "mac")
 
     master: Master
-    vid: int                    # vlanId
+    vid: int                    # the key vlanId
     mtu: int                    # 0: the master's MTU
     mac: bytes | None           # the requested MAC
 

@@ -1,6 +1,6 @@
 """vrf: puts the pod's link into a VRF: the links in a VRF share a separate routing table.
 
-DEL takes the link out of the VRF, and deletes a VRF without links.
+DEL takes the link out of the VRF, and deletes the VRF if no other link is in it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MISSING = "missing prevResult from earlier plugin"
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only name is set."""
+    """The configuration keys of one network. For DEL and GC only `name` is set."""
 
     __slots__ = ("name", "table")
 
-    name: str                   # vrfname; "" for a DEL that lacks it
-    table: int                  # 0: a free table
+    name: str                   # the key vrfname; "" if a DEL lacks the key
+    table: int                  # the number of the routing table; 0: choose a free number
 
 
 def read(req: Request) -> Conf:
