@@ -3,8 +3,8 @@
     {"type": "multus", "delegates": [{"name": "a", "type": "bridge", ...}]}
     {"type": "multus", "clusterNetwork": "/etc/cni/net.d/10-flannel.conflist", "confDir": "/etc/cni/multus/net.d"}
 
-The plugin reads the keys of Multus and keeps the files of Multus, so it can replace the programs of Multus. `multus-shim` is a
-second name of this plugin. The plugins of each network run as a chain (plugins/chain.py).
+The plugin reads the keys of Multus and keeps the files of Multus, so it can replace the programs of Multus.
+`multus-shim` is a second name of this plugin. The plugins of each network run as a chain (plugins/chain.py).
 """
 
 from __future__ import annotations
