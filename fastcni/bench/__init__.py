@@ -1,8 +1,9 @@
-"""The benchmark of `fastcni bench`: it compares implementations, which the code calls sides. These are the Go plugins,
-fastcni one-shot and warm, and the floor.
+"""Run the benchmark of `fastcni bench`. It compares implementations of CNI, which the code calls sides: the Go plugins,
+fastcni one-shot, fastcni warm, and the floor. The floor is the smallest possible cost: a launcher, and the kernel's
+work.
 
-All implementations run on one machine in one run, in turn and in random order. The benchmark makes network namespaces
-and removes the namespaces afterwards.
+In one run on one machine, the implementations take turns in random order. The benchmark makes network namespaces, and
+removes these namespaces at its end.
 
     run.py      the run, part by part                 cases.py    the calls, and their number
     bench.py    the state that all parts share

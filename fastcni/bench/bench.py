@@ -1,4 +1,5 @@
-"""Define Bench, the state that all parts of a run share: the node, the sides, the notes for the report."""
+"""Define Bench, the state that all parts of a run share: the node, the implementations, and the notes for the
+report."""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ LOG_SECONDS = 2
 
 
 class Bench:
-    """The state that all parts share.
+    """The state that all parts of a run share.
 
-    expected: {part: seconds}, an estimate. node, sides, floor: see node.py, sides.py,
-    floor.py. directory: the directory
-    of fastcni's plugins. outside: a descriptor of the caller's namespace. set_up() sets these."""
+    expected: {part: estimated seconds}. node, sides, floor: the objects of node.py, sides.py and floor.py. directory:
+    the directory of fastcni's plugin files. outside: a descriptor of the caller's network namespace. run.set_up() sets
+    the last five."""
 
     node: Node
     floor: Floor
@@ -44,7 +45,8 @@ class Bench:
         self.sides: list[Side] = []
 
     def has_kind(self, case: Case) -> bool:
-        """Return whether this kernel supports the case's kind of link. If not, add a note that the case is left out."""
+        """Return whether this kernel supports the case's kind of link. If not, add a note that the run leaves out the
+        case."""
         with closing(wire.open_socket()) as sock:
             there = not case.kind or has_kind(sock, case.kind)
         if not there:
@@ -52,8 +54,8 @@ class Bench:
         return there
 
     def sides_of(self, case: Case) -> list[Side]:
-        """Return the implementations that can run the case: a single case has no floor, and old Go plugins may lack a
-        plugin."""
+        """Return the implementations that can run the case. The floor cannot run a case with `single`; old Go plugins
+        may lack the case's plugin."""
         found: list[Side] = []
         for side in self.sides:
             if isinstance(side, Floor):
@@ -69,16 +71,16 @@ class Bench:
         return self.random.sample(sides, len(sides))
 
     def note(self, text: str) -> None:
-        """Print a note about the figures, and keep it for the report."""
+        """Print a note about the measurements, and store the note for the report."""
         self.notes.append(text)
         self.progress.print(f"Note: {text}", markup=False, highlight=False)
 
     def compare_with_log(self, side: Plugins) -> None:
-        """Add a note if the server did not answer all warm calls: some calls then ran one-shot, so the figures are not
-        warm."""
+        """Add a note if the server did not answer all warm calls. The missing calls ran one-shot, so the times are not
+        those of warm calls."""
         assert side.server is not None
         deadline = time.monotonic() + LOG_SECONDS
         while (answered := side.server.answered()) < side.sent and time.monotonic() < deadline:
-            time.sleep(0.1)             # the server logs after the answer
+            time.sleep(0.1)             # the server writes its log after its answer
         if answered < side.sent:
             self.note(f"the server's log lacks {side.sent - answered} of {side.sent} warm calls, so these ran one-shot")

@@ -1,7 +1,8 @@
-"""Measure the part beside: calls of plugin firewall while another program changes iptables ten times a second.
+"""Measure the part beside: calls of the plugin firewall while another program changes iptables ten times a second.
 
-For both kinds of iptables the calls are measured twice with the same rules: first while nothing changes the rules, then
-while a program adds and deletes a rule. There is a pause before each call, so that about one change precedes it.
+For each kind of iptables (legacy, nft) the calls are measured twice with the same rules: first while no program changes
+the rules, then while a program adds and deletes a rule. Before each call there is a pause, in which the program makes
+about one change.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ if TYPE_CHECKING:
 
 USUAL = ("firewall", "firewall-iptables")
 KINDS = ("nft", "legacy")
-PAUSE_S = 0.1                   # seconds between two changes
+PAUSE_S = 0.1                   # seconds between two changes of the rules
 CHAIN = "KUBE-BENCH"
 RULE = ('-A {chain} -d 10.96.{high}.{low}/32 -p tcp -m comment --comment "bench/service-{number}" -m tcp --dport 80 '
         "-j RETURN")
-CALLS_A_ROUND = 3               # of each side
-# The child ends with its stdin, which ends with this process.
+CALLS_A_ROUND = 3               # calls of each implementation in a round
+# The child ends when its stdin is closed, at the latest when this process ends.
 LOOP = ('while :; do for change in "-A {chain} -j RETURN" "-D {chain} -j RETURN"; do '
         'printf "*filter\\n%s\\nCOMMIT\\n" "$change" | {program} --noflush --wait=5 || exit; '
         'if read -r -t {pause} _; then exit; elif [ $? -le 128 ]; then exit; fi; done; done')
 
 
 def beside(bench: Bench) -> dict[str, Any]:
-    """Measure {case: {situation: {series: {call: [ms]}}}}, for the usual cases and those that --only names."""
+    """Measure and return {case: {situation: {series: {call: [ms]}}}}, for the usual cases that --only does not
+    exclude."""
     data: dict[str, Any] = {}
     cases = [case for case in bench.cases if case.name in USUAL]
     kinds = [kind for kind in KINDS if has_kind(bench, kind)] if cases else []
@@ -60,7 +62,8 @@ def beside(bench: Bench) -> dict[str, Any]:
 
 
 def after_pauses(calls: Calls) -> Samples:
-    """Make the calls of each implementation, each call after a pause."""
+    """Make the case's calls of each implementation, each call after a pause of PAUSE_S. Return {series: {call:
+    [ms]}}."""
     found: Samples = {}
     for _ in range(calls.plan.idle_rounds):
         for side in calls.shuffled():
@@ -80,7 +83,8 @@ def changing(kind: str) -> str:
 
 
 def has_kind(bench: Bench, kind: str) -> bool:
-    """Return whether this kind of iptables is installed and works. If not, note that the report lacks it."""
+    """Return whether iptables of this kind, "legacy" or "nft", is installed and works. If not, add a note to the
+    report."""
     try:
         restore(kind, [])
     except (CniError, FileNotFoundError) as e:
@@ -90,7 +94,8 @@ def has_kind(bench: Bench, kind: str) -> bool:
 
 
 def restore(kind: str, lines: list[str]) -> None:
-    """Replace table filter. Raise CniError, FileNotFoundError."""
+    """Replace the iptables table filter by `lines`. kind: "legacy" or "nft". Raise CniError, or FileNotFoundError
+    without the program."""
     program = f"iptables-{kind}-restore"
     done = subprocess.run([program, "--wait=5"], input="\n".join(["*filter", *lines, "COMMIT", ""]), text=True,
                           capture_output=True, check=False)
@@ -100,7 +105,7 @@ def restore(kind: str, lines: list[str]) -> None:
 
 @contextmanager
 def rules(kind: str, count: int) -> Iterator[None]:
-    """Add a chain with this number of rules, which no packet passes, to table filter for the body."""
+    """While the body runs, have a chain with `count` rules in the table filter. No packet passes the chain."""
     restore(kind, [f":{CHAIN} - [0:0]", *(RULE.format(chain=CHAIN, high=number >> 8 & 255, low=number & 255,
                                                       number=number) for number in range(count))])
     try:
@@ -111,7 +116,8 @@ def rules(kind: str, count: int) -> Iterator[None]:
 
 @contextmanager
 def changes(kind: str) -> Iterator[None]:
-    """Change the chain every PAUSE_S seconds during the body. Raise CniError if the program has failed."""
+    """While the body runs, have a child process change the chain every PAUSE_S seconds. Raise CniError if the child has
+    failed."""
     loop = LOOP.format(chain=CHAIN, program=f"iptables-{kind}-restore", pause=PAUSE_S)
     child = subprocess.Popen([shutil.which("bash") or "bash", "-c", loop], stdin=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True, process_group=0)
@@ -119,6 +125,6 @@ def changes(kind: str) -> Iterator[None]:
         yield
     finally:
         ended = child.poll()
-        _, message = child.communicate()            # closes its stdin, so the loop ends
+        _, message = child.communicate()            # closes the child's stdin, so its loop ends
     if ended is not None:
         raise CniError(errors.INTERNAL, f"iptables-{kind}-restore ended with status {ended}: {message.strip()[:200]}")

@@ -1,6 +1,6 @@
-"""Run plugins as processes, and measure each call from the spawn to the exit status, as a container runtime sees it.
+"""Run plugins as processes, and measure the time of each call from the spawn to the exit status, as a runtime does.
 
-One thread starts and reaps all processes. With several threads, the measurements would include their waits for the GIL.
+One thread starts and reaps all processes. With several threads, the measured times would include waits for the GIL.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from contextlib import suppress
 
 
 class CallFailed(Exception):
-    """A plugin failed. The text has the call, the exit status and the output."""
+    """A plugin process failed. The text has the call, the exit status and the output."""
 
 
 class Running:
-    """A process: pid, started (seconds), out (a memory file with its output), what (the call, for an error).
+    """A running plugin process. pid: its process id. started: its start, in seconds of time.perf_counter(). out: a
+    memory file with its output. what: the call as text, for an error.
 
-    then: a function that gets the output, and returns the function that starts the next call of a chain, None after the
-    last; None if the process is no call of a chain."""
+    then: for a call of a chain, a function that takes the output, and returns the function that starts the next call,
+    or None after the last call. None for other calls."""
 
     __slots__ = ("pid", "started", "out", "what", "then")
 
@@ -34,7 +35,8 @@ class Running:
         os.close(given)
 
     def close(self, status: int) -> bytes:
-        """Return the output, 4 KiB at most. Raise CallFailed unless the wait status is 0."""
+        """Close the file of the output, and return at most 4 KiB of the output. status: from waitpid(2). Raise
+        CallFailed unless it is 0."""
         output = os.pread(self.out, 4096, 0)
         os.close(self.out)
         if status:
@@ -44,7 +46,7 @@ class Running:
 
 
 def one(start: Callable[[], Running]) -> tuple[float, bytes]:
-    """Run the process that start() starts. Return (milliseconds, output). Raise CallFailed."""
+    """Call start(), and wait for the process that it has started. Return (milliseconds, output). Raise CallFailed."""
     running = start()
     _, status = os.waitpid(running.pid, 0)
     took = time.perf_counter() - running.started
@@ -52,16 +54,15 @@ def one(start: Callable[[], Running]) -> tuple[float, bytes]:
 
 
 class Flow:
-    """Many processes, or chains of processes. ms: the milliseconds of each, in the order of their ends. seconds: from
-    the first start
-    to the last end. cpu: seconds of user and system time, of the processes and of their children that they waited
-    for."""
+    """The times of many processes, or of many chains of processes. ms: the milliseconds of each process or chain, in
+    the order in which they ended. seconds: from the first start to the last end. cpu: seconds of user and system time
+    of the processes, and of the children that they have waited for."""
 
     __slots__ = ("ms", "seconds", "cpu")
 
     def __init__(self, starts: Iterable[Callable[[], Running]], at_once: int) -> None:
-        """Run the processes that the functions `starts` start, at most `at_once` at a time. After all have ended,
-        raise CallFailed for the first that failed."""
+        """Run all processes, at most `at_once` at a time. starts: functions that each start a process or chain. When
+        all processes have ended, raise CallFailed for the first process that failed."""
         self.ms: list[float] = []
         self.cpu, failed = 0.0, None
         running: dict[int, Running] = {}
@@ -74,7 +75,7 @@ class Flow:
                     running[it.pid] = it
                 if not running:
                     break
-                pid, status, used = os.wait4(0, 0)          # 0: a child in our process group; a server leads its own
+                pid, status, used = os.wait4(0, 0)          # 0: children in our process group, so no server
                 took = time.perf_counter()
                 if pid in running:
                     it = running.pop(pid)
@@ -90,8 +91,8 @@ class Flow:
                         failed = failed or e
                     self.ms.append((took - it.started) * 1e3)
         finally:
-            for it in running.values():                     # after an interrupt: the terminal sent SIGINT to them, too
-                with suppress(ChildProcessError):           # already reaped
+            for it in running.values():                     # after Ctrl-C, which ended these processes, too
+                with suppress(ChildProcessError):           # the loop has already reaped the process
                     os.waitpid(it.pid, 0)
                 os.close(it.out)
         self.seconds = time.perf_counter() - started

@@ -1,31 +1,33 @@
-"""Define the cases of the benchmark: plugins with their configurations, and how often each is called."""
+"""Define the cases of the benchmark, which are plugins with configurations, and the plan, which says how often they are
+called."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-SIDES = ("Go", "one-shot", "warm", "before", "floor")        # before: see Options
+SIDES = ("Go", "one-shot", "warm", "before", "floor")        # "before": see Options.before
 PARTS = ("latency", "idle", "rate", "cost", "density", "memory", "beside")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plugin with its configuration.
+    """A plugin and its configuration, which the benchmark measures.
 
     held: the number of addresses that other containers hold in host-local. slow: whether a call of an implementation
-    takes half a second, so that there are fewer calls. grows: also measured in the part density. single: measured only
-    one call at a time, and without a floor; a chain also with many concurrent calls, if --only names the chain.
+    takes half a second, so that the run makes fewer calls. grows: whether the part density also measures the case.
+    single: whether the case is measured only one call at a time, and without the floor; a chain is also measured with
+    many concurrent calls, if --only names the chain.
 
-    of_pod(link, number): returns further keys for one pod. link: a name for the network's links. number: the pod's
-    number. host, each: lines for ip(8) that make links on the host, once or for each pod, with the placeholders
-    "@link", "@pod" and "@gateway".
-    kind: the kind of the pod's link, if the kernel may lack it.
+    of_pod(link, number): returns further configuration keys for one pod. link: the name of the network's link on the
+    host. number: the pod's number. host, each: lines for ip(8) that make links on the host, once for the network (host)
+    or for each pod (each). The lines may have the placeholders "@link", "@pod" and "@gateway".
+    kind: the kind of the pod's link if the kernel may not support the kind, otherwise "".
 
-    behind: whether this is a chained plugin, which gets the result of a previous plugin. chain: plugins that are called
-    in order instead of the single plugin, as in a conflist; each has the key `type`. ours: {type: keys} only for
-    fastcni's plugins. All implementations share the node: without these keys fastcni would use iptables, because the Go
-    plugins add iptables rules. fused: whether implementations with the plugin `chain` call only `chain`, as after
-    `fastcni fuse`."""
+    behind: whether the plugin is a chained plugin, which gets the result of a previous plugin. chain: the keys of
+    plugins that are called in order instead of the plugin `type`, as in a conflist. ours: {type: keys} that only
+    fastcni's plugins get. All implementations share the node, where the Go plugins add iptables rules; without these
+    keys fastcni would therefore use iptables, too. fused: whether an implementation that has the plugin `chain` calls
+    only `chain`, as after `fastcni fuse`."""
 
     name: str
     type: str
@@ -54,12 +56,12 @@ UPLINK = ("link add @link type veth peer name @link-far", "link set @link up", "
 
 
 def on_uplink(link: str, number: int) -> dict[str, Any]:
-    """Return the keys of a plugin whose master is `link`."""
+    """Return {"master": link}: a function for Case.of_pod."""
     return {"master": link}
 
 
 def mapped(count: int) -> Callable[[str, int], dict[str, Any]]:
-    """Return a function for of_pod that maps `count` host ports for each pod."""
+    """Return a function for Case.of_pod that maps `count` host ports to each pod."""
     return lambda link, number: {"runtimeConfig": {"portMappings": [
         {"hostPort": 20000 + number * count + n, "containerPort": 8000 + n, "protocol": "tcp"} for n in range(count)]}}
 
@@ -81,7 +83,7 @@ CASES = (
     Case("host-device", "host-device", of_pod=lambda link, number: {"device": f"{link}-{number}"}, single=True,
          each=("link add @link-@pod type veth peer name @link-@podp",)),
     Case("dummy", "dummy", kind="dummy", single=True),
-    Case("tap", "tap", {"bridge": ""}, single=True),        # "bridge" would be a bridge in the pod
+    Case("tap", "tap", {"bridge": ""}, single=True),        # for tap, the key names a bridge in the pod
     Case("portmap", "portmap", of_pod=mapped(1), host=SUBNET, behind=True, single=True),
     Case("portmap-32", "portmap", of_pod=mapped(32), host=SUBNET, behind=True, single=True),
     Case("kubernetes", "bridge", {**GATEWAY, "ipMasq": True}, of_pod=mapped(1), single=True,
@@ -94,7 +96,7 @@ CASES = (
          single=True, chain=({"type": "bridge"}, {"type": "portmap"}, {"type": "firewall"}, {"type": "tuning"})),
     Case("tuning", "tuning", {"sysctl": {"net.ipv4.ip_forward": "1"}}, behind=True, single=True),
 )
-# Cases with keys that only fastcni has; the part density measures them with the case bridge
+# Cases with keys that only fastcni has. The part density measures these cases together with the case bridge.
 WITHOUT_IPV6 = Case("bridge-no-ipv6", "bridge", {**GATEWAY, "disableIPv6": True}, grows=True)
 UNFLOODED = Case("bridge-unflooded", "bridge", {**GATEWAY, "disableFlooding": True}, grows=True)
 OWN_KEYS = (WITHOUT_IPV6, UNFLOODED)
@@ -111,28 +113,29 @@ TITLES = {
 
 
 def title(name: str) -> str:
-    """Return a case's name in tables and plots."""
+    """Return the name that tables and plots have for a case."""
     return TITLES.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The number of measurements.
+    """The numbers of measurements and pauses of a run.
 
-    rounds, slow_rounds: rounds of the part latency, for quick and for slow calls. burst: in a round, each
-    implementation adds this many pods one after the other, then deletes the pods. rest: seconds after an
+    rounds, slow_rounds: rounds of the part latency, for quick and for slow cases. burst: in a round, each
+    implementation adds this number of pods one after the other, then deletes the pods. rest: seconds of pause after an
     implementation's calls, so that its deferred work (20 ms of RCU after a DEL) is not measured with the next
-    implementation. settle: seconds after concurrent calls.
+    implementation. settle: seconds of pause after concurrent calls.
 
-    at_once, slow_at_once: numbers of concurrent calls. pods, repeats: each of `repeats` rounds adds `pods` pods, then
-    deletes them. levels: numbers of existing pods in the part density, with density_rounds rounds at each.
+    at_once, slow_at_once: numbers of concurrent calls in the part rate, for quick and for slow cases. pods, repeats:
+    each of `repeats` rounds adds `pods` pods, then deletes these pods. levels: numbers of existing pods in the part
+    density, with `density_rounds` rounds at each number.
 
     idle_rounds: rounds of each situation of the part idle, with a pause of `pause` seconds before a call.
 
-    foreign_rules: the rules of another program in the part beside.
+    foreign_rules: the number of another program's iptables rules in the part beside.
 
-    memory_pods: the pods of the server whose memory is measured. pairs: the pairs of ADD and DEL after that.
-    seed: the seed of the random order of the sides.
+    memory_pods, pairs: in the part memory, the number of pods that are added and then deleted, and the number of pairs
+    of ADD and DEL that follow. seed: the seed of the implementations' random order.
     """
 
     rounds: int = 25
@@ -160,12 +163,12 @@ QUICK = Plan(rounds=4, slow_rounds=1, settle=0.2, at_once=(8, 32), slow_at_once=
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of `fastcni bench`. peer: the directory of the Go plugins, "" to search for them. before: None, or a
-    Python with another fastcni, whose warm server is one more side, to compare two versions in one run. data_dir: the
-    directory of address files, None for memory. report: the directory of the report, None for no report. only, parts,
-    sides:
-    names, by default all. command: the command line as typed. html: the file of the page, None for no page. force:
-    measure also on a busy node."""
+    """The options of `fastcni bench`. peer: the directory of the Go plugins, "" to search the usual directories.
+    before: None, or the path of a Python that has another version of fastcni; the warm server of that version then is
+    one more implementation, "before". data_dir: the directory of address files, None for a directory in memory. report:
+    the directory of the report, None for no report. only, parts, sides: the names of the cases, parts and
+    implementations to measure; an empty `only` or `parts` stands for all. command: the command line as typed. html: the
+    path of the HTML page, None for no page. force: whether to measure on a busy node, too."""
 
     plan: Plan = Plan()
     peer: str = ""
@@ -181,19 +184,19 @@ class Options:
 
     @property
     def cases(self) -> list[Case]:
-        """Return the cases that --only names, by default all."""
+        """Return the cases that --only names; all cases without --only."""
         return [case for case in CASES if not self.only or case.name in self.only]
 
     @property
     def parallel_cases(self) -> list[Case]:
-        """Return the cases to measure with many calls at once. Chains take minutes, so only those that --only names are
-        included."""
+        """Return the cases to measure with many concurrent calls. Chains take minutes, so a chain is included only if
+        --only names the chain."""
         return [case for case in self.cases
                 if "ADD" in case.calls and (not case.single or (case.chain and case.name in self.only))]
 
     def wants(self, part: str) -> bool:
-        """Return whether a part is measured. The part memory belongs to no case, so --only excludes it unless --part
-        names it."""
+        """Return whether the run measures the part `part`. The part memory belongs to no case, so --only excludes this
+        part unless --part names it."""
         if part == "memory" and "warm" not in self.sides:
             return False
         if self.parts:

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from fastcni.bench.node import Pod
     from fastcni.bench.sides import Side
 
-AGAIN = "DEL again"             # without a prevResult
-WARM_UP = 2                     # rounds with cold caches, which are not measured
+AGAIN = "DEL again"             # the repeated DEL has no prevResult
+WARM_UP = 2                     # rounds that fill the caches and are not measured
 
 
 @contextmanager
 def networks(bench: Bench, case: Case, sides: Iterable[Side]) -> Iterator[dict[Side, Network]]:
-    """Make a Network for each implementation, {side: Network}, with the addresses that the case holds. Remove the
-    networks at the end."""
+    """Make a Network for each implementation, with the addresses that the case holds, and yield {side: Network}. Remove
+    the networks at the end."""
     with ExitStack() as stack:
         made = {}
         for side in sides:
@@ -39,8 +39,8 @@ def networks(bench: Bench, case: Case, sides: Iterable[Side]) -> Iterator[dict[S
 
 
 def measure_side(bench: Bench, samples: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod]) -> None:
-    """Make an implementation's calls for these pods, one at a time. Add the times to `samples`: {series: {call:
-    [ms]}}."""
+    """Make the case's calls of an implementation for `pods`, one call at a time. Append the times to `samples`,
+    {series: {call: [ms]}}."""
     network.make_links(pods)
     for call in network.case.calls:
         for pod in pods:
@@ -50,14 +50,15 @@ def measure_side(bench: Bench, samples: dict[str, Any], side: Side, network: Net
 
 
 def pods_of(bench: Bench, sides: Sequence[Side]) -> dict[Side, list[Pod]]:
-    """Return {side: its pods in each round}."""
+    """Return {side: the pods of this implementation}, Plan.burst pods for each implementation."""
     burst, made = bench.plan.burst, bench.node.pods(len(sides) * bench.plan.burst)
     return {side: made[n * burst:(n + 1) * burst] for n, side in enumerate(sides)}
 
 
 @contextmanager
 def noting_failures(bench: Bench, what: str) -> Iterator[None]:
-    """Record a failed call as a note. A failed call ends its case; the benchmark goes on with the next case."""
+    """If a call in the body fails, add a note to the report and leave the body. what: the case as text. The benchmark
+    then goes on with the next case."""
     try:
         yield
     except CallFailed as e:
@@ -67,7 +68,8 @@ def noting_failures(bench: Bench, what: str) -> Iterator[None]:
 
 
 def latency(bench: Bench) -> dict[str, Any]:
-    """Measure {case: {series: {call: [ms]}}}. In each round all implementations run, in a new random order."""
+    """Measure the part latency, and return {case: {series: {call: [ms]}}}. In each round all implementations run, in a
+    new random order."""
     data: dict[str, Any] = {}
     pods = pods_of(bench, bench.sides)
     plan, cases = bench.plan, [case for case in bench.cases if bench.has_kind(case)]
@@ -87,14 +89,15 @@ def latency(bench: Bench) -> dict[str, Any]:
 
 
 def rounds_of(plan: Plan, case: Case) -> int:
-    """Return the number of rounds of a case."""
+    """Return the number of rounds of a case in the part latency."""
     return min(plan.rounds, plan.slow_rounds) if case.slow else plan.rounds
 
 
 def rate(bench: Bench) -> dict[str, Any]:
-    """Measure {case: {at once: {side: {call: {"seconds": [of each repeat], "ms": [of each call]}}}}}.
+    """Measure the part rate. Return {case: {at once: {side: {call: {"seconds": [of each repeat], "ms": [of each
+    call]}}}}}.
 
-    One case measures the benchmark itself: launchers that echo.py answers immediately.
+    One more case, ALONE, measures the limit of the benchmark itself, with launchers that echo.py answers immediately.
     """
     data: dict[str, Any] = {}
     plan = bench.plan
@@ -119,15 +122,16 @@ def rate(bench: Bench) -> dict[str, Any]:
 
 
 def warm_up(side: Side, network: Network, pod: Pod) -> None:
-    """Make each call once without measuring, to create the bridge and fastcni's index of held addresses."""
+    """Make each call once without measuring the call, so that the bridge and fastcni's index of held addresses
+    exist."""
     for call in network.case.calls:
         side.flow(call, network, [pod], 1)
 
 
 def measure_many(found: dict[str, Any], side: Side, network: Network, pods: Sequence[Pod], at_once: int,
           settle: float) -> None:
-    """Make each call for all pods, `at_once` at a time. Add the times to `found`. A chain's DEL is repeated for pods
-    that no longer exist, as some runtimes do."""
+    """Make each of the case's calls for all pods, `at_once` at a time. Append the times to `found`, and pause for
+    `settle` seconds after each call. For a chain, repeat DEL for the deleted pods, as some runtimes do."""
     for call in (*network.case.calls, *[AGAIN] * bool(network.case.chain)):
         flow = side.flow(call.split()[0], network, pods, at_once)
         of_call = found.setdefault(call, {"seconds": [], "ms": []})

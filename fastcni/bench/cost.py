@@ -1,7 +1,9 @@
-"""Measure the part cost: the processor time of a pod, and the number of processes and threads that are started for it.
+"""Measure the part cost: the processor time, and the numbers of started processes and threads, of one pod's ADD and
+DEL.
 
-wait4(2) gives the processor time of a call and its children, the server's process clock the server's time. The
-busy time of the whole machine, from /proc/stat, also includes the kernel's deferred work and this benchmark.
+wait4(2) returns the processor time of a call and its children. The server's process clock has the server's processor
+time. The busy time of the whole machine, from /proc/stat, also includes the kernel's deferred work and the benchmark's
+own work.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ if TYPE_CHECKING:
     from fastcni.bench.node import Network
 
 AT_ONCE = 8
-TICKS = os.sysconf("SC_CLK_TCK")        # per second
+TICKS = os.sysconf("SC_CLK_TCK")        # ticks of /proc/stat in a second
 
 
 def cost(bench: Bench) -> dict[str, Any]:
-    """Measure {case: {side: costs}} of one pod, an ADD and a DEL.
+    """Measure and return {case: {side: costs}} of the ADD and DEL of one pod.
 
-    costs: "cpu" and "machine" in seconds, "processes" and "threads" as numbers, None if they cannot be counted.
+    costs: {"cpu": seconds of calls and server, "machine": busy seconds, "processes": number, "threads": number}; a
+    number is None if it cannot be counted.
     """
     data: dict[str, Any] = {}
     programs = [side for side in bench.sides if isinstance(side, Plugins)]
@@ -43,7 +46,7 @@ def cost(bench: Bench) -> dict[str, Any]:
 
 
 def cost_of(bench: Bench, side: Plugins, network: Network) -> dict[str, Any]:
-    """Return the costs of one pod."""
+    """Run the calls for many pods, and return the mean costs of one pod, as cost() describes."""
     pods = bench.node.pods(bench.plan.pods)
     warm_up(side, network, pods[0])
     time.sleep(bench.plan.settle)

@@ -1,5 +1,5 @@
-"""Measure the part density: ADD and DEL by the number of existing pods, with the routes of ptp and the ports of one
-bridge."""
+"""Measure the part density: the times of ADD and DEL for growing numbers of existing pods, which are ptp routes of the
+node or ports of one bridge."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 WARM_UP = 1
 SUBNETS = {"ptp": 30, "bridge": 31, WITHOUT_IPV6.name: 32, UNFLOODED.name: 33}
-MAX_IDLE_WAIT_S, IDLE_SHARE = 20, 0.15          # idle processors are busy for at most this share of the time
+MAX_IDLE_WAIT_S, IDLE_SHARE = 20, 0.15          # a lower share of busy time counts as idle
 
 
 def density(bench: Bench) -> dict[str, Any]:
-    """Measure {case: {existing pods: {series: {call: [ms]}}}}.
+    """Measure and return {case: {existing pods: {series: {call: [ms]}}}}.
 
-    The floor makes the existing pods. All sides add to the same bridge (or routing table), and each side has host-local
-    files for all of these pods.
+    The floor makes the existing pods. All implementations add pods to the same bridge or routing table, and each
+    implementation has its own host-local files for all existing pods.
     """
     data: dict[str, Any] = {}
     kinds = [case for case in CASES if case.grows and case in bench.cases]
@@ -44,9 +44,9 @@ def density(bench: Bench) -> dict[str, Any]:
 
 
 def curve(bench: Bench, case: Case, data: dict[str, Any], step: Callable[..., None]) -> None:
-    """Measure one case at each number of existing pods."""
+    """Measure one case at each number of existing pods, and add the times to `data`. Call step() after each round."""
     sides = [side for side in bench.sides if case not in OWN_KEYS or side.name != "Go"]
-    bench.node.keep(len(sides))             # only existing pods may have namespaces
+    bench.node.keep(len(sides))             # only the pods of this case may have namespaces
     with ExitStack() as stack:
         def network(name: str) -> Network:
             made = Network(bench.node, f"density-{case.name}-{name.lower()}", case, subnet=SUBNETS[case.name],
@@ -81,7 +81,8 @@ def curve(bench: Bench, case: Case, data: dict[str, Any], step: Callable[..., No
 
 
 def wait_until_idle() -> None:
-    """Wait until the new pods' IPv6 multicast has ended, which a bridge floods to all pods for seconds."""
+    """Wait until the processors are idle: for seconds, a bridge floods the IPv6 multicast packets of new pods to all
+    pods."""
     deadline = time.monotonic() + MAX_IDLE_WAIT_S
     busy, total = processor_ticks()
     while time.monotonic() < deadline:
@@ -93,7 +94,8 @@ def wait_until_idle() -> None:
 
 
 def processor_ticks() -> tuple[int, int]:
-    """Return (busy, all) ticks of all processors since boot: proc_stat(5), user nice system idle iowait irq softirq."""
+    """Return (busy ticks, all ticks) of all processors since boot, from proc_stat(5): user nice system idle iowait irq
+    softirq."""
     with open("/proc/stat", encoding="ascii") as file:
         ticks = [int(word) for word in file.readline().split()[1:8]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)

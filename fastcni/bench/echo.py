@@ -1,9 +1,9 @@
-"""Run a server that answers every launcher immediately, to measure the cost of the launcher alone.
+"""Run a server that answers every launcher immediately. The time of such a call is the cost of the launcher alone.
 
     python -m fastcni.bench.echo SOCKET
 
-For each request it makes the same latency request as the warm server (server/cpu_latency.py). The server ends when its
-standard input ends, so that it does not outlive the run.
+For each request, this server makes the same CPU latency request as the warm server (server/cpu_latency.py). The server
+ends when its standard input is closed, so that it does not outlive the run.
 """
 
 import array
@@ -20,7 +20,7 @@ ANSWER = b'{"bench": "echo"}'
 
 
 def main(path: str) -> None:
-    """Listen on `path` until stdin ends."""
+    """Listen on the unix socket `path` and answer requests, until stdin is closed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen(1024)
@@ -43,14 +43,14 @@ def main(path: str) -> None:
 
 
 def serve(listener: socket.socket, buffer: bytearray, latency: LatencyRequest) -> None:
-    """Read one request, close its descriptors, answer."""
+    """Accept one connection, read the request, close the descriptors that it sent, and send the answer."""
     conn, _ = listener.accept()
     with conn:
         size, ancillary, _, _ = conn.recvmsg_into([buffer], socket.CMSG_SPACE(3 * 4))
         for _, _, data in ancillary:
             for fd in array.array("i", data):
                 os.close(fd)
-        if size:                # 0: a connection without a request, which tests whether the server listens
+        if size:                # 0: no request, only a test whether the server listens
             latency.hold()
             protocol.answer(protocol.Connection(conn.detach()), 0, ANSWER)
 

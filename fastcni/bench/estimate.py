@@ -1,4 +1,5 @@
-"""Estimate before a run how long it takes and how many pods it makes, from its options and the usual time of a call."""
+"""Estimate, before a run, how long the run takes and how many pods it makes. The estimate uses the options and the
+usual time of a call."""
 
 from __future__ import annotations
 
@@ -16,26 +17,27 @@ from fastcni.bench.idle import USUAL
 if TYPE_CHECKING:
     from fastcni.bench.cases import Options
 
-CALL_S = {"Go": 0.025, "one-shot": 0.013, "warm": 0.002, "before": 0.002, "floor": 0.001}       # medians of README
-SLOW_S = 0.6                    # a call of the Go plugins in a slow case
+CALL_S = {"Go": 0.025, "one-shot": 0.013, "warm": 0.002, "before": 0.002, "floor": 0.001}       # seconds, from README
+SLOW_S = 0.6                    # seconds of a call of the Go plugins in a slow case
 HELD_S = 0.00003                # seconds to write the file of a held address
 SETUP_S = 0.1                   # seconds to make a case's networks
 POD_S = 0.01                    # seconds to make a namespace, and an existing pod
 SETTLED_S = 1.0                 # seconds at each density until the multicast of new pods has ended
-PAIR_S = 0.003                  # an ADD and a DEL of the part memory, many at once
+PAIR_S = 0.003                  # seconds of an ADD and a DEL in the part memory, which runs many at the same time
 
-BUSY = 2.0                      # factor of a call in the part beside, with 1,500 rules
+BUSY = 2.0                      # in the part beside, with 1,500 rules, a call takes so many times as long
 
 
 def seconds(options: Options) -> dict[str, float]:
-    """Return {part: seconds} of the parts that the options ask for, in their order."""
+    """Return {part: estimated seconds} of the parts that the options ask for, in the order of the run."""
     parts = {"latency": latency, "idle": idle, "rate": rate, "cost": cost, "density": density, "memory": memory,
              "beside": beside}
     return {part: of(options) for part, of in parts.items() if options.wants(part)}
 
 
 def pair(options: Options, case: Case, without: str = "") -> float:
-    """Return the seconds of an ADD and a DEL of all implementations but `without`, one after the other."""
+    """Return the estimated seconds of a case's ADD and DEL by all implementations except `without`, one after the
+    other."""
     calls = len(case.calls) * len(case.chain or (case,))
     return calls * sum(SLOW_S if case.slow and side == "Go" else CALL_S[side]
                        for side in options.sides if side != without)
@@ -56,7 +58,7 @@ def idle(options: Options) -> float:
 
 
 def spread(work: float) -> float:
-    """Return the seconds of work that all processors share."""
+    """Return the seconds that `work`, in seconds of one processor, takes if all processors share it."""
     return work / min(os.cpu_count() or 1, AT_ONCE)
 
 
@@ -96,7 +98,7 @@ def beside(options: Options) -> float:
 
 
 def pods(options: Options) -> int:
-    """Return the largest number of pods that exist at the same time."""
+    """Return the largest number of pods that exist at the same time in a run."""
     plan, own = options.plan, len(options.sides) * options.plan.burst
     most = {"rate": max(plan.pods, *plan.at_once, *plan.slow_at_once), "cost": plan.pods,
             "density": own + max(plan.levels, default=0), "memory": plan.memory_pods}
@@ -104,7 +106,7 @@ def pods(options: Options) -> int:
 
 
 def at_once(options: Options) -> int:
-    """Return the largest number of plugins that run at the same time."""
+    """Return the largest number of plugins that run at the same time in a run."""
     plan = options.plan
     most = {"rate": max(1, *plan.at_once, *plan.slow_at_once), "cost": AT_ONCE, "memory": 32}
     return max((count for part, count in most.items() if options.wants(part)), default=1)

@@ -1,7 +1,9 @@
-"""Measure the floor of each case: the cost of a launcher, and the kernel's own part of the work.
+"""Measure the floor of each case, the smallest possible cost: the time of a launcher plus the time of the necessary
+kernel requests.
 
-The launcher is the installed one, which echo.py answers immediately. The kernel's part are the requests that any plugin
-must send. This warm process sends them by open sockets, and opens a socket in the pod's namespace, as any plugin must.
+The launcher is an installed plugin file, which echo.py answers immediately. The kernel requests are those that any
+plugin must send. This process is warm, and sends the requests through sockets that are already open. Like any plugin,
+it must open one more socket in the pod's namespace.
 """
 
 from __future__ import annotations
@@ -26,25 +28,24 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
 GONE_SECONDS = 30
-SENDERS = 32                    # threads that wait for ACKs of deletions: more than the deletions in 20 ms
+SENDERS = 32                    # threads that wait for ACKs; more than the link deletions in 20 ms
 TABLE, MAP, CHAIN = "fcni-bench", "pods", "masquerade"
 ANYWHERE = bytes(4)
 UNFLOODED = "disableFlooding"
 ACCEPT_NO_DAD = "net/ipv6/conf/eth0/accept_dad", "0"
-GROUP = 0x66636E69              # the group of links that are deleted together
+GROUP = 0x66636E69              # the link group by which empty() deletes many links
 
 
 class Floor:
-    """The floor, with the interface of sides.Plugins. `with Floor(launcher) as floor:`, in the node's namespace.
-
-    launcher: the Plugins that ask echo.py."""
+    """The floor as an implementation, with the methods of sides.Plugins. Use it in the node's network namespace: `with
+    Floor(launcher) as floor:`. launcher: a Plugins whose files ask echo.py."""
 
     name = "floor"
 
     def __init__(self, launcher: Plugins) -> None:
         self.launcher = launcher
         self.bridges: dict[str, int] = {}                   # {name: index}
-        self.made: dict[int, tuple[int, int]] = {}          # {pod's number: (index of the host end, of the pod's end)}
+        self.made: dict[int, tuple[int, int]] = {}          # {pod's number: (host end's index, pod end's)}
 
     def __enter__(self) -> Floor:
         self.home = netns.open_own()
@@ -67,7 +68,7 @@ class Floor:
         os.close(self.home)
 
     def prepare(self, network: Network) -> None:
-        """Make the bridge and the nftables map, which exist for all but the first pod of a network."""
+        """Make the bridge and the nftables map of a network. A plugin would make these for the first pod only."""
         if network.case.type == "bridge" and network.bridge not in self.bridges:
             self.bridges[network.bridge] = self._make_bridge(network)
         if network.case.keys.get("ipMasq"):
@@ -82,12 +83,13 @@ class Floor:
         wire.exchange(self.host, rtnl.new_bridge(Batch(), network.bridge, snooping=snooping))
         bridge = find.link(self.host, network.bridge)
         assert bridge is not None
-        batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)   # else its MAC follows its ports
+        batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)   # so its MAC stays
         wire.exchange(self.host, rtnl.new_address(batch, bridge.index, network.gateway, 16))
         return bridge.index
 
     def flow(self, command: str, network: Network, pods: Sequence[Pod], at_once: int) -> Flow:
-        """Start only launchers, `at_once` at a time, to measure the limit of the benchmark itself."""
+        """Run a launcher for each pod, `at_once` at a time, without kernel requests. This measures the limit of the
+        benchmark itself."""
         return self.launcher.flow(command, network, pods, at_once)
 
     def check(self) -> None:
@@ -95,18 +97,18 @@ class Floor:
         self.launcher.check()
 
     def call(self, command: str, network: Network, pod: Pod) -> dict[str, float]:
-        """Measure one call: {"floor": ms, and its parts "launcher": ms, "requests": ms}."""
+        """Measure one call. Return {"launcher": ms, "requests": ms, "floor": the sum}."""
         (launcher,) = self.launcher.call(command, network, pod).values()
         requests = self.work(command, network, pod)
         return {"floor": launcher + requests, "launcher": launcher, "requests": requests}
 
     def work(self, command: str, network: Network, pod: Pod) -> float:
-        """Send the kernel requests of one call. Return milliseconds."""
+        """Send the kernel requests of one call. Return the milliseconds that this takes."""
         if command == "VERSION":
             return 0.0
         step = getattr(self, f"_{command.lower()}_{network.case.type.replace('-', '_')}")
-        wire.forget(self.watcher)                       # notifications of other sides' deletions
-        fd = netns.open_path(pod.path)                  # not measured: the launcher opens it
+        wire.forget(self.watcher)                       # drop notifications of other deletions
+        fd = netns.open_path(pod.path)                  # not measured, because the launcher opens the namespace
         try:
             started = time.perf_counter()
             step(network, pod, fd)
@@ -152,7 +154,7 @@ class Floor:
             self._element(nft_elements.add_element, network, pod, pod.name, CHAIN)
 
     def _know(self, network: Network, pod: Pod, sock: Socket, inside: int) -> None:
-        """Add the FDB entry and neighbours of a pod to the bridge, as the key disableFlooding does."""
+        """Add the FDB entry and the neighbour entries of a pod to the bridge, as the key disableFlooding does."""
         port, peer = rtnl.Link(), find.link(sock, index=inside)
         assert peer is not None
         port.name, (port.index, _) = f"fcnb{pod.number}", self.made[pod.number]
@@ -175,17 +177,19 @@ class Floor:
         sock.close()
 
     def _add_veth(self, pod: Pod, fd: int, master: int = 0) -> int:
-        """Add a veth pair, and store both indexes. Return the host end's index."""
+        """Add a veth pair, with the host end as a port of the link `master` (0: none). Store the indexes of both ends
+        in `made`. Return the host end's index."""
         name, mac = f"fcnb{pod.number}", os.urandom(3)
         batch = rtnl.new_veth(Batch(), name, "eth0", fd, host_mac=b"\x02\xfc\0" + mac, peer_mac=b"\x02\xfc\1" + mac,
                               master=master)
-        link = rtnl.first_link(wire.exchange(self.host, batch)) or find.link(self.host, name)  # Linux before 6.2
+        link = rtnl.first_link(wire.exchange(self.host, batch)) or find.link(self.host, name)  # before Linux 6.2
         assert link is not None
         self.made[pod.number] = link.index, link.peer
         return link.index
 
     def _configure(self, network: Network, pod: Pod) -> tuple[Batch, int]:
-        """Return a Batch that sets the pod's end up with its address, and that end's index."""
+        """Return (a Batch that gives the pod's end of the veth pair its address and sets it up, the index of that
+        end)."""
         _, inside = self.made[pod.number]
         batch = rtnl.new_address(Batch(), inside, network.address_of(pod), 16)
         return rtnl.set_link(batch, inside, up=True), inside
@@ -205,8 +209,8 @@ class Floor:
     _del_ptp = _del_bridge
 
     def _send_deletes(self) -> None:
-        """Send deletions, and wait for the kernel's ACK, which arrives when memory is freed, 20 ms after the link was
-        deleted."""
+        """Send link deletions from the queue, and wait for the kernel's ACK of each. The ACK arrives when the kernel
+        has freed the link's memory, 20 ms after the deletion; so several threads do this."""
         while (index := self.deletes.get()) is not None:
             wire.send(self.watcher, rtnl.del_link(Batch(), index=index).finish())
 
@@ -223,7 +227,8 @@ class Floor:
     # ---- existing pods, for the part density ----
 
     def put(self, network: Network, pod: Pod) -> None:
-        """Add a pod to a prepared network, with the sysctls that an ADD of any plugin looks up."""
+        """Add an existing pod to a prepared network. Like the ADD of any plugin, look up a sysctl in the pod's
+        namespace."""
         self.work("ADD", network, pod)
         fd = netns.open_path(pod.path)
         try:
@@ -233,7 +238,7 @@ class Floor:
             os.close(fd)
 
     def empty(self, network: Network, pods: Iterable[Pod]) -> None:
-        """Delete these pods together."""
+        """Delete the links of all `pods` by one kernel request, and remove the pods' address files."""
         for pod in pods:
             index, _ = self.made.pop(pod.number)
             wire.exchange(self.host, rtnl.set_group(Batch(), index, GROUP))
@@ -243,5 +248,5 @@ class Floor:
 
 
 def no_ipv6(ifname: str) -> tuple[str, str]:
-    """Return the sysctl, (name, value), that disables IPv6 on a link."""
+    """Return (name, value) of the sysctl that disables IPv6 on a link."""
     return f"net/ipv6/conf/{ifname}/disable_ipv6", "1"

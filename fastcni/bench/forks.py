@@ -1,6 +1,7 @@
-"""Count the processes and threads that some processes start, by the process connector (linux/cn_proc.h).
+"""Count the processes and threads that given processes start. The kernel reports each start by its process connector
+(linux/cn_proc.h).
 
-An event has the parent and the child, so that processes and threads of other programs are not counted.
+An event names the parent and the child, so the processes and threads of other programs are not counted.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 CONNECTOR, GROUP = 11, 1        # NETLINK_CONNECTOR, CN_IDX_PROC
 LISTEN, IGNORE = 1, 2           # PROC_CN_MCAST_*
 FORK = 1                        # PROC_EVENT_FORK
-# nlmsghdr; cn_msg: idx, val, seq, ack, len:u16, flags:u16; proc_event: what, cpu, timestamp_ns, then of a fork
+# nlmsghdr; cn_msg: idx, val, seq, ack, len:u16, flags:u16; proc_event: what, cpu, timestamp_ns; fork_proc_event:
 # parent_pid, parent_tgid, child_pid, child_tgid
 ASK = struct.Struct("=IHHII IIIIHH I")
 EVENT = struct.Struct("=16x 20x I 4x Q IIII")
 
 
 def open_events(namespace: int) -> Socket | None:
-    """Return a socket for process events, None if they are unavailable in this kernel or container.
+    """Return a socket for process events, None if this kernel or container has no process events.
 
-    namespace: a descriptor of the initial network namespace, the only one with process events.
+    namespace: a descriptor of the initial network namespace; other network namespaces have no process events.
     """
     try:
         with netns.inside(namespace):
@@ -45,10 +46,10 @@ def _ask(sock: Socket, what: int) -> None:
 
 
 class Forks:
-    """A counter: `with Forks(namespace, roots) as forks:` counts the starts by the processes `roots` and their
-    descendants.
+    """A counter of started processes and threads. `with Forks(namespace, roots) as forks:` counts, during the body, the
+    starts by the processes `roots` (process ids) and by their descendants.
 
-    processes, threads: the numbers after the body, None if they could not be counted.
+    processes, threads: the counts after the body, None if counting was not possible.
     """
 
     def __init__(self, namespace: int, roots: Iterable[int]) -> None:
@@ -59,9 +60,9 @@ class Forks:
     def __enter__(self) -> Forks:
         self.sock = open_events(self.namespace)
         if self.sock:
-            self.counts: list[int] | None = [0, 0]          # None: the kernel dropped events
+            self.counts: list[int] | None = [0, 0]          # None: the kernel has dropped events
             _ask(self.sock, LISTEN)
-            self.end = 0                # the time of the end in ns of CLOCK_MONOTONIC, as in events; 0: not ended
+            self.end = 0                # when the body ended, in ns of CLOCK_MONOTONIC as in events; 0: not yet
             self.sock.settimeout(0.2)
             self.reader = threading.Thread(target=self._read, args=(self.sock,), daemon=True)
             self.reader.start()
@@ -77,8 +78,8 @@ class Forks:
             self.sock.close()
 
     def _read(self, sock: Socket) -> None:
-        """Count events until an event is later than the end, or no event arrives; on a busy node a later event always
-        arrives."""
+        """Count events, until an event is later than the end of the body, or no event arrives after it. On a busy node
+        a later event always arrives."""
         while True:
             try:
                 data = sock.recv(65536)

@@ -1,5 +1,4 @@
-"""Make the benchmark safe on a node that is in use: do not run on a busy node, and list the benchmark's changes before
-they are made."""
+"""Make the benchmark safe on a node that is in use: detect a busy node, and list what the benchmark will change."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from fastcni.server.records import history
 if TYPE_CHECKING:
     from fastcni.bench.cases import Options
 
-SAMPLE_S = 2.0                  # seconds for which the processors are observed
-MAX_BUSY = 0.25                 # the share of their time
+SAMPLE_S = 2.0                  # seconds in which busy_share() observes the processors
+MAX_BUSY = 0.25                 # the limit of busy_share()
 PODS_S = 10.0                   # seconds in which no pod may have been added or deleted
 POD_COMMANDS = ("ADD", "DEL")
 
 
 class Busy(Exception):
-    """The node is too busy. reasons: see reasons()."""
+    """The node is too busy for the benchmark. reasons: the texts of reasons()."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -36,7 +35,7 @@ class Busy(Exception):
 
 
 def busy_share(seconds: float = SAMPLE_S) -> float:
-    """Return the share of the processors' time, 0 to 1, in which they were busy during the next `seconds`."""
+    """Wait for `seconds`. Return the share of this time, 0 to 1, in which the processors were busy."""
     busy, total = processor_ticks()
     time.sleep(seconds)
     busy_after, total_after = processor_ticks()
@@ -44,10 +43,11 @@ def busy_share(seconds: float = SAMPLE_S) -> float:
 
 
 def reasons(busy: float, sock: str = listening.PATH, results: str = "") -> Iterator[str]:
-    """Yield why the node is too busy, each with its figure and its limit.
+    """Yield the reasons why the node is too busy, each with the measured value and its limit. Yield nothing if the node
+    is not too busy.
 
-    busy: see busy_share(). sock: the socket of the node's server. results: the directory where runtimes cache results,
-    "" for the usual directory."""
+    busy: the result of busy_share(). sock: the socket of the node's fastcni server. results: the directory where
+    runtimes cache results, "" for the default."""
     if busy > MAX_BUSY:
         yield f"the processors were busy for {busy:.0%} of the last {SAMPLE_S:g} s (limit {MAX_BUSY:.0%})"
     requests = requests_for_pods(sock)
@@ -60,7 +60,7 @@ def reasons(busy: float, sock: str = listening.PATH, results: str = "") -> Itera
 
 
 def last_pod(results: str = "") -> float:
-    """Return when a runtime last cached or removed a pod's result, in Unix seconds; 0 if never."""
+    """Return when a runtime last cached or removed a pod's result, in Unix seconds; 0 if there is no cache."""
     try:
         return os.stat(results or Cache().results()).st_mtime
     except OSError:
@@ -68,8 +68,8 @@ def last_pod(results: str = "") -> float:
 
 
 def requests_for_pods(sock: str) -> int:
-    """Return the number of requests that a server runs now, plus those for pods that have ended in the last PODS_S; 0
-    if no server listens."""
+    """Return the number of requests that the server at `sock` runs now, plus the number of ADDs and DELs of the last
+    PODS_S seconds; 0 if no server listens."""
     try:
         now, found = status.ask(sock) or {}, history.ask(sock) or {}
     except OSError:
@@ -80,8 +80,8 @@ def requests_for_pods(sock: str) -> int:
 
 
 def touches(options: Options, data_dir: str) -> str:
-    """Return a text on the objects that the benchmark makes on this node, and on the settings that it does not change,
-    in lines that fit a terminal."""
+    """Return a text for a terminal: which objects the benchmark makes on this node, and what it does not change.
+    data_dir: the parent directory of address files."""
     name = f"{PREFIX}{os.getpid()}-*"
     directories = " and ".join(dict.fromkeys(f"{directory}/{name}" for directory in (tempfile.gettempdir(), data_dir)))
     length = duration(sum(estimate.seconds(options).values()))

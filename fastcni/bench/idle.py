@@ -1,7 +1,8 @@
-"""Measure the part idle: calls after a pause, as on a usual node, and calls in turn with those of another program.
+"""Measure the part idle: calls after a pause, as on a usual node, and calls directly after a call of another
+implementation.
 
-The other parts call one plugin many times in a row, with its code and data in the processor's caches, and no processor
-in an idle state. On a usual node a pod is added from time to time, and other programs run in between.
+The other parts call one plugin many times in a row. The plugin's code and data are then in the processor's caches, and
+no processor is in an idle state. On a usual node, pods are added from time to time, and other programs run in between.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ROW, PAUSED, BETWEEN, TURN = "in a row", "each second", "each second, others bet
 
 
 def idle(bench: Bench) -> dict[str, Any]:
-    """Measure the usual cases, and those that --only names: {case: {situation: {series: {call: [ms]}}}}."""
+    """Measure the cases USUAL and the cases that --only names. Return {case: {situation: {series: {call: [ms]}}}}."""
     data: dict[str, Any] = {}
     cases = [case for case in bench.cases if "ADD" in case.calls and case.name in (*USUAL, *bench.options.only)]
     cases = [case for case in cases if bench.has_kind(case)]
@@ -44,8 +45,8 @@ def idle(bench: Bench) -> dict[str, Any]:
 
 
 class Calls:
-    """The calls of one case. sides: the implementations in their usual order. pods: the pods of each
-    implementation."""
+    """The calls of one case. sides: the implementations in their usual order. pods: {side: pods of this
+    implementation}."""
 
     def __init__(self, bench: Bench, case: Case, sides: Sequence[Side], made: dict[Side, Network]) -> None:
         self.bench, self.plan, self.case, self.sides, self.networks = bench, bench.plan, case, sides, made
@@ -60,14 +61,15 @@ class Calls:
         return self.bench.shuffled(self.sides)
 
     def make(self, found: Samples, call: str, side: Side, pod: int = 0) -> None:
-        """Make one call for the implementation's pod of this number. Add the call's times to `found`."""
+        """Make one call of `side` for its pod number `pod`. Append the call's times to `found`."""
         for series, ms in side.call(call, self.networks[side], self.pods[side][pod]).items():
             found.setdefault(series, {}).setdefault(call, []).append(round(ms, 3))
         side.check()
 
 
 def in_a_row(calls: Calls) -> Samples:
-    """Make the calls as in the part latency. The other situations are compared with these."""
+    """Make the calls in a row, as the part latency does. The tables compare the other situations with this
+    situation."""
     found: Samples = {}
     for _ in range(calls.plan.idle_rounds):
         for side in calls.shuffled():
@@ -76,7 +78,8 @@ def in_a_row(calls: Calls) -> Samples:
 
 
 def each_second(calls: Calls) -> Samples:
-    """Make one call each second: all calls of an implementation, then all calls of the next."""
+    """Make one call each second (Plan.pause): first all calls of an implementation, then all calls of the next
+    implementation."""
     found: Samples = {}
     for side in calls.shuffled():
         for _ in range(calls.plan.idle_rounds):
@@ -87,8 +90,8 @@ def each_second(calls: Calls) -> Samples:
 
 
 def others_between(calls: Calls) -> Samples:
-    """Make one call of each side each second. For each side, the calls of the other sides stand for other programs'
-    work."""
+    """Make one call of each implementation each second. For an implementation, the other implementations' calls stand
+    for the work of other programs."""
     found: Samples = {}
     for _ in range(calls.plan.idle_rounds):
         for call in calls.case.calls:
@@ -99,8 +102,8 @@ def others_between(calls: Calls) -> Samples:
 
 
 def in_turn(calls: Calls) -> Samples:
-    """Make each call of a side directly after the same call of the first side. The first side is Go, unless
-    --side leaves it out. Without a second side there is nothing to measure."""
+    """Make each call of an implementation directly after the same call of the first implementation, which is Go unless
+    --side leaves Go out. A run with one implementation measures nothing here."""
     found: Samples = {}
     busy = calls.sides[0]
     for _ in range(calls.plan.idle_rounds):

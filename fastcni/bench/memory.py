@@ -1,4 +1,4 @@
-"""Measure the part memory: the resident memory of a warm server under load."""
+"""Measure the part memory: the resident memory of a fresh warm server, with pods and after many requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ AT_ONCE = 32
 
 
 def memory(bench: Bench) -> list[dict[str, Any]]:
-    """Measure [{"when": text, "kB": resident, "threads": number, "fds": number}] of a fresh server."""
+    """Measure a fresh server at several moments. Return [{"when": the moment as text, "kB": resident memory, "threads":
+    number, "fds": number}]."""
     plan, node = bench.plan, bench.node
     directory = f"{node.directory}/memory"
     os.mkdir(directory)
@@ -51,7 +52,7 @@ def memory(bench: Bench) -> list[dict[str, Any]]:
 
 
 def state_of(pid: int) -> dict[str, int]:
-    """Return a process's resident memory, threads and descriptors."""
+    """Return {"kB": resident memory, "threads": number, "fds": number of descriptors} of a process."""
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
         values = {name: value for name, _, value in (line.partition(":") for line in file)}
     return {"kB": int(values["VmRSS"].split()[0]), "threads": int(values["Threads"]),

@@ -1,6 +1,7 @@
-"""Make a node to measure on: a network namespace, pods as named namespaces, and the networks of these pods.
+"""Make a node for the measurements: a network namespace for the host, named network namespaces for pods, and the pods'
+networks.
 
-All names begin with fcni-bench-, so that `ip netns` shows the namespaces of a killed run.
+All namespaces' names begin with fcni-bench-, so that the user can find the namespaces of a killed run by `ip netns`.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ LOOPBACK = 1                    # lo's index in every network namespace
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod: its number on the node, and its namespace's name and path."""
+    """A pod of the benchmark. number: its number on the node. name: the name of its network namespace."""
 
     number: int
     name: str
 
     @property
     def path(self) -> str:
-        """Return the path of its namespace."""
+        """Return the path of the pod's network namespace."""
         return f"{DIRECTORY}/{self.name}"
 
 
 class Node:
-    """A node: `with Node(data_dir) as node:` moves this thread into a fresh network namespace.
+    """A node of the benchmark. `with Node(data_dir) as node:` moves this thread into a fresh network namespace.
 
-    It makes two directories: `data`, below data_dir, for the files of networks, and `directory` for all other files. At
-    the end, namespaces and directories are removed."""
+    Node makes two directories: `data`, below data_dir, for the networks' files, and `directory` for all other files. At
+    the end, Node removes the namespaces and the directories."""
 
     def __init__(self, data_dir: str) -> None:
         self.prefix = f"{PREFIX}{os.getpid()}-"
@@ -75,19 +76,19 @@ class Node:
         self.stack.close()
 
     def pods(self, count: int) -> list[Pod]:
-        """Return the first `count` pods. Make the missing pods."""
+        """Return the first `count` pods of the node. Make those that do not exist yet."""
         more = [Pod(n, f"{self.prefix}{n}") for n in range(len(self.made), count)]
         ip_batch([f"netns add {pod.name}" for pod in more])
         self.made += more
         return self.made[:count]
 
     def keep(self, count: int) -> None:
-        """Remove all but the first `count` pods."""
+        """Remove the pods' namespaces, except those of the first `count` pods."""
         ip_batch([f"netns del {pod.name}" for pod in self.made[count:]])
         del self.made[count:]
 
     def renew(self) -> None:
-        """Replace all pods' namespaces by new namespaces, after a failed call."""
+        """Replace the namespaces of all pods by new namespaces, because a failed call may have left objects in them."""
         ip_batch([line for pod in self.made for line in (f"netns del {pod.name}", f"netns add {pod.name}")])
 
     def _remove(self) -> None:
@@ -96,7 +97,8 @@ class Node:
 
 
 def ip_batch(lines: Sequence[str]) -> None:
-    """Run these lines by `ip -batch`, in another process group, so that Ctrl-C does not end it. Raise CniError."""
+    """Run `lines` by `ip -batch`. The program is in its own process group, so that Ctrl-C does not end it. Raise
+    CniError."""
     if not lines:
         return
     done = subprocess.run(["ip", "-force", "-batch", "-"], input="\n".join(lines), capture_output=True, text=True,
@@ -106,10 +108,12 @@ def ip_batch(lines: Sequence[str]) -> None:
 
 
 class Network:
-    """A network of an implementation: its configuration and host-local's directory."""
+    """A network of one implementation. conf: its configuration. directory: the directory of host-local's address
+    files."""
 
     def __init__(self, node: Node, name: str, case: Case, *, subnet: int, bridge: str) -> None:
-        """subnet: the second byte of 10.x.0.0/16."""
+        """Make the network's directory. subnet: the second byte of the subnet 10.x.0.0/16. bridge: the bridge's
+        name."""
         self.case, self.bridge, self.subnet = case, bridge, subnet
         data_dir = f"{node.data}/{name}"
         self.directory = f"{data_dir}/{name}"
@@ -119,25 +123,25 @@ class Network:
                          "routes": [{"dst": "0.0.0.0/0"}]}}
         self.conf: dict[str, Any] = {**conf, **case.keys}
         self.link = f"up{subnet}"
-        self.links: list[str] = []                  # links to delete at the end
-        self.served: set[int] = set()               # numbers of the pods that make_links() has seen
-        self.results: dict[Pod, Any] = {}           # {pod: the last result of a chain}
+        self.links: list[str] = []                  # links that remove() deletes
+        self.served: set[int] = set()               # numbers of the pods that have links
+        self.results: dict[Pod, Any] = {}           # {pod: result of the chain's last plugin}
         self.held = 0                               # addresses that other containers hold
-        self.first = 0                              # the number of pod 0's address
+        self.first = 0                              # the number of the address of pod 0
 
     def stdin(self, pod: Pod, more: Iterable[tuple[str, Any]] = ()) -> bytes:
-        """Return the configuration for one pod's calls, with `more` keys."""
+        """Return the stdin of one pod's calls: the configuration as JSON, with the further keys `more`."""
         behind = {"prevResult": self._result(pod)} if self.case.behind else {}
         return json.dumps({**self.conf, **self.case.of_pod(self.link, pod.number), **behind, **dict(more)}).encode()
 
     def fused(self, pod: Pod) -> dict[str, Any]:
-        """Return the keys of the plugin `chain` that runs the case's plugins."""
+        """Return the keys of a plugin `chain` that runs all plugins of the case for a pod."""
         keys = {**self.conf, **self.case.of_pod(self.link, pod.number)}
         asked = dict.fromkeys(keys.pop("runtimeConfig", {}), True)
         return {"type": "chain", "plugins": [{**keys, **each, "capabilities": asked} for each in self.case.chain]}
 
     def _result(self, pod: Pod) -> dict[str, Any]:
-        """Return the result that a previous plugin would have answered."""
+        """Return a result for a pod as a previous plugin would have printed it."""
         return {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": pod.path}],
                 "ips": [{"address": f"{ip_text(self.address(pod.number))}/16", "gateway": ip_text(self.gateway),
                          "interface": 0}]}
@@ -147,7 +151,8 @@ class Network:
         return text.replace("@pod", str(pod.number)) if pod else text
 
     def make_links(self, pods: Iterable[Pod]) -> None:
-        """Make the case's links on the host: once the network's links, and for each new pod the pod's links."""
+        """Make the links that the case needs on the host: the network's links at the first call, and the links of each
+        new pod."""
         lines = [] if self.served else [self._line(line) for line in self.case.host]
         new = [pod for pod in pods if pod.number not in self.served]
         lines += [self._line(line, pod) for pod in new for line in self.case.each]
@@ -157,28 +162,29 @@ class Network:
 
     @property
     def gateway(self) -> bytes:
-        """Return the gateway's address."""
+        """Return the address of the network's gateway, 4 bytes."""
         return bytes((10, self.subnet, 0, 1))
 
     @property
     def subnet_address(self) -> bytes:
-        """Return the subnet's address."""
+        """Return the address of the network's subnet, 4 bytes."""
         return bytes((10, self.subnet, 0, 0))
 
     def address(self, number: int) -> bytes:
-        """Return an address of the network. Number 0 is the address after the gateway's."""
+        """Return address `number` of the network, 4 bytes. Number 0 is the first address after the gateway."""
         return bytes((10, self.subnet, number + 2 >> 8, number + 2 & 255))
 
     def address_of(self, pod: Pod) -> bytes:
-        """Return the address for a pod, in calls of the floor."""
+        """Return the address that the floor gives a pod, 4 bytes."""
         return self.address(self.first + pod.number)
 
     def file(self, address: bytes) -> str:
-        """Return the path of host-local's file for an address."""
+        """Return the path of host-local's file for an address of 4 bytes."""
         return f"{self.directory}/{ip_text(address)}"
 
     def hold(self, count: int) -> None:
-        """Write files as the Go plugin does, by which other containers hold the first `count` addresses."""
+        """Write address files as the Go plugin host-local does, so that other containers hold the first `count`
+        addresses."""
         for number in range(self.held, count):
             with open(self.file(self.address(number)), "w", encoding="ascii") as file:
                 file.write(f"other{number}\r\neth0")

@@ -1,4 +1,4 @@
-"""Draw the plots of a report as SVG. The same samples give the same bytes."""
+"""Draw the plots of a report as SVG files. The same samples give the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastcni.bench.cases import ALONE, UNFLOODED, WITHOUT_IPV6, title
 from fastcni.bench.tables import median, present, speed
 
 STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "fastcni", "svg.fonttype": "none",          # text is stored as text: small, and searchable
+    "svg.hashsalt": "fastcni", "svg.fonttype": "none",          # text as text: small and searchable
     "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "axes.grid": True, "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",
     "axes.axisbelow": True, "path.simplify": False,
@@ -28,18 +28,19 @@ OWN_LINES = ((WITHOUT_IPV6, "--"), (UNFLOODED, ":"))
 LINES = {"--": "dashed", ":": "dotted"}
 FAMILIAR = ("loopback", "host-local-1000", "bridge", "bridge-ipmasq", "ptp")
 CALLS = ("ADD", "DEL")
-SHARES = (*range(0, 96, 5), 97, 98, 99, 100)            # percent: the points of a distribution's line
+SHARES = (*range(0, 96, 5), 97, 98, 99, 100)            # percent at which a distribution's line has points
 
 
 def write(directory: str, data: dict[str, Any]) -> list[str]:
-    """Write a plot for each part that has one. Return the names of the files."""
+    """Write the plots of the parts latency, rate and density to a directory, if they were measured. Return the files'
+    names."""
     written = []
     for part, draw in (("latency", latency), ("rate", rate), ("density", density)):
         if data.get(part):
             with matplotlib.rc_context(STYLE):
                 figure = draw(data)
                 if figure:
-                    figure.set_facecolor("white")           # readable on a dark page
+                    figure.set_facecolor("white")           # keeps the plot readable on a dark page
                     FigureCanvasSVG(figure).print_svg(f"{directory}/{part}.svg",
                                                       metadata={"Date": None, "Creator": None})
                     written.append(f"{part}.svg")
@@ -47,7 +48,7 @@ def write(directory: str, data: dict[str, Any]) -> list[str]:
 
 
 def latency(data: dict[str, Any]) -> Figure | None:
-    """Draw for each case the distribution of the calls' times."""
+    """Draw the distribution of the calls' times for each case, None without data."""
     cases = [case for case in FAMILIAR if data["latency"].get(case)]
     if not cases:
         return None
@@ -66,14 +67,14 @@ def latency(data: dict[str, Any]) -> Figure | None:
 
 
 def distribution(samples: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return (milliseconds, percent) of the cumulative distribution."""
+    """Return (milliseconds, percent of the calls) for points of the cumulative distribution."""
     samples = sorted(samples)
     at = sorted({round((len(samples) - 1) * share / 100) for share in SHARES})
     return [samples[n] for n in at], [100 * (n + 1) / len(samples) for n in at]
 
 
 def rate(data: dict[str, Any]) -> Figure | None:
-    """Draw for each case the calls per second, one at a time and many at once."""
+    """Draw the calls per second for each case, one at a time and with many concurrent calls."""
     cases = [case for case in FAMILIAR if data["rate"].get(case)]
     if not cases:
         return None
@@ -106,7 +107,8 @@ def rate(data: dict[str, Any]) -> Figure | None:
 
 
 def density(data: dict[str, Any]) -> Figure | None:
-    """Draw for ptp and bridge the median by the number of existing pods, with the quarters above and below it."""
+    """Draw the median time of ptp and bridge by the number of existing pods, with the range from the first to the third
+    quartile."""
     cases = [case for case in ("ptp", "bridge") if data["density"].get(case)]
     if not cases:
         return None
@@ -138,7 +140,7 @@ Panels = list[tuple[str, str, Any]]         # (case, call, matplotlib's Axes)
 
 
 def grid(cases: Sequence[str], heading: str, wide: float = 2.3, sharex: Any = "col") -> tuple[Figure, Panels]:
-    """Return a figure with a column for each case, ADD above DEL on the same scale, and its panels."""
+    """Return (figure, panels). The figure has a column for each case, in which ADD is above DEL on the same scale."""
     figure = Figure(figsize=(1.2 + wide * len(cases), 4.6), layout="constrained")
     figure.suptitle(heading, fontsize=11)
     rows = figure.subplots(2, len(cases), sharex=sharex, sharey="all", squeeze=False)
@@ -151,7 +153,7 @@ def grid(cases: Sequence[str], heading: str, wide: float = 2.3, sharex: Any = "c
 
 
 def label(figure: Figure, panels: Panels, x: str, y: str, floor: str = "floor") -> None:
-    """Label the axes, and add a legend of the implementations."""
+    """Label the axes of a figure, and add a legend of the implementations."""
     columns = len(panels) // 2
     for at, (_, _, axes) in enumerate(panels):
         axes.set_ylabel(y if at % columns == 0 else "")
@@ -166,7 +168,7 @@ def label(figure: Figure, panels: Panels, x: str, y: str, floor: str = "floor") 
 
 
 def plain(axis: Axis) -> None:
-    """Give a logarithmic axis the labels 1 3 10 30."""
+    """Label a logarithmic axis by 1, 3, 10, 30."""
     axis.set_major_locator(LogLocator(subs=(1, 3)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

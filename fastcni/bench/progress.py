@@ -11,37 +11,39 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
 REFRESH_SECONDS = 0.5
-LINE_SECONDS = 60               # at most one line in this time for a part, after its first line
-TRUSTED_SECONDS = 15            # the weight of the estimate, in seconds of the run
+LINE_SECONDS = 60               # without a terminal, the least time between two lines of a part
+TRUSTED_SECONDS = 15            # the estimate has the weight of so many seconds of the run
 
 
 class Meter:
-    """The position in the run. expected: {part: seconds}, an estimate, which is corrected during the run."""
+    """The progress of a run, and an estimate of the remaining time. expected: {part: estimated seconds}. Meter corrects
+    the estimate during the run."""
 
     def __init__(self, console: Console, expected: Mapping[str, float]) -> None:
         self.console, self.expected = console, dict(expected)
-        self.part, self.ended = "", 0.0         # ended: the expected seconds of the parts that have ended
+        self.part, self.ended = "", 0.0         # ended: the estimated seconds of finished parts
         self.started = time.monotonic()
 
     @contextmanager
     def of_part(self, part: str) -> Iterator[None]:
-        """Count the steps of the body to this part."""
+        """Count the steps in the body as steps of this part."""
         self.part = part
         yield
         self.ended += self.expected.get(part, 0.0)
 
     def left(self, done: float) -> str:
-        """Return the remaining time as text. done: the expected seconds of the finished work."""
+        """Return the remaining time as text, such as "about 7 min left". done: the estimated seconds of the finished
+        work."""
         elapsed, total = time.monotonic() - self.started, sum(self.expected.values())
         slower = (elapsed + TRUSTED_SECONDS) / (done + TRUSTED_SECONDS)
         return f"{duration((total - done) * slower)} left"
 
     @contextmanager
     def steps(self, what: str, total: int) -> Iterator[Callable[..., None]]:
-        """Show the progress: `with meter.steps("density", 10) as step:`.
+        """Show the progress of a part: `with meter.steps("density", 10) as step:`. total: the number of steps.
 
-        step() counts one step, step(0, "ptp") sets the text. Only these calls draw, so that nothing is drawn while a
-        call is measured."""
+        step() counts one step, step(0, "ptp") sets the text. Only calls of step() draw, so that drawing does not
+        disturb a measured call."""
         at, count = 1 + list(self.expected).index(self.part), 0
         what = f"{at}/{len(self.expected)} {what}"
         whole, mine = max(1.0, sum(self.expected.values())), self.expected[self.part]
@@ -77,7 +79,7 @@ class Meter:
 
 
 def duration(length: float) -> str:
-    """Return seconds as rounded text: "about 40 s", "about 7 min"."""
+    """Return a length in seconds as rounded text: "about 40 s", "about 7 min"."""
     if length < 10:
         return "a few seconds"
     if length < 90:

@@ -1,4 +1,4 @@
-"""Write the report of a run: samples as JSON, tables as Markdown and on the terminal, plots."""
+"""Write the report of a run: samples as JSON, tables as Markdown and for the terminal, and plots."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ and in random order.
 
 
 def machine(options: Options, busy: float = 0.0) -> dict[str, str]:
-    """Return {name: text} of the machine, the software and the number of measurements. busy: the share of the
-    processors' time before the run."""
+    """Return {name: text} that describes the machine, the software and the number of measurements. busy: the result of
+    guard.busy_share() before the run."""
     plan = options.plan
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -57,7 +57,7 @@ def machine(options: Options, busy: float = 0.0) -> dict[str, str]:
 
 
 def latency_request() -> str:
-    """Return the latency request of warm and floor as text."""
+    """Return the CPU latency request of the implementations warm and floor as text."""
     seconds = float(os.environ.get("FASTCNI_LATENCY_REQUEST_S") or cpu_latency.DEFAULT_S)
     if not seconds:
         return "none: FASTCNI_LATENCY_REQUEST_S is 0"
@@ -69,13 +69,14 @@ def latency_request() -> str:
 
 
 def processor() -> str:
-    """Return the processor's name."""
+    """Return the name of the machine's processor."""
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "unknown")
 
 
 def go_plugins(peer: str) -> str:
-    """Return the version that the Go bridge prints. If that is unknown, return the distribution package's."""
+    """Return the version and the directory of the Go plugins as text. The version is what the Go plugin bridge prints;
+    if that is unknown, the version of its Debian package."""
     path = f"{peer}/bridge"
     try:
         ran = subprocess.run([path], env={}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
@@ -91,12 +92,12 @@ def go_plugins(peer: str) -> str:
 
 
 def query(*arguments: str) -> str:
-    """Return the output of dpkg-query."""
+    """Return the output of dpkg-query with these arguments."""
     return subprocess.run(["dpkg-query", *arguments], capture_output=True, text=True, check=False).stdout
 
 
 def to_rich(table: tables.Table) -> Group:
-    """Return the table for the terminal."""
+    """Return a table in the form for the terminal."""
     shown = Table(title=table.title, title_justify="left", box=SIMPLE_HEAD)
     for at, column in enumerate(table.columns):
         name = column.replace(" : ", "\n: ")
@@ -110,7 +111,7 @@ def to_rich(table: tables.Table) -> Group:
 
 
 def to_markdown(table: tables.Table) -> str:
-    """Return the table as Markdown."""
+    """Return a table as Markdown."""
     lines = [f"## {table.title}", ""]
     lines += [f"| {' | '.join(table.columns)} |",
               f"|{'|'.join('---' if at < table.labels else '---:' for at in range(len(table.columns)))}|"]
@@ -130,7 +131,7 @@ def page(data: dict[str, Any]) -> str:
 
 
 def finish(options: Options, data: dict[str, Any], out: Console) -> None:
-    """Write the files of --report and --html."""
+    """Write the files of --report and --html. Without these options, print a hint."""
     if options.report:
         os.makedirs(options.report, exist_ok=True)
         with open(f"{options.report}/{SAMPLES}", "wb") as file:
@@ -144,8 +145,8 @@ def finish(options: Options, data: dict[str, Any], out: Console) -> None:
 
 
 def replot(directory: str, html: str | None, out: Console) -> None:
-    """Write tables and plots from the samples of an earlier run, or only the page if `html` names its file. Raise
-    CniError."""
+    """Write the tables and plots again from the samples of an earlier run in `directory`. If `html` is a path, write
+    only the HTML page. Raise CniError."""
     try:
         with open(f"{directory}/{SAMPLES}", "rb") as file:
             data = json.load(file)
@@ -158,14 +159,15 @@ def replot(directory: str, html: str | None, out: Console) -> None:
 
 
 def check_directory(path: str) -> None:
-    """Raise CniError if the directory of a file does not exist. Called before the run, so that no run is lost."""
+    """Raise CniError if the directory of the file `path` does not exist. A run calls this first, so that no
+    measurements are lost."""
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise CniError(errors.IO_FAILURE, f"write the page {path}: there is no directory {directory}")
 
 
 def write_html(path: str, data: dict[str, Any], out: Console) -> None:
-    """Write the page. Raise CniError."""
+    """Write the HTML page. Raise CniError."""
     from fastcni.bench.web_page import web_page
 
     try:

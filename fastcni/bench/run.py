@@ -30,16 +30,17 @@ from fastcni.spec.errors import CniError
 
 MEASURE = {"latency": churn.latency, "idle": idle.idle, "rate": churn.rate, "cost": cost.cost,
            "density": density.density, "memory": memory.memory, "beside": beside.beside}
-WIDTH = 180                     # the width of tables in a pipe
-STOPPED = 128 + signal.SIGINT       # the exit status that a shell would give
+WIDTH = 180                     # columns of the tables if stdout is no terminal
+STOPPED = 128 + signal.SIGINT       # the exit status that a shell shows after Ctrl-C
 MEMORY = "/dev/shm"
-FILE_BYTES, SPARE_FILES = 4096, 10_000      # bytes of a file in memory; number of files besides those of held addresses
+FILE_BYTES, SPARE_FILES = 4096, 10_000      # bytes of a file in memory; files that are not of held addresses
 
 
 def run(options: Options) -> int:
-    """Measure, print, and write the files of --report and --html. Return the exit status. Raise CniError, or Busy.
+    """Measure all parts, print the tables, and write the files of --report and --html. Return the exit status. Raise
+    CniError, or Busy on a busy node.
 
-    If the run is stopped, write the complete parts, and return STOPPED. If no part is complete, raise
+    If a signal stops the run, write the report of the complete parts, and return STOPPED. If no part is complete, raise
     KeyboardInterrupt.
     """
     check_machine(options)
@@ -77,7 +78,7 @@ def run(options: Options) -> int:
             bench.note(f"the run was stopped: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
             status = STOPPED
         finally:
-            signals.ignore()            # a second Ctrl-C must not interrupt the removal of the namespaces
+            signals.ignore()            # a second Ctrl-C must not stop the removal of the namespaces
     if guard.last_pod() > started:
         bench.note("pods of this node were added or deleted during the run, so the figures are less sure")
     data["notes"] = bench.notes
@@ -86,7 +87,8 @@ def run(options: Options) -> int:
 
 
 def available(options: Options) -> Options:
-    """Return the options with the directory of the Go plugins, and without the sides that this node does not have."""
+    """Return the options, with the directory of the Go plugins as `peer`, and without the implementations that this
+    node does not have."""
     found = peer.find(options.peer)
     there = {"Go": found, "before": options.before}
     return replace(options, peer=found, sides=tuple(side for side in options.sides if there.get(side, side)))
@@ -105,7 +107,8 @@ def check_machine(options: Options) -> None:
 
 
 def set_up(bench: Bench, stack: ExitStack, data_dir: str) -> None:
-    """Make the node, and the plugins and servers of the implementations."""
+    """Make the benchmark's node, install the implementations' plugins, and start their servers. stack: removes and ends
+    all of these."""
     wanted = bench.options.sides
     bench.outside = netns.open_own()
     stack.callback(os.close, bench.outside)
@@ -125,7 +128,7 @@ def set_up(bench: Bench, stack: ExitStack, data_dir: str) -> None:
     if "before" in wanted and bench.options.before:
         server = stack.enter_context(another(bench.options.before, f"{node.directory}/before"))
         bench.sides.append(Plugins("before", f"{node.directory}/before/bin", server.sock, server))
-    if "floor" in wanted or bench.options.wants("density"):        # the floor makes the existing pods
+    if "floor" in wanted or bench.options.wants("density"):        # the part density needs the floor
         child = stack.enter_context(echo(node.directory))
         launcher = Plugins("floor", bench.directory, child.sock, child)
         check_launcher(bench, launcher)
@@ -134,7 +137,7 @@ def set_up(bench: Bench, stack: ExitStack, data_dir: str) -> None:
 
 
 def data_dir(bench: Bench) -> str:
-    """Return the directory of the networks' files, by default in memory.
+    """Return the parent directory of the networks' files, by default a directory in memory.
 
     A disk's file system would disturb the figures: when ext4 without a journal creates a file, it reads each inode that
     was freed in the last minutes."""
@@ -155,7 +158,7 @@ def data_dir(bench: Bench) -> str:
 
 
 def check_launcher(bench: Bench, launcher: Plugins) -> None:
-    """Raise CniError if the installed launcher does not send its request to the socket."""
+    """Raise CniError if the installed launcher does not send its request to the socket of echo.py."""
     (pod,) = bench.node.pods(1)
     network = Network(bench.node, "check", ALONE, subnet=40, bridge="none")
     running = launcher.ready("VERSION", network, pod)()
@@ -170,8 +173,8 @@ def check_launcher(bench: Bench, launcher: Plugins) -> None:
 
 
 class Signals:
-    """The signals of a run: `with Signals() as signals:` makes SIGTERM and SIGHUP (an ended ssh session) an interrupt
-    like Ctrl-C, unless they are ignored, for example by nohup(1). ignore() ignores all three."""
+    """The signal handlers of a run. In the body of `with Signals() as signals:`, SIGTERM and SIGHUP (from an ended ssh
+    session) raise KeyboardInterrupt like Ctrl-C. An ignored signal stays ignored, for example under nohup(1)."""
 
     def __enter__(self) -> Signals:
         self.before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -181,7 +184,7 @@ class Signals:
         return self
 
     def ignore(self) -> None:
-        """Ignore these signals from now on."""
+        """Ignore SIGINT, SIGTERM and SIGHUP from now on."""
         for number in self.before:
             signal.signal(number, signal.SIG_IGN)
 

@@ -1,4 +1,5 @@
-"""Define the measured implementations ("sides"): directories of plugins, and the servers at their sockets."""
+"""Define the measured implementations ("sides"). Each has a directory of plugin files; a warm implementation also has a
+server."""
 
 from __future__ import annotations
 
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
     from fastcni.bench.floor import Floor
     from fastcni.bench.node import Network, Pod
 
-START_SECONDS = 20              # until a server listens
-END_SECONDS = 90                # a server answers its running requests before it ends
+START_SECONDS = 20              # seconds after which a server must listen
+END_SECONDS = 90                # seconds that a server has to answer its running requests and end
 Side: TypeAlias = "Plugins | Floor"
 SUBNETS = {"Go": 21, "one-shot": 22, "warm": 23, "floor": 24, "before": 25}
 
 
 class Plugins:
-    """An implementation whose calls are processes. directory: the directory of its plugin files. sock: the socket that
-    the plugin files use, "" without a server. server: the Child that listens at the socket, or None."""
+    """An implementation whose calls start plugin files as processes. directory: the directory of the plugin files.
+    sock: the socket at which the plugin files ask a server, "" without a server. server: the Child that listens at the
+    socket, or None."""
 
     def __init__(self, name: str, directory: str, sock: str = "", server: Child | None = None) -> None:
         self.name, self.directory, self.server = name, directory, server
@@ -37,11 +39,11 @@ class Plugins:
         self.sent = 0
 
     def prepare(self, network: Network) -> None:
-        """Do nothing: plugins make bridge and tables themselves."""
+        """Do nothing: plugins make their bridge and their firewall tables themselves."""
 
     def ready(self, command: str, network: Network, pod: Pod,
               more: Iterable[tuple[str, Any]] = ()) -> Callable[[], Running]:
-        """Prepare a call, outside of the measured time. Return a function that starts the process.
+        """Prepare a call before its time is measured. Return a function that starts the process.
 
         more: further keys of the configuration."""
         env = {**self.env, "CNI_COMMAND": command, "CNI_CONTAINERID": pod.name, "CNI_NETNS": pod.path}
@@ -56,20 +58,22 @@ class Plugins:
         return start
 
     def call(self, command: str, network: Network, pod: Pod) -> dict[str, float]:
-        """Make one call. Return {this side: ms}. Raise CallFailed."""
+        """Make one call. Return {name of this implementation: ms}. Raise CallFailed."""
         if network.case.chain:
             return {self.name: self._call_chain(command, network, pod)}
         took, _ = one(self.ready(command, network, pod))
         return {self.name: took}
 
     def _chain(self, network: Network, pod: Pod) -> Sequence[dict[str, Any]]:
-        """Return the keys of each call of a conflist, in the order of ADD."""
+        """Return the keys of each plugin of a conflist, in the order of ADD. If the case is fused, these are the keys
+        of `chain` alone."""
         if network.case.fused and os.path.exists(f"{self.directory}/chain"):
             return (network.fused(pod),)
         return network.case.chain
 
     def _call_chain(self, command: str, network: Network, pod: Pod) -> float:
-        """Make a conflist's calls as a runtime does, DEL in reverse. Return the milliseconds of all processes."""
+        """Call the plugins of a conflist as a runtime does, for DEL in reverse order. Return the sum of the calls'
+        milliseconds."""
         took, chain = 0.0, self._chain(network, pod)
         for keys in chain if command == "ADD" else reversed(chain):
             known = {"prevResult": network.results[pod]} if pod in network.results else {}
@@ -82,14 +86,16 @@ class Plugins:
         return took
 
     def flow(self, command: str, network: Network, pods: Sequence[Pod], at_once: int) -> Flow:
-        """Make a call for each pod, `at_once` at a time. Raise CallFailed, or CniError if the server ended."""
+        """Make a call for each pod, `at_once` at a time. Raise CallFailed if a call fails, CniError if the server has
+        ended."""
         try:
             return Flow([self._first(command, network, pod) for pod in pods], at_once)
         finally:
             self.check()
 
     def _first(self, command: str, network: Network, pod: Pod) -> Callable[[], Running]:
-        """Return a function that starts the first process of a pod's calls; its `then` starts the next processes."""
+        """Return a function that starts the first process of a pod's call. For a conflist, `then` of each process
+        starts the next process."""
         if not network.case.chain:
             return self.ready(command, network, pod)
         chain = self._chain(network, pod)
@@ -124,17 +130,18 @@ class Plugins:
 
 
 class Child:
-    """A server: `with Child(arguments, sock, log):` runs it in this namespace. The server listens in the body, and gets
-    SIGTERM at the end.
+    """A server process. `with Child(arguments, sock, log):` starts the server in this network namespace. The server
+    listens when the body begins, and gets SIGTERM when the body ends.
 
-    arguments: the arguments of the interpreter `python`, by default this one. sock, log: paths."""
+    arguments: the arguments of the Python interpreter. sock, log: the paths of the server's socket and log. python: the
+    path of the interpreter, by default this process's."""
 
     def __init__(self, arguments: Sequence[str], sock: str, log: str, python: str = sys.executable) -> None:
         self.arguments, self.sock, self.log, self.python = arguments, sock, log, python
 
     def __enter__(self) -> Child:
         with open(self.log, "wb") as log:
-            # In another process group: Ctrl-C ends the run, and the run ends the server.
+            # The server is in its own process group, because the run, not Ctrl-C, must end the server.
             self.process = subprocess.Popen(isolation.isolated([self.python, *self.arguments]), stdin=subprocess.PIPE,
                                             stdout=log, stderr=log, env=isolation.environment(), process_group=0)
         try:
@@ -172,39 +179,39 @@ class Child:
 
     @property
     def cpu(self) -> float:
-        """Return the seconds of processor time, user and system, of all its threads since the start.
+        """Return the seconds of processor time, user and system, that all threads of the server have used.
 
-        clock_getcpuclockid(3) makes the same clock id: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+        The clock id is the one of clock_getcpuclockid(3): MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
         """
         return time.clock_gettime(~self.pid << 3 | 2)
 
     def check(self) -> None:
-        """Raise CniError with the last lines of the server's log if the server has ended, because its callers would run
-        one-shot."""
+        """If the server has ended, raise CniError with the last lines of the server's log. Without the server, the
+        plugins would run one-shot."""
         if self.process.poll() is not None:
             ended = f"{' '.join(self.arguments)}: ended with status {self.process.returncode}"
             raise CniError(errors.INTERNAL, f"{ended}{self.last_log()}")
 
     def last_log(self) -> str:
-        """Return the last ten lines of its log, indented, each after a newline."""
+        """Return the last ten lines of the server's log, each indented and after a newline."""
         with open(self.log, encoding="utf-8", errors="replace") as file:
             return "".join(f"\n    {line.rstrip()}" for line in file.readlines()[-10:])
 
     def answered(self) -> int:
-        """Return the number of answered requests in the server's log."""
+        """Return the number of requests that the server's log shows as answered."""
         with open(self.log, encoding="utf-8", errors="replace") as file:
             return sum(" event=request_done " in line for line in file)
 
 
 def serve(directory: str, python: str = sys.executable) -> Child:
-    """Return the warm server as a Child, with its socket in `directory`."""
+    """Return a Child that runs the warm server, with its socket and log in `directory`."""
     sock = f"{directory}/fastcni.sock"
     return Child(["-Im", "fastcni", "serve", "--socket", sock], sock, f"{directory}/server.log", python)
 
 
 def another(python: str, directory: str) -> Child:
-    """Install the plugins of another Python's fastcni in `directory`/bin. Return its server as a Child. Raise
-    CniError."""
+    """Install the plugins of another Python's fastcni in `directory`/bin. Return a Child that runs the server of that
+    fastcni. Raise CniError."""
     command = [python, "-Im", "fastcni", "install", "--bin-dir", f"{directory}/bin"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -216,6 +223,6 @@ def another(python: str, directory: str) -> Child:
 
 
 def echo(directory: str) -> Child:
-    """Return echo.py as a Child."""
+    """Return a Child that runs echo.py, with its socket and log in `directory`."""
     sock = f"{directory}/echo.sock"
     return Child(["-m", "fastcni.bench.echo", sock], sock, f"{directory}/echo.log")

@@ -1,4 +1,4 @@
-"""Draw the plots of the page: SVG inside HTML, with the page's colours, and text of fixed size. No plot needs a
+"""Draw the plots of the HTML page as inline SVG, with the page's colours and with text of fixed size. The plots need no
 script."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from itertools import pairwise
 
 from fastcni.bench.tables import ms
 
-WIDTH = 380                     # of each plot in its own units, about the width of a phone's screen
-LEFT, RIGHT = 36, 118           # margins of a plot with curves, for the labels of the axis and the curves
+WIDTH = 380                     # SVG units of a plot's width, about a phone's screen in pixels
+LEFT, RIGHT = 36, 118           # margins of a plot of curves: labels of the axis, labels of the curves
 NAMES = {"Go": "Go", "one-shot": "one-shot", "warm": "warm", "before": "before", "floor": "floor"}
 ROW, TOP, BOTTOM = 38, 20, 24
 LABEL_HEIGHT = 14               # the minimum distance of curves' labels
@@ -20,8 +20,8 @@ LABEL_HEIGHT = 14               # the minimum distance of curves' labels
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve of a plot. points: [(x, y)]. name: the label at its end. line: "", or "dashed" or "dotted" for a
-    configuration with a further key."""
+    """A curve of a plot. side: the implementation. points: [(x, y)]. name: the label at the curve's end. line: "", or
+    "dashed" or "dotted" for a case of OWN_KEYS."""
 
     side: str
     points: Sequence[tuple[float, float]]
@@ -30,7 +30,7 @@ class Curve:
 
 
 def plot(ident: str, name: str, description: str, height: float, parts: Sequence[str]) -> str:
-    """Return the <svg>. name and description are for screen readers."""
+    """Return the <svg> element of a plot. name, description: texts for screen readers. parts: the elements inside."""
     return (f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-labelledby="{ident}-t {ident}-d">'
             f'<title id="{ident}-t">{escape(name)}</title><desc id="{ident}-d">{escape(description)}</desc>'
             f'{"".join(parts)}</svg>')
@@ -46,13 +46,13 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def css(side: str) -> str:
-    """Return the CSS class of an implementation: "s-warm"."""
+    """Return the CSS class of an implementation, such as "s-warm"."""
     return f"s-{side.lower()}"
 
 
 def mark(side: str, x: float, y: float, hint: str = "") -> str:
-    """Return the mark of an implementation as SVG. Each implementation has its own shape, so that readers can
-    distinguish the marks without colour."""
+    """Return the mark of an implementation at (x, y) as SVG. Each implementation has its own shape, so that readers can
+    distinguish the marks without colours. hint: the mark's tooltip."""
     tip = f"<title>{escape(hint)}</title>" if hint else ""
     if side == "warm":
         return f'<circle class="{css(side)}" cx="{x:.1f}" cy="{y:.1f}" r="5">{tip}</circle>'
@@ -62,14 +62,15 @@ def mark(side: str, x: float, y: float, hint: str = "") -> str:
 
 
 def legend(sides: Mapping[str, str]) -> str:
-    """Return the legend as HTML. sides: {implementation: its description}."""
+    """Return the legend of the plots as HTML. sides: {implementation: its description}."""
     shown = "".join(f'<li><svg viewBox="-8 -8 16 16" aria-hidden="true">{mark(side, 0, 0)}</svg>{escape(what)}</li>'
                     for side, what in sides.items())
     return f'<ul class="legend">{shown}</ul>'
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Return the ticks 1, 3, 10, 30 of a logarithmic axis between low and high, and one at each end."""
+    """Return the ticks 1, 3, 10, 30, ... of a logarithmic axis, from the last tick that is not above `low` to the first
+    that is not below `high`."""
     steps = [step * 10.0 ** power for power in range(-4, 7) for step in (1, 3)]
     first = max(step for step in steps if step <= low)
     last = min(step for step in steps if step >= high)
@@ -78,9 +79,9 @@ def decades(low: float, high: float) -> list[float]:
 
 def log_dots(ident: str, name: str, rows: Sequence[tuple[str, Mapping[str, float], str]],
              span: tuple[float, float]) -> str:
-    """Plot a row of marks for each case, on a logarithmic axis of milliseconds from span[0] to span[1].
+    """Plot a row of marks for each case, on a logarithmic axis in milliseconds that spans span[0] to span[1].
 
-    rows: [(case, {side: ms}, text at the right)]."""
+    rows: [(case, {side: ms}, text to the right of the row)]."""
     ticks = decades(*span)
     wide = WIDTH - 28
 
@@ -104,14 +105,15 @@ def log_dots(ident: str, name: str, rows: Sequence[tuple[str, Mapping[str, float
 
 
 def nice_step(most: float, count: int = 4) -> float:
-    """Return a round step of an axis from 0 to `most` with about `count` steps."""
+    """Return a round number by which an axis from 0 to `most` has about `count` steps."""
     rough = most / count
     power = 10.0 ** math.floor(math.log10(rough))
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= rough * 0.999)
 
 
 def curves(ident: str, name: str, found: Sequence[Curve], labels: tuple[str, str], ordinal: bool) -> str:
-    """Plot curves from 0. labels: those of the x and y axis. ordinal: whether the x values are at equal distances."""
+    """Plot curves, with a y axis that begins at 0. labels: the labels of the x axis and the y axis. ordinal: whether
+    the x values are drawn at equal distances."""
     xs = sorted({x for curve in found for x, _ in curve.points})
     most = max(y for curve in found for _, y in curve.points)
     step = nice_step(most)
@@ -149,7 +151,8 @@ def curves(ident: str, name: str, found: Sequence[Curve], labels: tuple[str, str
 
 
 def apart(places: Sequence[float], low: float, high: float) -> list[float]:
-    """Return the places of labels, moved so that they are LABEL_HEIGHT apart and between low and high."""
+    """Return the y coordinates of labels, moved so that the labels are at least LABEL_HEIGHT apart and between low and
+    high."""
     order = sorted(range(len(places)), key=places.__getitem__)
     moved = list(places)
     for before, at in pairwise(order):
@@ -162,7 +165,7 @@ def apart(places: Sequence[float], low: float, high: float) -> list[float]:
 
 
 def bars(ident: str, name: str, values: Mapping[str, float], unit: str) -> str:
-    """Plot a bar for each implementation, from 0. values: {side: value}."""
+    """Plot a bar for each implementation; bars begin at 0. values: {side: value}. unit: the values' unit."""
     shown, most = [side for side in NAMES if side in values], max(values.values())
     parts = []
     for number, side in enumerate(shown):

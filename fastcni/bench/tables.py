@@ -1,4 +1,5 @@
-"""Make text tables of the measurements of a run: medians, 99th percentiles, and ratios to Go and to the floor."""
+"""Make tables of a run's measurements as text: medians, 99th percentiles, and ratios to the Go plugins and to the
+floor."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ FLOOR = ("launcher", "requests")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. labels: the number of columns on the left that are labels; the other columns are figures. note: how to
-    read the table."""
+    """A table of texts. labels: the number of columns on the left that are labels; the other columns are figures. note:
+    how to read the table."""
 
     title: str
     columns: list[str]
@@ -29,22 +30,22 @@ Data = dict[str, Any]
 
 
 def median(samples: Sequence[float]) -> float:
-    """Return the median."""
+    """Return the median of samples."""
     return statistics.median(samples)
 
 
 def p99(samples: Sequence[float]) -> float:
-    """Return the 99th percentile, interpolated between samples."""
+    """Return the 99th percentile of samples, interpolated between two samples."""
     return statistics.quantiles(samples, n=100, method="inclusive")[98] if len(samples) > 1 else samples[0]
 
 
 def ms(value: float) -> str:
-    """Return milliseconds with their significant digits."""
+    """Return milliseconds as text with two or three significant digits: "0.53", "2.4", "1,200"."""
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def ratio(ours: float | None, theirs: float | None) -> str:
-    """Return ours / theirs as "2.3x", "" if one is missing."""
+    """Return ours / theirs as text, "2.3x"; "" if one of the two values is missing."""
     if not ours or not theirs:
         return ""
     value = ours / theirs
@@ -53,22 +54,22 @@ def ratio(ours: float | None, theirs: float | None) -> str:
 
 
 def spread(samples: Sequence[float] | None) -> str:
-    """Return "p50 / p99", "" without samples."""
+    """Return the median and the 99th percentile as "p50 / p99", "" without samples."""
     return f"{ms(median(samples))} / {ms(p99(samples))}" if samples else ""
 
 
 def middle(samples: Sequence[float] | None) -> float | None:
-    """Return the median, None without samples."""
+    """Return the median of samples, None without samples."""
     return median(samples) if samples else None
 
 
 def present(data: Data) -> list[str]:
-    """Return the implementations of the run in the usual order."""
+    """Return the names of the implementations that the run measured, in the usual order."""
     return [side for side in SIDES if side in data["sides"]]
 
 
 def ratio_columns(data: Data) -> list[tuple[str, str]]:
-    """Return (ours, theirs) for each ratio column."""
+    """Return the pairs of implementations, (ours, theirs), for which a table has a column with the ratio."""
     sides = present(data)
     ratios = [(ours, theirs) for ours in OURS for theirs in ("Go", "floor") if {ours, theirs} <= set(sides)]
     return ratios + [("warm", "before")] * ({"warm", "before"} <= set(sides))
@@ -107,9 +108,10 @@ def beside(data: Data) -> Table:
 
 def situations_of(data: Data, part: str, heading: str, base: str, base_of: Callable[[Any, str], str],
                   note: str) -> Table:
-    """Return the table of a part that measures cases in several situations.
+    """Return the table of the part idle or beside, which measure each case in several situations.
 
-    base: the name of the situation with which a server's times are compared. base_of(situations, situation): its key.
+    base: the column's name for the situation with which a server's times are compared. base_of(situations, situation):
+    the key of that situation.
     """
     sides, ratios, rows = present(data), ratio_columns(data), []
     servers = [side for side in ("warm", "before") if side in sides]
@@ -117,7 +119,7 @@ def situations_of(data: Data, part: str, heading: str, base: str, base_of: Calla
         for call in first(next(iter(situations.values()))):
             for situation, series in situations.items():
                 if not series:
-                    continue            # a run with one implementation has no situation "in turn"
+                    continue            # a run with one implementation does not measure "in turn"
                 found = {side: series.get(side, {}).get(call) for side in sides}
                 usual = situations[base_of(situations, situation)]
                 cells = [spread(found[side]) for side in sides]
@@ -130,7 +132,7 @@ def situations_of(data: Data, part: str, heading: str, base: str, base_of: Calla
 
 
 def first(series: dict[str, Any]) -> dict[str, Any]:
-    """Return the first entry that is not empty. The entry of a failed case has no samples."""
+    """Return the first value of `series` that is not empty, because a failed case has no samples."""
     return next(filter(None, series.values()), {})
 
 
@@ -155,14 +157,14 @@ def rate(data: Data) -> Table:
 
 
 def speed(found: dict[str, Any] | None) -> float | None:
-    """Return the calls per second, the median of the repeats; None without samples."""
+    """Return the median of the calls per second over all repeats, None without samples."""
     if not found or not found["seconds"]:
         return None
     return len(found["ms"]) / len(found["seconds"]) / median(found["seconds"])
 
 
 def rate_cell(found: dict[str, Any] | None) -> str:
-    """Return "rate  p50 / p99", "" without samples."""
+    """Return calls per second and times as text, "rate  p50 / p99"; "" without samples."""
     return f"{speed(found):,.0f}/s  {spread(found['ms'])}" if found and found["seconds"] else ""
 
 
@@ -184,7 +186,7 @@ def cost(data: Data) -> Table:
 
 
 def number(value: float | None) -> str:
-    """Return a number with one digit, "not counted" for None."""
+    """Return a number with one decimal, "not counted" for None."""
     return "not counted" if value is None else f"{value:.1f}"
 
 
@@ -197,7 +199,7 @@ def density(data: Data) -> Table:
                 found = {side: series.get(side, {}).get(call) for side in sides}
                 cells = [spread(found[side]) for side in sides]
                 if case in [own.name for own in OWN_KEYS]:
-                    # the Go plugins lack the key: compare with their plain bridge
+                    # the Go plugins lack the key: compare with Go's case bridge
                     plain = data["density"].get("bridge", {}).get(level, {})
                     found["Go"] = plain.get("Go", {}).get(call)
                 cells += [ratio(middle(found[ours]), middle(found.get(theirs))) for ours, theirs in ratios]

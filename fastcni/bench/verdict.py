@@ -1,7 +1,8 @@
-"""Put the verdict of a run into words: how many times as fast as the Go plugins fastcni is, and how certain that is.
+"""Put the result of a run into words: how many times as fast as the Go plugins fastcni is, and how certain this factor
+is.
 
-Sides run in turn in each round, so each round has a ratio, too. The range of these ratios says how certain the result
-is: if 1 is in the range, the sides are "about as fast".
+In each round all implementations run, so each round has its own ratio. The range of the rounds' ratios shows how
+certain the result is. If 1 is in the range, the implementations are "about as fast".
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from fastcni.bench.tables import OURS, median, ms, speed
 
 LEADING = ("bridge", "bridge-ipmasq", "ptp", "host-local-1000", "portmap", "kubernetes")
 CALLS = ("ADD", "DEL")
-ALIKE = 1.05                    # an operator would not notice the difference of a smaller ratio
+ALIKE = 1.05                    # a smaller ratio counts as "about as fast", because nobody would notice the difference
 FASTER, SLOWER, SAME = "faster", "slower", "same"
-NAMED = 4                       # number of slower calls that a sentence names
+NAMED = 4                       # how many slower calls a sentence names
 COST = ("less than", "more than", "about as much as")
 MODES = {"warm": "With its server (warm)", "one-shot": "Without a server (one-shot)"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """times: how many times as fast ours is as theirs. low, high: the range of nine in ten rounds. rounds: the number
-    of rounds. phrases: texts for FASTER, SLOWER, SAME."""
+    """A comparison of two implementations, ours and theirs. times: how many times as fast ours is. low, high: the range
+    of `times` in nine of ten rounds. rounds: the number of rounds. phrases: the texts for FASTER, SLOWER and SAME."""
 
     times: float
     low: float
@@ -37,7 +38,7 @@ class Ratio:
 
     @property
     def tone(self) -> str:
-        """Return FASTER, SLOWER or SAME."""
+        """Return FASTER, SLOWER or SAME, for ours compared with theirs."""
         if self.low <= 1 <= self.high or 1 / ALIKE < self.times < ALIKE:
             return SAME
         return FASTER if self.times > 1 else SLOWER
@@ -52,12 +53,13 @@ class Ratio:
 
     @property
     def words(self) -> str:
-        """Return the phrase without its last "as", such as "2.4 times as fast"."""
+        """Return `sentence` without its last "as", such as "2.4 times as fast"."""
         return self.sentence.rpartition(" ")[0]
 
     @property
     def range(self) -> str:
-        """Return the range, such as "rounds: 2.1 to 2.8", in the sense of the sentence; "" for one round."""
+        """Return the range of the rounds' ratios, such as "rounds: 2.1 to 2.8"; "" for one round. If ours is slower,
+        the ratios say how many times as long ours takes."""
         low, high = (1 / self.high, 1 / self.low) if self.tone == SLOWER else (self.low, self.high)
         return f"rounds: {figure(low)} to {figure(high)}" if self.rounds > 1 else ""
 
@@ -67,14 +69,14 @@ def figure(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """Return a text such as "2.4 times"."""
+    """Return a factor as text, such as "2.4 times"."""
     return f"{value:,.0f} times" if value >= 10 else f"{value:.1f} times"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the verdict: the measured call, and its figures. cells: {implementation: (text of its figure, Ratio to
-    the Go plugins or None)}."""
+    """A row of the verdict. group, label: the kind of measurement, and the measured call. cells: {implementation: (its
+    time as text, Ratio to the Go plugins or None)}."""
 
     group: str
     label: str
@@ -85,7 +87,7 @@ Data = dict[str, Any]
 
 
 def ratio_of(theirs: Sequence[float], ours: Sequence[float], burst: int) -> Ratio:
-    """Return the Ratio of two series of times; each `burst` of samples is one round."""
+    """Return the Ratio of two series of times. Each round has `burst` consecutive samples of a series."""
     rounds = [median(a) / median(b) for a, b in zip(chunks(theirs, burst), chunks(ours, burst), strict=False)]
     return of_rounds(median(theirs) / median(ours), rounds)
 
@@ -102,12 +104,12 @@ def chunks(samples: Sequence[float], size: int) -> list[Sequence[float]]:
 
 
 def rows(data: Data) -> list[Row]:
-    """Return the rows for an operator, from each part that was measured."""
+    """Return the rows of the verdict, from each part that was measured."""
     return [*one_at_a_time(data), *many_at_once(data), *crowded(data), *after_a_pause(data), *processor_time(data)]
 
 
 def times_row(group: str, label: str, series: dict[str, Any], burst: int) -> Row:
-    """Return the row of {side: [ms]}."""
+    """Return the Row of one call. series: {side: [ms]}. burst: see ratio_of()."""
     theirs = series.get("Go")
     return Row(group, label, {side: (f"{ms(median(samples))} ms", ratio_of(theirs, samples, burst)
                                      if theirs and side != "Go" else None)
@@ -115,12 +117,13 @@ def times_row(group: str, label: str, series: dict[str, Any], burst: int) -> Row
 
 
 def calls_of(series: dict[str, Any], call: str) -> dict[str, list[float]]:
-    """Return {side: samples} of one call."""
+    """Return {side: samples} of one call, for Go and fastcni."""
     return {side: series[side][call] for side in ("Go", *OURS) if series.get(side, {}).get(call)}
 
 
 def leading(measured: dict[str, Any]) -> list[str]:
-    """Return the cases for the verdict: the measured cases of LEADING, or else the first measured cases."""
+    """Return the names of the cases in the verdict: the measured cases of LEADING, otherwise the first NAMED measured
+    cases."""
     return [name for name in LEADING if measured.get(name)] or [name for name in measured if measured[name]][:NAMED]
 
 
@@ -178,7 +181,7 @@ def processor_time(data: Data) -> Iterator[Row]:
 
 
 def burst_of(data: Data) -> int:
-    """Return the samples of an implementation in a round."""
+    """Return how many samples of a call an implementation has in a round."""
     return int(data["plan"].get("burst", 1))
 
 
@@ -188,7 +191,8 @@ def found_in(data: Data) -> str:
 
 
 def headline(data: Data) -> str:
-    """Return the verdict in one sentence: that of the first row, if possible with the server and compared with Go."""
+    """Return the verdict in one sentence, from the first row that compares fastcni with Go. A row with the server is
+    preferred to a row without."""
     cells = [(row, *row.cells[side]) for side in ("warm", "one-shot") for row in rows(data) if side in row.cells]
     for row, _, ratio in cells:
         if ratio:
@@ -202,7 +206,8 @@ def headline(data: Data) -> str:
 
 
 def summary(data: Data) -> list[str]:
-    """Return the sentences after the headline, which count all calls that were measured one at a time."""
+    """Return the sentences after the headline. They say in how many of all calls, one at a time, fastcni is faster or
+    slower."""
     said = []
     if "Go" not in data["sides"]:
         said.append(f"No Go plugins were {'measured' if data.get('peer') else 'found on this node'}, so these are the "
@@ -239,8 +244,8 @@ def counted(mode: str, tones: dict[str, list[str]]) -> str:
 
 
 def spread(data: Data) -> dict[str, float]:
-    """Return {side: the range of the medians of nine in ten rounds, as a share of their median} for the usual call, one
-    at a time."""
+    """Return {side: how much the rounds differ} for calls one at a time: the range of the medians of nine in ten
+    rounds, as a share of their median, for the median call."""
     shares: dict[str, list[float]] = {}
     for series in data.get("latency", {}).values():
         for side, calls in series.items():

@@ -1,6 +1,6 @@
-"""Make the page of a run for operators: the verdict in words, plots, tables and caveats in one HTML file.
+"""Make the HTML page of a run for operators: one file with the verdict in words, plots, tables and caveats.
 
-The file uses no script, no font and no other site, and the page's policy forbids these to the browser.
+The page needs no script, no font file and no other site; its Content-Security-Policy forbids the browser to load any.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SIDES = {
     "floor": "floor: what any plugin needs: a process, and the kernel's part",
 }
 SHORT = {"Go": "Go plugins", "warm": "with its server (warm)", "one-shot": "without a server (one-shot)"}
-UNSURE = 0.3                    # the page warns if rounds differ by more than this share
+UNSURE = 0.3                    # the page has a warning if the rounds differ by more than this share
 
 Data = dict[str, Any]
 
 
 def web_page(data: Data) -> str:
-    """Return the page. data: the samples of a run, as in report.json."""
+    """Return the HTML page as text. data: the samples of a run, as in report.json."""
     parts = [part for part in tables.TABLES if data.get(part)]
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -104,7 +104,7 @@ def verdict_table(data: Data) -> str:
 
 
 def verdict_cell(row: verdict.Row, side: str) -> str:
-    """Return a cell: the words, and the figure that they are based on."""
+    """Return a cell of the verdict: the comparison in words, and the time on which the words are based."""
     text, ratio = row.cells.get(side, ("not measured", None))
     if not ratio:
         return f'<td data-side="{escape(SHORT[side])}">{escape(text)}</td>'
@@ -115,7 +115,7 @@ def verdict_cell(row: verdict.Row, side: str) -> str:
 
 
 def plots(figure: Figure) -> str:
-    """Return a section with a group of plots."""
+    """Return an HTML section with a group of plots."""
     drawn = "".join(f"<figure><h3>{escape(heading)}</h3>{drawing}</figure>" for heading, drawing in figure.plots)
     key = svg.legend({side: SIDES[side] for side in figure.sides}) if figure.sides else ""
     return (f'<section>\n<h2>{escape(figure.heading)}</h2>\n<p class="note">{escape(figure.note)}</p>\n{key}\n'
@@ -123,7 +123,7 @@ def plots(figure: Figure) -> str:
 
 
 def details(table: tables.Table) -> str:
-    """Return a table that the reader can expand."""
+    """Return a table as an HTML element that the reader can expand."""
     def cell(kind: str, at: int, content: str) -> str:
         of_kind = ' class="label"' if at < table.labels else ""
         scope = ' scope="col"' if kind == "th" else ""
@@ -139,7 +139,7 @@ def details(table: tables.Table) -> str:
 
 
 def caveats(data: Data) -> Iterator[str]:
-    """Yield the caveats for readers of the figures, and then the notes of the run."""
+    """Yield the caveats that readers of the figures must know, and then the notes of the run."""
     apart = verdict.spread(data)
     if apart:
         yield ("From round to round the median of a call differs. The usual range of nine in ten rounds, as a share of "

@@ -1,4 +1,4 @@
-"""Prepare the plots of the page: the figures of each part, by case."""
+"""Prepare the plots of the HTML page from the samples of each part."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PROGRAMS = ("Go", "one-shot", "warm", "before")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A group of plots. plots: [(heading, <svg>)]. note: how to read them. sides: the names in the legend, in order,
-    such as "Go" and "warm"."""
+    """A group of plots with a common title. plots: [(heading, <svg>)]. note: how to read the plots. sides: the names in
+    the legend, in order, such as "Go" and "warm"."""
 
     heading: str
     note: str
@@ -27,7 +27,7 @@ class Figure:
 
 
 def figures(data: dict[str, Any]) -> Iterator[Figure]:
-    """Yield the groups of plots that the data has."""
+    """Yield a group of plots for each part that has data."""
     for group in (latency, rate, density, cost):
         found = group(data)
         if found.plots:
@@ -51,7 +51,7 @@ def latency(data: dict[str, Any]) -> Figure:
 
 
 def times(found: dict[str, float]) -> str:
-    """Return Go's time as a multiple of warm's, such as "5.9x"; "" if one is missing."""
+    """Return Go's time divided by warm's time, such as "5.9x"; "" if one of the two is missing. found: {side: ms}."""
     return f"{figure(found['Go'] / found['warm'])}x" if {"Go", "warm"} <= set(found) else ""
 
 
@@ -77,7 +77,7 @@ def rate(data: dict[str, Any]) -> Figure:
 
 
 def density(data: dict[str, Any]) -> Figure:
-    """Plot the medians by the number of existing pods."""
+    """Plot the median times by the number of existing pods."""
     measured, plots = data.get("density", {}), []
     for name in [name for name in ("bridge", "ptp") if measured.get(name)]:
         for call in CALLS:
@@ -95,8 +95,8 @@ def density(data: dict[str, Any]) -> Figure:
 
 
 def by_pods(levels: dict[str, Any], side: str, call: str, name: str, line: str = "") -> svg.Curve | None:
-    """Return the curve of one side, None if it was not measured. line: see Curve; with a line, `name` is the whole
-    label."""
+    """Return the curve of one implementation's medians, None if it was not measured. line: see Curve. If `line` is not
+    "", `name` alone is the curve's label."""
     points = [(float(level), median(series[side][call])) for level, series in levels.items()
               if series.get(side, {}).get(call)]
     if not points:
@@ -105,7 +105,7 @@ def by_pods(levels: dict[str, Any], side: str, call: str, name: str, line: str =
 
 
 def cost(data: dict[str, Any]) -> Figure:
-    """Plot the processor time of a pod."""
+    """Plot the processor time of one pod's ADD and DEL."""
     measured, plots = data.get("cost", {}), []
     for name in leading(measured)[:3]:
         values = {side: found["cpu"] * 1e3 for side, found in measured[name].items() if found["cpu"]}

@@ -1,5 +1,5 @@
-"""Define the style of the page: light or dark like the reader's system, for all widths from a phone's, and for
-paper."""
+"""Define the CSS of the HTML page: light or dark as in the reader's system, for screens from a phone's width on, and
+for paper."""
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #ffffff; --ink: #1d2126; --soft: #59616b; --rule: #e3e0da;
