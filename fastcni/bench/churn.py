@@ -1,4 +1,5 @@
-"""Measure the parts latency and rate: add and delete pods one at a time, and many at once."""
+"""Measure the part latency, which adds and deletes pods one at a time, and the part rate, which makes many concurrent
+calls."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 CALL_S = {"Go": 0.025, "one-shot": 0.013, "warm": 0.002, "before": 0.002, "floor": 0.001}       # seconds, from README
 SLOW_S = 0.6                    # seconds of a call of the Go plugins in a slow case
-HELD_S = 0.00003                # seconds to write the file of a held address
+HELD_S = 0.00003                # seconds to write one address file
 SETUP_S = 0.1                   # seconds to make a case's networks
-POD_S = 0.01                    # seconds to make a namespace, and an existing pod
+POD_S = 0.01                    # seconds to make an existing pod and its namespace
 SETTLED_S = 1.0                 # seconds at each density until the multicast of new pods has ended
 PAIR_S = 0.003                  # seconds of an ADD and a DEL in the part memory, which runs many at the same time
 

@@ -120,7 +120,7 @@ def to_markdown(table: tables.Table) -> str:
 
 
 def page(data: dict[str, Any]) -> str:
-    """Return the text of report.md: the machine, the plots and every table."""
+    """Return the text of report.md, which has the machine, the plots and every table."""
     parts = [part for part in tables.TABLES if part in data]
     facts = [f"| {name} | {value} |" for name, value in data["machine"].items()]
     lines = ["# fastcni against the Go plugins", "", INTRODUCTION, "```", data["command"], "```", "",
@@ -179,7 +179,7 @@ def write_html(path: str, data: dict[str, Any], out: Console) -> None:
 
 
 def draw(directory: str, data: dict[str, Any], out: Console) -> None:
-    """Write report.md and, with matplotlib, the plots."""
+    """Write report.md and, if matplotlib is installed, the plots."""
     with open(f"{directory}/{PAGE}", "w", encoding="utf-8") as file:
         file.write(page(data))
     written = [PAGE]

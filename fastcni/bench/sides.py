@@ -124,7 +124,7 @@ class Plugins:
         return first
 
     def check(self) -> None:
-        """Raise CniError if the server has ended."""
+        """Raise CniError if this implementation has a server that has ended."""
         if self.server:
             self.server.check()
 

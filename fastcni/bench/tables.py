@@ -76,7 +76,7 @@ def ratio_columns(data: Data) -> list[tuple[str, str]]:
 
 
 def latency(data: Data) -> Table:
-    """Return the table of the part latency."""
+    """Return the table of the part latency: the times of calls, one at a time."""
     sides, ratios, rows = present(data), ratio_columns(data), []
     for case, series in data["latency"].items():
         for call in first(series):
@@ -92,7 +92,7 @@ def latency(data: Data) -> Table:
 
 
 def idle(data: Data) -> Table:
-    """Return the table of the part idle."""
+    """Return the table of the part idle: the times of calls after a pause."""
     return situations_of(data, "idle", "After a pause, and in turn with another program, ms: p50 / p99", "in a row",
                          lambda situations, _: next(iter(situations)),
                          "Others between: the calls of the other sides, in the same second. In turn with another: "
@@ -100,7 +100,7 @@ def idle(data: Data) -> Table:
 
 
 def beside(data: Data) -> Table:
-    """Return the table of the part beside."""
+    """Return the table of the part beside: the times of calls while another program changes iptables."""
     return situations_of(data, "beside", "Beside a program that changes iptables, ms: p50 / p99", "no changes",
                          lambda _, situation: f"{situation.partition(',')[0]}, no changes",
                          "Table filter has 1,500 rules of the other program.")
@@ -137,7 +137,7 @@ def first(series: dict[str, Any]) -> dict[str, Any]:
 
 
 def rate(data: Data) -> Table:
-    """Return the table of the part rate."""
+    """Return the table of the part rate: calls per second, with many concurrent calls."""
     sides = [side for side in present(data) if side != "floor"]
     ratios = [(ours, theirs) for ours, theirs in ratio_columns(data) if theirs != "floor"]
     alone, rows = data["rate"].get(ALONE.name, {}), []
@@ -169,7 +169,7 @@ def rate_cell(found: dict[str, Any] | None) -> str:
 
 
 def cost(data: Data) -> Table:
-    """Return the table of the part cost."""
+    """Return the table of the part cost: processor time, processes and threads of one pod."""
     rows = []
     for case, sides in data["cost"].items():
         for side, found in sides.items():
@@ -191,7 +191,7 @@ def number(value: float | None) -> str:
 
 
 def density(data: Data) -> Table:
-    """Return the table of the part density."""
+    """Return the table of the part density: the times of calls by the number of existing pods."""
     sides, ratios, rows = present(data), ratio_columns(data), []
     for case, levels in data["density"].items():
         for call in first(first(levels)):
@@ -211,7 +211,7 @@ def density(data: Data) -> Table:
 
 
 def memory(data: Data) -> Table:
-    """Return the table of the part memory."""
+    """Return the table of the part memory: the server's memory, threads and descriptors at several moments."""
     rows = [[it["when"], f"{it['kB'] / 1024:.1f}", str(it["threads"]), str(it["fds"])] for it in data["memory"]]
     return Table("The server's memory", ["", "resident MB", "threads", "descriptors"], rows, 1)
 

@@ -64,7 +64,7 @@ def delete(req: Request, attachment: Attachment) -> None:
 
 
 def check(req: Request, attachment: Attachment) -> None:
-    """Check that the attachment holds an address of each range."""
+    """Check that the attachment holds an address of each range. Raise CniError if an address is missing."""
     missing = release.missing(req, attachment)
     if missing:
         raise CniError(INTERNAL, f"container {req.container_id} {req.ifname} has no address of {', '.join(missing)}",
@@ -77,8 +77,8 @@ def gc(req: Request, attachment: Attachment) -> None:
 
 
 def status(req: Request, attachment: Attachment) -> None:
-    """Raise CniError 50 if no address can be allocated, 51 if the store is unavailable but the node's blocks have free
-    addresses."""
+    """Check whether ADD can allocate addresses. Raise CniError 50 if no address can be allocated, 51 if the store is
+    unavailable but the node's blocks have free addresses."""
     for text in attachment.keys.warnings:
         req.warn(text)
     release.report(req, attachment)

@@ -103,7 +103,8 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def check(req: Request, conf: Conf) -> None:
-    """Check that the container holds an address of this network. As in the reference, any address is enough."""
+    """Check that the container holds an address of this network. As in the reference plugin, one address of any range
+    set is enough."""
     with open_store(req, conf) as store:
         if store and (store.addresses_of(conf.owner) or store.addresses_of(owner_of(req.container_id))):
             return

@@ -74,7 +74,7 @@ def choose_networks(req: Request, conf: Conf) -> None:
 
 
 def check_names(networks: list[Network]) -> None:
-    """Raise CniError 7 if two networks would have the same interface name."""
+    """Raise CniError 7 if two networks of the pod would have the same interface name."""
     names = [network.ifname for network in networks]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:

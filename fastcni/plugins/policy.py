@@ -160,7 +160,8 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Raise CniError 50 if no agent answers, or if the agent has not read the policies yet."""
+    """Ask the agent for its status. Raise CniError 50 if no agent answers, or if the agent has not read the policies
+    yet."""
     try:
         policies.ask(conf.socket, {"do": "status"})
     except (policies.Away, CniError) as e:

@@ -95,7 +95,7 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Check that every sysctl of the configuration is on the administrator's list."""
+    """Check that the administrator's list allows every sysctl of the configuration."""
     try:
         allowlist.check(conf.sysctls)
     except CniError as e:

@@ -106,7 +106,7 @@ class Cache:
         return it.config, replace(rt, args=it.args or rt.args, capability_args=it.capability_args)
 
     def remove(self, network: str, rt: RuntimeConf) -> None:
-        """Remove the file of an attachment; a missing file is no error."""
+        """Remove the cache file of an attachment. A file that is missing or cannot be removed is no error."""
         try:
             os.unlink(self.path(network, rt))
         except (CniError, OSError):

@@ -43,7 +43,7 @@ class Call:
 
 
 def to_pair(it: tuple[str, str] | Interface) -> tuple[str, str]:
-    """Return (container id, interface name) of an object that names an attachment."""
+    """Return (container id, interface name) of `it`, which is such a pair or a record with both."""
     if isinstance(it, tuple):
         container_id, ifname = it
         return container_id, ifname

@@ -181,7 +181,7 @@ class CNI:
             raise ManyErrors(f"[{' '.join(str(e) for e in found)}]", found)
         return capabilities
 
-    # Single plugins, by the name and version of their own configuration ---------------------------
+    # Single plugins; their own configuration has the network's name and version -------------------
 
     def add_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> Result | None:
         """Run ADD of a single plugin, and write the result to the cache. Raises the plugin's own CniError, no
@@ -191,14 +191,15 @@ class CNI:
         return result
 
     def check_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
-        """Run CHECK of a single plugin with the cached result."""
+        """Run CHECK of a single plugin, with the cached result as prevResult. Raises the plugin's own CniError."""
         self._require_check(plugin.version)
         result = self._cached_for_check(plugin, rt)
         self.call(Call("CHECK", rt, trace, self.path), plugin,
                    inject.for_attachment(plugin.name, plugin.version, plugin, rt, result))
 
     def delete_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
-        """Run DEL of a single plugin with the cached result, and then remove the cached result."""
+        """Run DEL of a single plugin, with the cached result as prevResult, then remove the cached result. Raises the
+        plugin's own CniError."""
         self._delete_one(plugin, plugin, rt, self._cached_for_delete(plugin, rt)[0], trace)
         self.cache.remove(plugin.name, rt)
 

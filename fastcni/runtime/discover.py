@@ -61,7 +61,7 @@ def network_names(conf_dir: str) -> list[str]:
         try:
             raw = read_conf(path)
             found.append((parse_list if path.endswith(".conflist") else parse_plugin)(raw).name)
-        except ConfError:               # the caller, or `fastcni doctor`, names broken files
+        except ConfError:               # the caller, or `fastcni doctor`, reports broken files
             continue
     return found
 

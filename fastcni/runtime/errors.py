@@ -9,22 +9,22 @@ from fastcni.spec.errors import CniError
 
 
 class ConfError(CniError):
-    """A network configuration is invalid; no plugin was called."""
+    """The error of an invalid network configuration. No plugin was called."""
 
     def __init__(self, msg: str, code: int = errors.INVALID_CONFIG):
         super().__init__(code, msg)
 
 
 class NoConfigsFound(ConfError):
-    """The configuration directory has no network configuration, or does not exist."""
+    """The error of a configuration directory that has no configuration files, or does not exist."""
 
     def __init__(self, conf_dir: str):
         super().__init__(f"no net configurations found in {conf_dir}")
 
 
 class NotFound(ConfError):
-    """No network configuration in the directory has the wanted name. broken: files that could not be read. known: names
-    of the networks that exist."""
+    """The error of a name that no network configuration in the directory has. broken: files that could not be read.
+    known: names of the networks that exist."""
 
     def __init__(self, conf_dir: str, name: str, broken: Sequence[str] = (), known: Sequence[str] = ()):
         super().__init__(f'no net configuration with name "{name}" in {conf_dir}')
@@ -33,7 +33,8 @@ class NotFound(ConfError):
 
 
 class PluginError(CniError):
-    """A plugin of a list failed. The error has the plugin's code and details; its msg names the plugin and the command.
+    """The error of a plugin of a list. The error has the plugin's code and details; its msg names the plugin and the
+    command.
 
     plugin: the configuration of the failed plugin. done: the plugins that had succeeded before. The plugin's error is
     `__cause__`.
@@ -52,8 +53,8 @@ def describe(plugin: PluginConf) -> str:
 
 
 class ManyErrors(CniError):
-    """One or more steps failed; the other steps ran nevertheless. errors: the steps' errors in order. code: the first
-    error's code."""
+    """The errors of several steps. Each step ran, even after an error. errors: the steps' errors in order. code: the
+    first error's code."""
 
     def __init__(self, msg: str, found: Sequence[CniError]):
         super().__init__(found[0].code, msg)

@@ -4,7 +4,7 @@ from fastcni.kit.call.mode import Mode
 
 
 class InProcessMode(Mode):
-    """The mode of one request. fastcni's delegates are called as functions, so CNI_PATH needs no plugin files."""
+    """The mode of one request. It calls fastcni's own delegates as functions, so CNI_PATH needs no plugin files."""
 
     __slots__ = ()
 

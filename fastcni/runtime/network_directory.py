@@ -12,7 +12,7 @@ from fastcni.spec.config import check_network_name
 from fastcni.spec.errors import CniError
 
 EXTENSIONS = (".conf", ".conflist", ".json")
-RACY_NS = 1_000_000_000         # a file can change twice within one tick of its time stamp
+RACY_NS = 1_000_000_000         # nanoseconds; a file can change twice without a change of its time stamp
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
@@ -28,8 +28,8 @@ class Listing:
 
     @property
     def default(self) -> NetworkList:
-        """Return the first network, for pods that name no network. Raises NoConfigsFound; ConfError if all files are
-        broken."""
+        """Return the first network, which pods get if they ask for no network. Raises NoConfigsFound; ConfError if all
+        files are broken."""
         if self.networks:
             return self.networks[0]
         if self.broken:

@@ -196,7 +196,7 @@ def nested_plugins(plugin: PluginConf) -> tuple[PluginConf, ...]:
         try:
             found.append(replace(parse_plugin(json.write(entry)), index=index, file=plugin.file))
         except ConfError:
-            continue                    # read() of chain reports the error
+            continue                    # read() of the plugin chain reports the error
     return tuple(found)
 
 
@@ -206,7 +206,8 @@ def flattened(plugins: Iterable[PluginConf]) -> list[PluginConf]:
 
 
 def list_of_plugin(plugin: PluginConf) -> NetworkList:
-    """Return a network list of one plugin, from a single configuration (the form before 1.0.0)."""
+    """Return a network list that has only this plugin, whose configuration is a file of its own (the form before CNI
+    1.0.0)."""
     return parse_list(json.write(
         {"cniVersion": plugin.version, "name": plugin.name, "plugins": [json.normalize(plugin.values)]},
         sort=True))

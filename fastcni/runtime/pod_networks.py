@@ -1,4 +1,5 @@
-"""Manage the networks of pods for a program that runs pods, as go-cni does for containerd and ocicni for CRI-O."""
+"""Attach pods to networks and detach pods, for a program that runs pods. go-cni does this for containerd, ocicni for
+CRI-O."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -105,7 +106,7 @@ class PodNetworks:
         (None: never), because a plugin's answer to STATUS may change while the files stay the same. The caller must
         close() the returned Watch.
         """
-        from fastcni.runtime.watch import Watch  # loads ctypes
+        from fastcni.runtime.watch import Watch  # imported here, because the import loads ctypes
 
         return Watch(self.directory, self.readiness, changed, interval_s)
 
@@ -195,7 +196,8 @@ class PodNetworks:
     # Steps ------------------------------------------------------------------------------------------
 
     def _attach(self, wanted: Sequence[Wanted]) -> None:
-        """Run ADD of the first network, then of the other networks. Raises the first error."""
+        """Run ADD of the first network, then of the other networks. Raises the first error; the other errors are its
+        notes."""
         first, *others = wanted
         found = [attempt(self.cni.add, *first)]
         if not found[0] and others:

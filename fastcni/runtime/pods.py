@@ -1,4 +1,4 @@
-"""Define the records of PodNetworks: a pod, the networks that it asks for, and the reports about them."""
+"""Define the records of PodNetworks: a pod, the networks that a pod asks for, and the reports about pods."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,7 +115,8 @@ def to_mapping(port: HostPort) -> dict[str, Any]:
 
 
 def to_bandwidth(limits: Bandwidth) -> dict[str, int]:
-    """Return the rates that are set, each with its burst, because a plugin rejects a rate without a burst."""
+    """Return the capability argument "bandwidth": {"ingressRate": bits per second, "ingressBurst": bits, ...}. Each
+    rate has a burst, because a plugin rejects a rate without a burst. A rate of 0 is left out."""
     found = {}
     for way, rate, burst in (("ingress", limits.ingress_rate, limits.ingress_burst),
                              ("egress", limits.egress_rate, limits.egress_burst)):
@@ -174,7 +175,7 @@ class PodStatus:
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """One network that tear_down_pod() detached. report: which plugins were called."""
+    """A network from which tear_down_pod() has detached the pod. report: which plugins were called."""
 
     network: str
     ifname: str

@@ -7,12 +7,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PluginConf:
-    """One plugin's configuration.
+    """The configuration of one plugin.
 
     raw: the JSON bytes. values: the decoded JSON; do not change it.
-    type, name, version: its `type`, `name` and `cniVersion`; name and version are "" if absent.
-    capabilities: its `capabilities` object, {"portMappings": True}.
-    index: its index in the list; None for a single plugin. file: the path of its file, "" if read from bytes.
+    type, name, version: the keys `type`, `name` and `cniVersion`; name and version are "" if absent. capabilities: the
+    key `capabilities`, such as {"portMappings": True}.
+    index: the plugin's index in the list, None for a single plugin. file: the path of the file, "" if read from bytes.
     """
 
     raw: bytes
@@ -27,7 +27,7 @@ class PluginConf:
 
 @dataclass(frozen=True, slots=True)
 class NetworkList:
-    """A network: plugins that are called in order.
+    """A network: a list of plugins that the runtime calls in order.
 
     version: selected from `cniVersion` and `cniVersions`, "" if both are absent.
     raw: the bytes of the list file, without the plugins of its directory.

@@ -77,6 +77,6 @@ class GcReport:
 
     @property
     def errors(self) -> Sequence[CniError]:
-        """Return all errors, in order."""
+        """Return the errors of DELs, then `error`, then the errors of the plugins' GC."""
         found = [*(it.error for it in self.deleted), self.error, *(it.error for it in self.plugins)]
         return [error for error in found if error]

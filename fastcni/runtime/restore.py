@@ -176,7 +176,7 @@ def knows(sock: "wire.Socket", fd: int) -> bool:
 
 def has_host_link(attachment: Attachment, mode: SharedMode) -> bool:
     """Return whether the host end of the pod's link is in this namespace. True also if the result does not name the
-    host end. The name of a bridge is not enough, because each namespace may have a bridge of that name."""
+    host end. A bridge of the right name is no proof, because each namespace may have a bridge of that name."""
     found = [find.link(mode.route, name) for name in attachment.host_links]
     return None not in found or any(link.kind == "veth" for link in found if link)
 

@@ -21,7 +21,7 @@ from fastcni.spec.errors import CniError
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NULLABLE = "null"               # null counts as absent (spec.config.Section)
-# Keys of each plugin that libcni or the runtime writes or reads (CNI spec 1.1.0, sections 1 and 3)
+# Keys of every plugin's configuration that libcni or the runtime writes or reads (CNI spec 1.1.0, sections 1 and 3)
 COMMON = {
     "cniVersion": {"type": ["string", NULLABLE]},
     "name": {"type": "string"},
@@ -134,7 +134,8 @@ def merged(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def recorded(module: Any, kind: str, example: dict[str, Any], *, probing: bool) -> Iterable[KeyRecorder]:
-    """Return the objects whose keys the plugin's read() has asked for, up to the first error."""
+    """Let the plugin's read() read the configuration `example`. Return a recorder for each object of which read() has
+    asked for keys, up to the first error."""
     top = TypeRecorder({"cniVersion": version.CURRENT, "name": "net", "type": kind, **example})
     top.probing = probing
     req = Request(InProcessMode(), plugin=kind, command="ADD", container_id="schema", netns="/nonexistent",

@@ -11,11 +11,12 @@ class Serial:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[str, deque[threading.Event]] = {}      # the first caller of each queue runs
+        self._waiting: dict[str, deque[threading.Event]] = {}      # the first caller of each queue holds the key
 
     @contextmanager
     def hold(self, key: str) -> Iterator[None]:
-        """Wait until all earlier holders of the key have left. Later callers wait until this holder has left."""
+        """Hold the key during the body of the `with` statement. Wait before the body until all earlier callers with
+        this key have left their bodies."""
         arrived = threading.Event()
         with self._lock:
             queue = self._waiting.setdefault(key, deque())

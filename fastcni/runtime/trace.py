@@ -1,4 +1,4 @@
-"""Pass the caller's trace context to plugins in the environment (W3C Trace Context and Baggage)."""
+"""Pass the caller's trace context to plugins as environment variables (W3C Trace Context and Baggage)."""
 
 import re
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 ERROR, WARNING = "error", "warning"
-# Keys that the runtime reads, or writes into the configuration (CNI spec 1.1.0, section 1 and 3).
+# Keys that the runtime reads or writes (CNI spec 1.1.0, sections 1 and 3), so they are known in every configuration.
 COMMON_KEYS = ("cniVersion", "name", "type", "capabilities", "prevResult", "runtimeConfig", "args")
 SHARED = ("args", "runtimeConfig")      # objects of which each plugin reads only some keys
 PREFIX = "failed to load netconf: "       # the beginning of error texts that Section.wrong() makes
@@ -33,11 +33,11 @@ PREFIX = "failed to load netconf: "       # the beginning of error texts that Se
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault of a configuration.
+    """A fault in a configuration.
 
-    severity: ERROR (an ADD fails) or WARNING (an ADD succeeds, but its effect may differ from the intended one).
-    where: the path of a key, "plugins[0].ipam.subnet". what: a sentence. hint: a remedy, or "". file: the path, "" if
-    unknown.
+    severity: ERROR (an ADD fails) or WARNING (an ADD succeeds, but its effect may differ from the intended one). where:
+    the path of a key, "plugins[0].ipam.subnet". what: the fault as text. hint: a remedy, or "". file: the configuration
+    file's path, "" if unknown.
     """
 
     severity: str
@@ -63,7 +63,8 @@ def validate(net: NetworkList, plugin_dirs: Sequence[str]) -> list[Finding]:
 
 
 def judge(net: NetworkList, plugin: PluginConf, where: str, plugin_dirs: Sequence[str]) -> list[Finding]:
-    """Return the faults of a plugin's configuration; for the plugin chain also those of its nested plugins."""
+    """Return the faults in a plugin's configuration; for the plugin chain, also the faults in the nested plugins'
+    configurations."""
     found = list(Judge(net, plugin, where).findings(plugin_dirs))
     for index, nested in enumerate(nested_plugins(plugin)):
         found += judge(net, nested, f"{where}.plugins[{index}]", plugin_dirs) if nested.type != chain.KIND else []
@@ -82,10 +83,10 @@ class Judge:
         # Whether ADD reads exactly this configuration: only prevResult is added, no capability value and no value of
         # flannel.
         self.is_entire = plugin.type != "flannel" and not any(plugin.capabilities.values())
-        self.complete = True                        # False if a reader stopped at an error before it asked for all keys
+        self.complete = True                        # False if a plugin's read() failed before it asked for all keys
 
     def findings(self, plugin_dirs: Sequence[str]) -> Iterator[Finding]:
-        """Let the plugin and its delegates read the configuration; yield the faults."""
+        """Let the plugin and its delegates read the configuration, and yield the faults that this shows."""
         kinds = dict(self.read_all())
         for key, kind in kinds.items():
             if problem := missing(kind, plugin_dirs):
@@ -162,8 +163,8 @@ class Judge:
 
 
 def missing(kind: str, plugin_dirs: Sequence[str]) -> tuple[str, str] | None:
-    """Return (what, hint) if a plugin is in none of the directories. None if the plugin is found, or if this user may
-    not read a directory."""
+    """Return (what, hint) of a Finding if no directory has the plugin. Return None if the plugin is found, or if this
+    user may not read one of the directories."""
     try:
         search.find(kind, plugin_dirs)
     except CniError as e:

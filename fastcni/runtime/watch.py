@@ -40,7 +40,7 @@ class Watch(Generic[T]):
         self._thread.join()
 
     def close(self) -> None:
-        """End the thread; may be called again. Raises the exception that has ended the thread."""
+        """End the thread. Raises the exception that has ended the thread, if any. The caller may repeat close()."""
         if self._stop < 0:
             return
         os.eventfd_write(self._stop, 1)

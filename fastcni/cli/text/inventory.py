@@ -75,7 +75,7 @@ def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filter
 
 
 def print_rows(chosen: Sequence[NodeAttachment], inventory: Inventory, console: Console) -> None:
-    """Print a table of attachments."""
+    """Print a table with a row for each attachment in `chosen`."""
     ids, now = short_ids(it.container_id for it in inventory.attachments), time.time()
     titles = ("CONTAINER", "POD", "IFNAME", "NETWORK", "STATE", "AGE")
     table: list[tuple[str, ...]] = [titles]
@@ -112,7 +112,7 @@ def summary(chosen: Sequence[NodeAttachment], filtered: bool) -> str:
 
 
 def print_rest(inventory: Inventory, console: Console) -> None:
-    """Print the objects that belong to no attachment, and what could not be read."""
+    """Print the objects that belong to no attachment, then the texts that say what could not be read."""
     if inventory.unowned:
         named = ", ".join(f"{it.kind} {it.place}" for it in inventory.unowned[:MAX_NAMED])
         more = len(inventory.unowned) - MAX_NAMED
@@ -153,7 +153,7 @@ def put_row(console: Console, name: str, value: str, style: str = "") -> None:
 
 def print_details(attachment: NodeAttachment, details: Details, unseen: Sequence[str],
                   console: Console | None = None) -> None:
-    """Print everything about one attachment."""
+    """Print everything that is known about one attachment. unseen: texts that say what could not be read."""
     console = console or Console()
     print_facts(attachment, console)
     for link in details.links:
@@ -202,7 +202,7 @@ def print_facts(attachment: NodeAttachment, console: Console) -> None:
 
 
 def print_sightings(attachment: NodeAttachment, console: Console) -> None:
-    """Print where an attachment was seen."""
+    """Print the places, such as files and rules, in which an attachment was found."""
     console.print(Text("\nSeen in", style="bold"))
     for each in attachment.sightings:
         text = f"  {each.text}" if each.text and each.text not in each.place else ""

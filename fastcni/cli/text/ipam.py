@@ -62,14 +62,14 @@ def print_blocks(where: str, found: Survey, blocks: Sequence[HeldBlock], address
 
 
 def print_block_rows(blocks: Sequence[HeldBlock], now: float, console: Console) -> None:
-    """Print a row for each block."""
+    """Print a table with a row for each block."""
     rows = [(it.block.cidr, it.block.state, it.block.node or "-", f"{it.held if it.reported else '?'}/{it.size}",
              age(it.block.since or 0.0, now)) for it in blocks]
     console.print(table_of(("BLOCK", "STATE", "NODE", "HELD", "AGE"), rows, ("STATE", "HELD", "AGE")))
 
 
 def print_holders(found: Sequence[Holder], now: float, console: Console) -> None:
-    """Print a row for each address."""
+    """Print a table with a row for each held address."""
     rows = [(it.address, it.state, it.node or "-", it.pod or "-", it.container[:SHORT_ID], age(it.since, now))
             for it in found]
     console.print(table_of(("ADDRESS", "STATE", "NODE", "POD", "CONTAINER", "AGE"), rows, ("STATE", "CONTAINER",
@@ -158,7 +158,7 @@ def print_forgetting(plan: Forgetting, dry_run: bool, console: Console | None = 
 
 
 def print_import(plan: Plan, lost: Sequence[str], dry_run: bool, console: Console | None = None) -> None:
-    """Print the addresses that an import took over, then those that it could not."""
+    """Print the addresses that an import took over, then the addresses that could not be taken over."""
     console = console or Console()
     verb = "would take over" if dry_run else "took over"
     failed = len(lost)

@@ -125,7 +125,7 @@ def timings(document: dict[str, Any], columns: int) -> list[Text]:
     phases = list(dict.fromkeys(it["phase"] for it in document["phases"]))[:MAX_PHASES]
     by_key = {(it["phase"], it["command"]): it for it in document["phases"]}
     others = [it["command"] for it in document["commands"] if it["command"] not in COMMANDS]
-    other = others[0] if others else "STATUS"           # the most frequent other command
+    other = others[0] if others else "STATUS"           # of all commands except ADD and DEL, the most frequent
     shown = (*COMMANDS, other)
     totals = {it["command"]: it for it in document["commands"]}
     left = [Text("TIME".ljust(9) + "".join(f"{name:>16}" for name in shown), style="bold"),
