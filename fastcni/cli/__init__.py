@@ -1,4 +1,4 @@
-"""The fastcni command line."""
+"""Define main(), the entry point of the program `fastcni`."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The command `fastcni agent`, which connects this node's pods to those of other nodes."""
+"""The command `fastcni agent`, which connects this node's pods to the pods of other nodes."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ def name_of(pods: Pods, packed: bytes) -> str:
 
 
 def pairs(flows: Iterable[Flow], pods: Pods) -> list[Pair]:
-    """Return one Pair with the sums for each two pods that have flows, sorted by packets, the most first."""
+    """Return one Pair, with the sums of all flows, for each two pods that have flows. The Pair with the most packets is
+    first."""
     found: dict[tuple[str, str], Pair] = {}
     for flow in flows:
         names = [name_of(pods, end) for end in flow.ends]

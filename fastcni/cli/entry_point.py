@@ -11,7 +11,7 @@ from fastcni.cli.text.output import printable
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
-# (a part of the error's text in lower case, what to check)
+# (a part of an error's text in lower case, what the user should check)
 HINTS = (
     ("no net configurations found", "put a .conflist file there, or set another directory with --conf-dir "
                                     "or NETCONFPATH"),

@@ -1,4 +1,4 @@
-"""Plan a command on a network: what the command would send to each plugin, without calling a plugin."""
+"""Plan a command on a network: make what the command would send to each plugin, but call no plugin."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -74,7 +74,8 @@ def print_all(known: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def source(it: dict[str, Any]) -> str:
-    """Return the Python distribution that has the plugin, "" for fastcni. it: a result of features()."""
+    """Return " (NAME)" with the Python distribution of a plugin, "" for fastcni's own plugins. it: a result of
+    features()."""
     return f" ({it['distribution']})" if "distribution" in it else ""
 
 
