@@ -27,7 +27,7 @@ class Bench:
 
     expected: {part: estimated seconds}. node, sides, floor: the objects of node.py, sides.py and floor.py. directory:
     the directory of fastcni's plugin files. outside: a descriptor of the caller's network namespace. run.set_up() sets
-    the last five."""
+    all of these except `expected`."""
 
     node: Node
     floor: Floor
