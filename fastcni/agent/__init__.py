@@ -1,1 +1,1 @@
-"""The node agent: it gives the node a subnet, connects it to the other nodes, and restores this state in the kernel."""
+"""The node agent: gives the node a subnet, connects the node to other nodes, and restores the kernel's state."""

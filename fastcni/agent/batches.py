@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Requests in as many Batches as they need. first: the first Batch, which may already have messages."""
+    """Netlink requests in one or more Batches. first: the first Batch, which may already have messages."""
 
     def __init__(self, first: Batch | None = None) -> None:
         self.batches = [Batch() if first is None else first]
 
     def add(self, write: Callable[..., object], *args: object, **named: object) -> None:
-        """Call write(batch, *args, **named) with a Batch that has enough space."""
+        """Call write(batch, *args, **named) with the last Batch; if this Batch is full, with a new Batch."""
         try:
             write(self.batches[-1], *args, **named)
         except BatchFull:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from fastcni.agent.run import Options
     from fastcni.daemon.log import Logger
 
-AGAIN_S = 5.0                   # seconds between a failure and the next start
+AGAIN_S = 5.0                   # seconds between the agent's failure and its next start
 
 
 class AgentBeside:
     """A thread that runs an Agent until join(). If the Agent fails, the thread logs `agent_failed` and runs a new one.
 
-    note(agent): called before an Agent runs. Call start() in a thread that is in the node's namespace.
+    The thread calls note(agent) before each Agent runs. Call start() in a thread that is in the node's namespace.
     """
 
     def __init__(self, options: Options, log: Logger, note: Callable[[Agent], object]) -> None:
@@ -36,7 +36,7 @@ class AgentBeside:
         self.thread.start()
 
     def join(self) -> None:
-        """Stop the agent, which leaves the network as it is, and wait for it."""
+        """Stop the agent and wait for its end. Links, routes and rules in the kernel stay."""
         with self._lock:
             self.ended.set()
             if self.agent:
@@ -50,7 +50,7 @@ class AgentBeside:
                 self._run_once()
             except (ConfigurationError, Away, OSError) as e:
                 self.log.error("agent_failed", error=str(e), again_in=AGAIN_S)
-            except Exception as e:      # a defect of the agent must not end the server
+            except Exception as e:      # a bug in the agent must not end the server
                 self.log.error("agent_failed", error=repr(e), again_in=AGAIN_S, exc_info=True)
             self.ended.wait(AGAIN_S)
 
@@ -63,6 +63,6 @@ class AgentBeside:
             self.note(agent)
             agent.run()
         finally:
-            with self._lock:            # join() may be about to stop it
+            with self._lock:            # join() may call agent.stop() in another thread
                 self.agent = None
                 agent.close()

@@ -2,9 +2,9 @@
 
     {"Network": "10.244.0.0/16", "SubnetLen": 24, "Backend": {"Type": "vxlan"}}
 
-Network, SubnetLen, SubnetMin, SubnetMax and EnableIPv4 (true); IPv6Network, IPv6SubnetLen, IPv6SubnetMin, IPv6SubnetMax
-and EnableIPv6 (false). Without the key Backend, the backend is vxlan, as flannel's documentation says; flanneld itself
-uses udp.
+The IPv4 keys are Network, SubnetLen, SubnetMin, SubnetMax and EnableIPv4 (default true). The IPv6 keys are IPv6Network,
+IPv6SubnetLen, IPv6SubnetMin, IPv6SubnetMax and EnableIPv6 (default false). Without the key Backend, the backend is
+vxlan, as flannel's documentation says; flanneld itself uses udp.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from fastcni.agent.contract import Prefix
 
-PREFIXES = {4: "", 6: "IPv6"}                   # prefixes of a family's keys
+PREFIXES = {4: "", 6: "IPv6"}                   # {family: the beginning of its keys, as in IPv6SubnetLen}
 ENABLED = {4: True, 6: False}
-LENGTHS = {4: 24, 6: 64}                        # a subnet's default prefix length
+LENGTHS = {4: 24, 6: 64}                        # {family: the default prefix length of a node's subnet}
 LONGEST_NETWORK, LONGEST_SUBNET = {4: 28, 6: 124}, {4: 30, 6: 126}
-LEAST_BITS = 2                                  # a network has at least four subnets
+LEAST_BITS = 2                                  # a subnet is this much longer than the network: at least four subnets
 
 
 def read(text: str) -> NetworkConf:
-    """Read the network's configuration. Raises ConfigurationError."""
+    """Decode `text`, the network's configuration as JSON. Raises ConfigurationError."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as e:
@@ -55,7 +55,7 @@ def enabled(keys: Mapping[str, Any], family: int) -> bool:
 
 
 def read_family(keys: Mapping[str, Any], family: int) -> Family:
-    """Read the keys of one family. Raises ConfigurationError."""
+    """Read the keys of one address family. keys: lower-case. family: 4 or 6. Raises ConfigurationError."""
     prefix = PREFIXES[family]
     network = read_network(keys.get(f"{prefix}network".lower(), ""), f"{prefix}Network", family)
     if network.prefixlen > LONGEST_NETWORK[family]:
@@ -82,7 +82,7 @@ def read_network(text: Any, key: str, family: int) -> Prefix:
 
 
 def read_bound(keys: Mapping[str, Any], key: str, network: Prefix, usual: Prefix) -> Prefix:
-    """Read SubnetMin or SubnetMax, the address of a subnet of the network; `usual` if the key is absent."""
+    """Return the subnet whose address is the value of `key` (SubnetMin or SubnetMax); `usual` if the key is absent."""
     text = keys.get(key.lower())
     if not text:
         return usual

@@ -1,14 +1,13 @@
 """Define the contracts of the agent's parts: the network's configuration, a node's record, registries, backends.
 
-    Registry    where the nodes' records are: etcd in flannel's layout, Kubernetes' Node objects, or a file. A node
-                takes its subnets in the registry, publishes how it can be reached, and reads the records of other nodes
-    Backend     vxlan, host-gw, wireguard, ipip: which links, addresses, routes and neighbours a node needs to reach the
-                others. A backend only computes a State
-    State       the kernel state that a backend needs. `agent/keeper.py` makes it so, and restores what another program
-                removes
+    Registry    the store of the nodes' records: etcd in flannel's layout, Kubernetes' Node objects, or a file. A node
+                takes its subnets in the registry, publishes its address, and reads the records of other nodes
+    Backend     vxlan, host-gw, wireguard or ipip. A backend computes a State and does not change the kernel
+    State       the links, addresses, routes and neighbours that a node needs to reach the other nodes.
+                `agent/keeper.py` writes them to the kernel, and restores entries that another program removes
 
-Configuration and records are flannel's (its Documentation/configuration.md and reservations.md), so that fastcni's
-agent and flanneld can run in one cluster.
+The configuration and the records have flannel's format (flannel's Documentation/configuration.md and reservations.md),
+so that fastcni's agent and flanneld can run in one cluster.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ FAMILIES = (4, 6)
 
 
 class ConfigurationError(ValueError):
-    """The network's configuration, or the agent's options, cannot be used. The text says which key and why."""
+    """An error in the network's configuration or the agent's options. The text names the key and the reason."""
 
 
 class SubnetLost(Exception):
-    """Another node has this node's subnet, or the registry no longer has this node's record. Join again."""
+    """Another node has this node's subnet, or the registry no longer has this node's record. The caller joins again."""
 
 
 class NoSubnetLeft(Exception):
@@ -40,17 +39,17 @@ class NoSubnetLeft(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family's part of the network: the whole network, and which subnets of it a node may take."""
+    """The network of one address family, and the range of subnets that nodes may take."""
 
     network: Prefix
-    length: int                     # of a node's subnet
+    length: int                     # the prefix length of a node's subnet
     first: Prefix                   # the lowest and the highest subnet that a node may take
     last: Prefix
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConf:
-    """The network's configuration. `families` has 4, 6 or both; `backend` is the object `Backend`, with its `Type`."""
+    """The network's configuration. `families` has the keys 4, 6 or both; `backend` is the JSON object `Backend`."""
 
     families: Mapping[int, Family]
     backend: Mapping[str, Any]
@@ -65,7 +64,7 @@ class Node:
 
     name: str                       # the registry's key of the record; not published
     subnets: Mapping[int, Prefix]
-    public: Mapping[int, Address]   # the addresses at which other nodes reach it
+    public: Mapping[int, Address]   # the addresses at which other nodes reach this node
     backend: str
     data: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -74,8 +73,8 @@ class Registry(Protocol):
     """The store of the nodes' records. Methods raise Away (clients/away.py) if the store cannot be reached. One thread
     calls watch(), another thread the other methods.
 
-    publishes   whether join() publishes a node's `data` to the other nodes. If not, backends derive `data` from the
-                node's address
+    publishes   whether join() publishes a node's `data` to the other nodes. If false, backends derive the `data` of a
+                node from its address
     """
 
     publishes: bool
@@ -87,49 +86,49 @@ class Registry(Protocol):
     def join(self, conf: NetworkConf, me: Node) -> Node:
         """Take subnets for this node and publish its record, or take over the record that has its public address.
 
-        me.subnets: the node's previous subnets (from subnet.env), which are taken again if they are free. Return the
-        record with the subnets. Raises NoSubnetLeft, and SubnetLost after a lost race."""
+        me.subnets: the node's previous subnets (from subnet.env); join() takes them again if they are free. Return the
+        record with the subnets. Raises NoSubnetLeft, and SubnetLost if another node took the same subnet first."""
         ...
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
         """Call changed(all nodes) immediately and after each change, until stop() returns true. If the registry is
-        unavailable, watch() waits with growing pauses, and lists again."""
+        unavailable, watch() waits with growing pauses, and reads all records again."""
         ...
 
     def keep(self, me: Node) -> float:
-        """Renew the record, or write it again if it is missing and no other node has its subnet. Return the seconds
-        until the next call. Raises SubnetLost."""
+        """Renew the record `me`, or write it again if it is missing and no other node has its subnet. Return the
+        seconds until the next call. Raises SubnetLost."""
         ...
 
     def leave(self, me: Node) -> None:
-        """Remove the record, when the node leaves the network."""
+        """Remove the record `me`: the node leaves the network."""
         ...
 
     def ready(self, me: Node) -> None:
-        """Report that the node's network works (Kubernetes: the condition NetworkUnavailable becomes False)."""
+        """Report that the node's network works. Kubernetes: set the node's condition NetworkUnavailable to False."""
         ...
 
     def close(self) -> None: ...
 
 
-# -- what a backend wants of the kernel --------------------------------------------------------------------------------
+# -- the kernel state that a backend returns ---------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link that the agent owns. `settings` are the kind's own, by the names of ip-link(8): id, local, dev, ..."""
+    """A link that the agent owns. `settings` has the options of this kind of link in ip-link(8): id, local, dev, ..."""
 
     name: str
     kind: str                       # vxlan, wireguard or ipip
     mtu: int
-    mac: str = ""                   # "" for kinds without one
+    mac: str = ""                   # "": this kind of link has no MAC
     settings: Mapping[str, Any] = field(default_factory=dict)
-    addresses: tuple[str, ...] = ()             # with prefix length: 10.244.3.0/32
-    sysctls: Mapping[str, str] = field(default_factory=dict)       # below net/
+    addresses: tuple[str, ...] = ()             # each with its prefix length: 10.244.3.0/32
+    sysctls: Mapping[str, str] = field(default_factory=dict)       # {path below /proc/sys/net: value}
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A permanent neighbour: the MAC of an address, on one link."""
+    """A permanent neighbour entry: on `link`, `address` has the MAC `mac`."""
 
     link: str
     address: Address
@@ -147,7 +146,7 @@ class Station:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route to another node's subnet. Without `gateway` the destination is on the link."""
+    """A route to another node's subnet. gateway: None if the subnet is directly on the link."""
 
     link: str
     destination: Prefix
@@ -171,28 +170,28 @@ class WireguardPeer:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The kernel state that a backend needs for these nodes. For each node the neighbour is written first, then the FDB
-    entry, then the route, so that the kernel never resolves an address through the tunnel. Removal is in the reverse
-    order."""
+    """The kernel state that connects this node to other nodes. The agent writes each node's neighbour first, then the
+    FDB entry, then the route, so that the kernel never resolves an address through the tunnel. It removes entries in
+    the reverse order."""
 
     links: tuple[Link, ...] = ()
     neighbours: frozenset[Neighbour] = frozenset()
     stations: frozenset[Station] = frozenset()
     routes: frozenset[Route] = frozenset()
     peers: frozenset[WireguardPeer] = frozenset()
-    skipped: Mapping[str, str] = field(default_factory=dict)    # {node that cannot be reached: why}
+    skipped: Mapping[str, str] = field(default_factory=dict)    # {node that cannot be reached: the reason}
 
 
 @dataclass(frozen=True, slots=True)
 class Underlay:
-    """The link through which this node reaches the others."""
+    """The link through which this node reaches the other nodes."""
 
     name: str
     index: int
     mtu: int
     addresses: Mapping[int, Address]            # the node's own address of each family, the source of tunnel packets
-    public: Mapping[int, Address]               # the published address; may be that of a router
-    prefixes: Mapping[int, Prefix]              # the link's networks, in which nodes are neighbours
+    public: Mapping[int, Address]               # the published address: the node's, or a router's in front of the node
+    prefixes: Mapping[int, Prefix]              # the link's networks; nodes in them are reached without a router
 
 
 class Backend(Protocol):
@@ -201,14 +200,15 @@ class Backend(Protocol):
     name: str                       # flannel's BackendType
 
     def data(self) -> Mapping[int, Mapping[str, Any]]:
-        """Return the data that the node publishes, by family. Keys and MACs are made once and kept in the agent's
-        directory, so that they stay the same after a restart."""
+        """Return the data that the node publishes, {family: data}. The backend makes keys and MACs once and stores them
+        in the agent's directory, so that they stay the same after a restart."""
         ...
 
     def mtu(self) -> int:
-        """Return the MTU for pods."""
+        """Return the MTU for pods, in bytes."""
         ...
 
     def state(self, me: Node, others: Collection[Node]) -> State:
-        """Return the kernel state for these nodes. Nodes of another backend are in State.skipped with the reason."""
+        """Return the kernel state that connects node `me` to the nodes `others`. State.skipped has the nodes that use
+        another backend, each with the reason."""
         ...

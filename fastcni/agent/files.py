@@ -1,6 +1,6 @@
 """Write the agent's files: /run/flannel/subnet.env, which the flannel plugin reads, and the network's conflist.
 
-Each file is written in one step, and the conflist last, because a runtime that finds the conflist starts pods.
+A reader never sees half a file. The agent writes the conflist last, because a runtime that finds it starts pods.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ VARIABLES = {4: ("FLANNEL_NETWORK", "FLANNEL_SUBNET"), 6: ("FLANNEL_IPV6_NETWORK
 PLUGINS = [{"type": "flannel", "delegate": {"hairpinMode": True, "isDefaultGateway": True}},
            {"type": "portmap", "capabilities": {"portMappings": True}}]
 POLICY = {"type": "policy", "capabilities": {"labels": True}}
-# {whether policies apply to pods: the network's configuration}
+# {whether the conflist has the policy plugin: the text of the conflist}
 CONFLISTS = {policies: json.dumps({"name": "cbr0", "cniVersion": "1.0.0", "plugins": PLUGINS + [POLICY] * policies},
                                   indent=2) + "\n" for policies in (False, True)}
 
 
 def write_subnet(path: str, conf: NetworkConf, me: Node, mtu: int, masquerades: bool) -> None:
-    """Write subnet.env. A subnet is written as its first usable address, as by flanneld. Raises OSError."""
+    """Write subnet.env. A subnet is written as its first usable address, as flanneld does. Raises OSError."""
     lines = []
     for family, (network, subnet) in VARIABLES.items():
         if family in conf.families:
@@ -49,8 +49,8 @@ def read_former(path: str) -> Mapping[int, Prefix]:
 
 
 def write_conflist(path: str, policies: bool) -> bool:
-    """Write the network's configuration, unless the file exists and is not the agent's. Return whether the file now has
-    this configuration. Raises OSError."""
+    """Write the conflist, unless the file exists with other text than the agent's. policies: add the policy plugin.
+    Return whether the file now has this conflist. Raises OSError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def write_conflist(path: str, policies: bool) -> bool:
 
 
 def is_ours(path: str) -> bool:
-    """Return whether the agent wrote a file: subnet.env, or a conflist that was not edited."""
+    """Return whether the agent or flanneld wrote the file: a subnet.env, or the agent's conflist without edits."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError):

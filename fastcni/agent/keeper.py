@@ -1,9 +1,9 @@
 """Keep the kernel's links, neighbours, FDB entries and routes equal to a State, by the kernel's notifications.
 
-When the kernel notifies that another program has deleted or changed an entry, the entry is written again. The kernel
-does not notify every change: if a link goes down or loses an address, its IPv4 routes are deleted without a message. So
-after any notification about an entry or a link of the State, all entries are read and compared, which takes some 20 ms
-for 1,000 nodes.
+When the kernel notifies that another program has deleted or changed an entry, the Keeper writes the entry again. The
+kernel does not notify every change: if a link goes down or loses an address, the kernel deletes its IPv4 routes without
+a message. So after any notification about an entry or a link of the State, the Keeper reads and compares all entries,
+which takes about 20 ms for 1,000 nodes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_NEIGH, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR,
           uapi.RTNLGRP_IPV4_ROUTE, uapi.RTNLGRP_IPV6_ROUTE)
-EVENT_BYTES = 16 << 20          # of notifications: a flush deletes the entries of all nodes together
-ANSWER_BYTES = 16 << 20         # of ACKs
-REQUEST_BYTES = 4 << 20         # in one send
-RETRY_S = 1.0                   # seconds after an error, or while the underlay is missing
+EVENT_BYTES = 16 << 20          # buffer for notifications: a flush notifies the entries of all nodes together
+ANSWER_BYTES = 16 << 20         # buffer for the kernel's ACKs
+REQUEST_BYTES = 4 << 20         # the most that one send() may have
+RETRY_S = 1.0                   # seconds until the next try after an error, or while the underlay is missing
 
 
 class Keeper:
-    """The state of the node's links and entries. Create it in a thread that is in the node's namespace; the same thread
-    calls all methods. Raises OSError.
+    """A State and the netlink sockets that keep the kernel equal to it. Create the Keeper in a thread that is in the
+    node's namespace; the same thread calls all methods. Raises OSError.
 
     wanted: the State. due: when to call attend() without a notification, in monotonic seconds; inf: never.
     """
@@ -44,7 +44,7 @@ class Keeper:
         self.wanted = State()
         self.due = inf
         self.indexes: dict[str, int] = {}           # {name: index} of the links in the State
-        self.names: set[str] = set()                # names of these links and of their underlays, which may be missing
+        self.names: set[str] = set()                # names of the State's links and underlays, including missing links
         self.tables = Tables()                      # the tables of the State
         self.changed = False                        # whether the kernel may differ from the State
         self.backoff = Backoff()
@@ -58,12 +58,12 @@ class Keeper:
         return self.events.fileno()
 
     def close(self) -> None:
-        """Close the sockets, and leave the kernel's state, so that traffic continues while the agent restarts."""
+        """Close the sockets. The kernel's state stays, so that traffic continues while the agent restarts."""
         self.ask.close()
         self.events.close()
 
     def set(self, state: State) -> None:
-        """Make the kernel equal to this State. Errors are logged, and writing is tried again."""
+        """Make the kernel equal to `state`. On an error, log it and set `due` to try again."""
         same_links, self.wanted = state.links == self.wanted.links and bool(self.indexes), state
         self.names = {link.name for link in state.links} | {route.link for route in state.routes} | {
             link.settings["dev"] for link in state.links if "dev" in link.settings}
@@ -77,7 +77,7 @@ class Keeper:
             self._fail(e)
 
     def attend(self) -> None:
-        """Read the notifications, and restore lost entries. Raises OSError."""
+        """Read the notifications, and restore deleted or changed entries. Raises OSError."""
         wire.drain(self.events, self._note, self._note_dropped)
         if not self.changed:
             self.due = inf
@@ -110,7 +110,7 @@ class Keeper:
         return count
 
     def _make_links(self) -> int:
-        """Make the links. Return how many of their settings were different."""
+        """Create or repair the links of the State. Return how many of their settings were different."""
         count, failed = 0, False
         self.indexes = {}
         for link in self.wanted.links:
@@ -125,7 +125,7 @@ class Keeper:
         return count
 
     def _resolve(self) -> Tables:
-        """Return the tables of the State. Routes can be on the underlay, a link that is not the agent's own."""
+        """Return the tables of the State. Find also the index of the underlay, because routes can be on it."""
         for name in {route.link for route in self.wanted.routes} - self.indexes.keys():
             if link := find.link(self.ask, name):
                 self.indexes[name] = link.index
@@ -139,8 +139,7 @@ class Keeper:
             self._retry()
 
     def _fail(self, e: OSError) -> None:
-        """Handle a request that could not be sent or whose answer could not be read, for example without memory: read
-        everything again later."""
+        """Log the error `e` of a socket, for example ENOMEM, and read and compare all entries later."""
         self.log.error("entry_refused", error=str(e), more=0)
         self._retry()
 
@@ -149,7 +148,7 @@ class Keeper:
         self.backoff.begin()
         self.due = self.backoff.until = monotonic() + max(self.backoff.seconds, RETRY_S)
 
-    # -- announcements -------------------------------------------------------------------------------------------------
+    # -- notifications -------------------------------------------------------------------------------------------------
 
     def _note_dropped(self) -> None:
         self.changed = True
@@ -168,7 +167,7 @@ class Keeper:
             self.changed = rtnl.read_address(payload).index in self.indexes.values()
 
     def _is_other_neighbour(self, kind: int, payload: bytes) -> bool:
-        """Return whether the notification shows an entry of the State that differs from the State."""
+        """Return whether the kernel notifies that an entry of the State was deleted or has another value."""
         it = neighbours.read_neighbour(payload)
         if it.family == uapi.AF_BRIDGE:
             wanted, has = self.tables.stations.get((it.index, it.mac)), it.packed
@@ -191,6 +190,6 @@ def pairs(have: Tables, want: Tables) -> list[tuple[dict, dict]]:
 
 
 def differences(have: Tables, want: Tables) -> int:
-    """Return the number of entries that are missing, different or not wanted."""
+    """Return how many entries of `have` are missing, different or not in `want`."""
     return sum(len(each.keys() - wanted.keys()) + sum(each.get(key) != value for key, value in wanted.items())
                for each, wanted in pairs(have, want))

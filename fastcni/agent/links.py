@@ -1,7 +1,7 @@
 """Make, repair and remove the links that the agent owns.
 
-An existing link with the wanted settings is kept, even if flanneld made it, so that traffic continues. All links have
-the alias "fastcni agent", by which links of a previous backend are found.
+An existing link with the wanted settings is kept, even if flanneld made it, so that traffic continues. Each link has
+the alias "fastcni agent", by which the agent finds the links of a previous backend.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnderlayGone(Exception):
 
 
 def ensure(sock: Socket, wanted: Wanted) -> tuple[int, int]:
-    """Make the link, or change its settings to the wanted ones. Return (its index, how many settings were different).
+    """Create the link `wanted`, or change its settings. Return (the link's index, how many settings were different).
     Raises NetlinkError, OSError and UnderlayGone."""
     data, changes = KINDS[wanted.kind](sock, wanted), 0
     link = find.link(sock, wanted.name)
@@ -68,8 +68,8 @@ def is_the_same(link: Link, wanted: Wanted, data: Data) -> bool:
 
 
 def put_addresses(sock: Socket, index: int, texts: Iterable[str]) -> int:
-    """Make these the link's addresses: add the missing ones, delete all others but link-local ones. Return the number
-    of changes."""
+    """Give a link the addresses `texts`: add the missing addresses, delete other addresses except link-local. Return
+    the number of changes. texts: such as 10.244.3.0/32."""
     want = {(ip_interface(text).packed, ip_interface(text).network.prefixlen) for text in texts}
     there = {(it.packed, it.prefix) for it in find.addresses(sock, index) if not ip_address(it.packed).is_link_local}
     batch = Batch()
@@ -83,8 +83,8 @@ def put_addresses(sock: Socket, index: int, texts: Iterable[str]) -> int:
 
 
 def remove_others(sock: Socket, names: Collection[str]) -> list[str]:
-    """Remove the agent's links of a previous backend, that is, all but `names`. Return their names. Raises
-    NetlinkError."""
+    """Remove the agent's links whose name is not in `names`: links of a previous backend. Return the removed names.
+    Raises NetlinkError."""
     gone = [link for link in find.all_links(sock) if link.alias == ALIAS and link.name not in names]
     for link in gone:
         wire.exchange(sock, rtnl.del_link(Batch(), index=link.index, what=f'remove "{link.name}"'))
@@ -92,7 +92,7 @@ def remove_others(sock: Socket, names: Collection[str]) -> list[str]:
 
 
 def remove(sock: Socket, name: str) -> None:
-    """Remove a link if it exists. Raises NetlinkError."""
+    """Remove the link `name` if it exists. Raises NetlinkError."""
     if (link := find.link(sock, name)) is not None:
         wire.exchange(sock, rtnl.del_link(Batch(), index=link.index))
 

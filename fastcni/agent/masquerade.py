@@ -3,17 +3,17 @@
     table inet fastcni-agent {
         chain postrouting {
             type nat hook postrouting priority srcnat; policy accept;
-            meta mark & 0x4000 != 0 return                          kube-proxy masquerades these itself
-            ip daddr 10.244.1.0/24 return                           to this node's pods: they see who calls
+            meta mark & 0x4000 != 0 return                          kube-proxy masquerades this packet
+            ip daddr 10.244.1.0/24 return                           to this node's pods, with the client's address
             ip saddr 10.244.1.0/24 ip daddr 10.244.0.0/16 return    between pods
             ip saddr 10.244.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
             ip saddr != 10.244.0.0/16 ip daddr 10.244.0.0/16 masquerade fully-random
         }
     }
 
-IPv6 has the same rules. If another table drops forwarded packets by policy, a chain of the agent that accepts them
-would not help, because in nftables each chain of a hook must accept. The operator must then let the cluster's network
-through in that table.
+IPv6 has the same rules. If another table drops forwarded packets by its chain policy, the operator must accept the
+cluster's network in that table. A chain of the agent could not accept such packets, because in nftables each chain of a
+hook must accept a packet.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ RETRY_S = 1.0                   # seconds after an error
 
 
 class Masquerade:
-    """The rules. Create it in a thread that is in the node's namespace; the same thread calls all methods. Raises
-    OSError."""
+    """The masquerading rules and their sockets. Create the object in a thread that is in the node's namespace; the same
+    thread calls all methods. Raises OSError."""
 
     def __init__(self, log: Logger) -> None:
         self.log = log
@@ -53,26 +53,26 @@ class Masquerade:
         wire.set_buffer_size(self.events, EVENT_BYTES)
         self.suspect = False                                # whether rules of the table may have been deleted
         self.backoff = Backoff()
-        self.due = inf                                      # when to call attend() without a notification, monotonic
+        self.due = inf                                      # monotonic time for attend() without a notification
 
     def fileno(self) -> int:
         """Return the descriptor to wait on for attend()."""
         return self.events.fileno()
 
     def close(self) -> None:
-        """Close the socket, and leave the rules, so that connections continue while the agent restarts."""
+        """Close the sockets. The rules stay, so that connections continue while the agent restarts."""
         self.ask.close()
         self.events.close()
 
     def set(self, conf: NetworkConf, subnets: Mapping[int, Prefix]) -> None:
-        """Write the rules, in one transaction."""
+        """Write the rules in one transaction. subnets: {family: this node's subnet}. Raises OSError."""
         self.pairs = [(family.network, subnets[number]) for number, family in sorted(conf.families.items())]
         self._write()
 
     def attend(self) -> None:
-        """Read the notifications, and write the rules again if another program has removed some. Raises OSError if the
-        notifications cannot be read."""
-        own = int(self.ask.getsockname()[0])                # the netlink port, which the socket has after set()
+        """Read the notifications, and write the rules again if another program has removed a rule. Raises OSError if
+        the notifications cannot be read."""
+        own = int(self.ask.getsockname()[0])                # the netlink port; the kernel assigns it in set()
         wire.drain(self.events, self._note, self._note_dropped, own)
         self.due = inf
         if not self.suspect or not self.pairs:
@@ -83,7 +83,7 @@ class Masquerade:
         self.backoff.begin()
         try:
             self._write()
-        except OSError as e:            # for example without memory
+        except OSError as e:            # for example ENOMEM
             self.log.error("masquerade_refused", error=str(e))
             self.due = self.backoff.until = monotonic() + max(self.backoff.seconds, RETRY_S)
             return
@@ -91,7 +91,7 @@ class Masquerade:
         self.log.warning("masquerade_restored")
 
     def remove(self) -> None:
-        """Remove the table. Raises OSError."""
+        """Remove the table of the masquerading rules. Raises OSError."""
         self.pairs = []
         batch = nft.stop(nft.del_table(nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT), FAMILY, TABLE))
         wire.exchange(self.ask, batch)

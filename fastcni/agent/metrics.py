@@ -42,8 +42,8 @@ POLICY_GAUGES = {
 
 
 class AgentCollector(Collector):
-    """The collector of an agent's metrics; the agent is set later. receive() is a structlog processor that counts
-    warnings."""
+    """The collector of an agent's metrics. Set `agent` before each run. receive() is a structlog processor that counts
+    the log events in EVENTS."""
 
     def __init__(self) -> None:
         self.agent: Agent | None = None

@@ -1,5 +1,4 @@
-"""Maintain the node's part of the network in the kernel: links, entries and rules, from its own record and those of
-other nodes."""
+"""Keep this node's links, routes and masquerading in the kernel up to date with the records of all nodes."""
 
 from __future__ import annotations
 
@@ -23,19 +22,19 @@ FIGURES = ("nodes", "skipped", "routes")
 
 
 class Network:
-    """The node's part of the network. Create it in a thread that is in the node's namespace; the same thread calls all
-    methods. Raises OSError.
+    """The kernel state that connects this node to other nodes. Create the object in a thread that is in the node's
+    namespace; the same thread calls all methods. Raises OSError.
 
     me: this node's record. directory: the directory of the file peers.json. written: whether the kernel has the state
-    for `me` and the last list of nodes. figures: for metrics.py.
+    for `me` and the last list of nodes. figures: {name in FIGURES: count}, for the agent's metrics.
     """
 
     def __init__(self, conf: NetworkConf, backend: Backend, me: Node, log: Logger, directory: str) -> None:
         self.conf, self.backend, self.me, self.log, self.directory = conf, backend, me, log, directory
         self.written = False
         self.figures = dict.fromkeys(FIGURES, 0)
-        self.others: Collection[Node] = ()                  # the nodes in the kernel's state
-        self._nodes: Collection[Node] | None = None         # the last list, or None
+        self.others: Collection[Node] = ()                  # the other nodes that the kernel's state connects
+        self._nodes: Collection[Node] | None = None         # the last list of all nodes, or None before the first
         self._skipped: dict[str, str] = {}
         with ExitStack() as opened:
             self.keeper = opened.enter_context(closing(Keeper(log)))
@@ -47,7 +46,7 @@ class Network:
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Close the sockets, and leave the kernel's state, so that traffic continues while the agent restarts."""
+        """Close the sockets. The kernel's state stays, so that traffic continues while the agent restarts."""
         self._opened.close()
 
     def fileno(self) -> int:
@@ -60,17 +59,17 @@ class Network:
         return min(each.due for each in self._attended)
 
     def attend(self) -> None:
-        """Read the kernel's notifications, and restore lost entries."""
+        """Read the kernel's notifications, and restore deleted or changed entries and rules."""
         for each in self._attended:
             each.attend()
 
     def take(self, nodes: Collection[Node]) -> None:
-        """Store a list of all nodes, for write()."""
+        """Store `nodes`, the list of all nodes, for the next write()."""
         self._nodes, self.written = nodes, False
 
     def move(self, me: Node) -> bool:
-        """Store the record that was taken after the previous record was lost. Return whether its subnets are
-        different."""
+        """Store `me`, the record that this node took after it had lost its previous record. Return whether the subnets
+        are different."""
         if me.subnets == self.me.subnets:
             self.me = me
             return False
@@ -79,7 +78,7 @@ class Network:
         return True
 
     def write(self) -> None:
-        """Write the kernel state for `me` and the last list. Do nothing before the first list."""
+        """Write the kernel state for `me` and the last list of nodes. Do nothing before the first list."""
         if self._nodes is None:
             return
         others, left_out = subnets.usable(self.conf, self.me, self._nodes)
@@ -92,7 +91,7 @@ class Network:
         self.log.info("nodes", count=len(others), routes=len(state.routes))
 
     def has_record(self) -> bool:
-        """Return whether the last list has this node's record unchanged."""
+        """Return whether the last list of nodes has this node's record unchanged."""
         return self._nodes is not None and self.me in self._nodes
 
     def _tell_skipped(self, skipped: Mapping[str, str]) -> None:
@@ -103,5 +102,5 @@ class Network:
 
 
 def text(by_family: Mapping[int, object]) -> str:
-    """Return subnets or addresses as text for the log, without their families."""
+    """Return the subnets or addresses of `by_family`, {family: subnet}, as text for the log: separated by spaces."""
     return " ".join(map(str, by_family.values()))

@@ -1,4 +1,4 @@
-"""Define NftTable, an nftables table of the agent with the socket that changes it."""
+"""Define NftTable: an nftables table of the agent, and the netlink socket that changes the table."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ UNKNOWN = (EOPNOTSUPP, EINVAL)                                  # errors of earl
 
 
 class NftTable:
-    """A table of the agent. sock: a socket for transactions of up to send_bytes, whose acknowledgements may take
-    ack_bytes, as the kernel counts bytes. Raises OSError."""
+    """An nftables table of the agent. sock: the socket for transactions of at most send_bytes; its receive buffer of
+    ack_bytes holds the kernel's acknowledgements. Raises OSError."""
 
     def __init__(self, family: int, name: str, send_bytes: int, ack_bytes: int) -> None:
         self._place = family, name
@@ -27,7 +27,7 @@ class NftTable:
         wire.set_buffer_size(self.sock, ack_bytes)
 
     def close(self) -> None:
-        """Close the socket, and leave the table: its rules stay in force while the agent restarts."""
+        """Close the socket. The table stays, so that its rules are in force while the agent restarts."""
         self.sock.close()
 
     @property
@@ -37,8 +37,8 @@ class NftTable:
         return int(self.sock.getsockname()[0])
 
     def take_over(self, tables: Iterable[tuple[int, str]], comment: str) -> None:
-        """Own the tables that an agent has left. tables: (family, name). Raises ConfigurationError if a running agent
-        has one of them."""
+        """Become the owner of the tables that an earlier agent has left. tables: (family, name). Raises
+        ConfigurationError if another process owns a table."""
         batch = nft.start(Batch())
         for family, name in tables:
             for _, payload in wire.look_up(self.sock, nft.get_table(Batch(), family, name)) or ():
@@ -51,7 +51,7 @@ class NftTable:
         wire.exchange(self.sock, nft.stop(batch))
 
     def delete(self) -> bool:
-        """Delete the table. Return whether there was one."""
+        """Delete the table. Return whether the table existed."""
         _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), *self._place)))
         if refused and refused[0].errno != ENOENT:
             raise refused[0]

@@ -1,9 +1,9 @@
-"""Write and read the list of the network's other nodes, a file that the agent writes for `fastcni selftest --peer`.
+"""Write and read peers.json, the list of the network's other nodes, for `fastcni selftest --peer`.
 
     [{"name": "node-b", "addresses": ["192.0.2.2"], "subnets": ["10.244.2.0/24"]}]
 
-name: the registry's key of the node's record. addresses: those at which other nodes reach the node. subnets: those of
-its pods.
+name: the registry's key of the node's record. addresses: the addresses at which other nodes reach the node. subnets:
+the subnets of the node's pods.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from fastcni.agent.contract import Node
 
-DIRECTORY = "/run/fastcni/agent"           # of the agent's files; a reboot empties it, and removes the agent's links
+DIRECTORY = "/run/fastcni/agent"           # the agent's files; a reboot removes both them and the agent's links
 NAME = "peers.json"
 
 
 def write(directory: str, nodes: Iterable[Node]) -> None:
-    """Write the list, unless the file already has it. Raises OSError."""
+    """Write the list of `nodes` to peers.json in `directory`, unless the file already has this list. Raises OSError."""
     path = Path(directory, NAME)
     text = json.dumps([{"name": node.name, "addresses": [str(each) for each in node.public.values()],
                         "subnets": [str(each) for each in node.subnets.values()]} for node in nodes])
@@ -42,5 +42,5 @@ def read(directory: str) -> list[dict[str, Any]]:
 
 
 def remove(directory: str) -> None:
-    """Remove the list, for a node that leaves the network. Raises OSError."""
+    """Remove peers.json: the node leaves the network. Raises OSError."""
     Path(directory, NAME).unlink(missing_ok=True)

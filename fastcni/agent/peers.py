@@ -1,7 +1,8 @@
 """Read the kernel's peers of wireguard links, compare them with a State, and write the difference.
 
-The kernel sends no notifications about peers. They are compared when other state of the agent has changed. A peer's
-endpoint is written only when its record changes, because WireGuard itself updates the endpoint of a peer that moves.
+The kernel sends no notifications about peers, so the agent compares them when its other state has changed. The agent
+writes a peer's endpoint only when the node's record changes, because WireGuard itself updates the endpoint of a peer
+that moves.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     Peers = Mapping[tuple[int, bytes], Peer]        # {(index of the link, public key): Peer}
 
 
-ANSWER_BYTES, REQUEST_BYTES = 16 << 20, 4 << 20       # of ACKs; in one send
+ANSWER_BYTES, REQUEST_BYTES = 16 << 20, 4 << 20       # buffer for the kernel's ACKs; the most that one send() may have
 
 
 def peer_of(peer: WireguardPeer) -> Peer:
@@ -33,15 +34,15 @@ def peer_of(peer: WireguardPeer) -> Peer:
 
 
 def set_key(index: int, private_key: bytes, port: int) -> None:
-    """Give a link its key and port. Raises NetlinkError."""
+    """Set the private key and the UDP port of a wireguard link. index: the link's. Raises NetlinkError."""
     with closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
         family = genl.family_id(sock, wireguard.FAMILY)
         wire.exchange(sock, wireguard.set_device(Batch(), family, index, private_key, port))
 
 
 def read_peers(indexes: Collection[int], written: Peers) -> dict[tuple[int, bytes], Peer]:
-    """Return the peers of wireguard links. Each has the endpoint that was last written (`written`), even if the peer
-    has moved since; without an entry in `written`, the kernel's endpoint."""
+    """Return the peers of the wireguard links `indexes`. A peer's endpoint is the endpoint in `written`, which the
+    agent wrote last, even if the peer has moved since. Without an entry in `written` it is the kernel's endpoint."""
     found: dict[tuple[int, bytes], Peer] = {}
     if not indexes:
         return found
@@ -66,7 +67,7 @@ def write_peers(have: Peers, want: Peers) -> list[NetlinkError]:
         wire.set_buffer_size(sock, ANSWER_BYTES)
         wire.set_request_size(sock, REQUEST_BYTES)
         family = genl.family_id(sock, wireguard.FAMILY)
-        for index, key in gone:             # first, because other peers may get their networks
+        for index, key in gone:             # first, because another peer may get the networks of a removed peer
             requests.add(wireguard.del_peer, family, index, key)
         for (index, key), (keepalive, allowed, endpoint, preshared) in changed.items():
             requests.add(wireguard.put_peer, family, index, key, endpoint, sorted(allowed), preshared, keepalive)

@@ -2,10 +2,10 @@
 
     conf        read the network's configuration, and choose the underlay and the backend
     join        take the node's subnets, and publish its address
-    write       links, neighbours, FDB entries, routes, masquerading; then subnet.env, the conflist last
-    keep        until SIGTERM: follow the kernel's notifications, and in threads the registry; renew the record
+    write       write links, neighbours, FDB entries, routes, masquerading; then subnet.env; the conflist last
+    keep        until SIGTERM, follow the kernel's notifications; in threads, watch the registry and renew the record
 
-A separate thread serves policies from the start, because they do not need the registry.
+A separate thread applies network policies from the start, because policies do not need the registry.
 
 While the registry is unavailable, the network stays unchanged. SIGTERM leaves the kernel's state and the record, so
 that traffic continues while the agent is restarted or replaced.
@@ -59,15 +59,15 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 Found = TypeVar("Found")
-PROBLEMS = (Away, ConfigurationError, SubnetLost, NoSubnetLeft)        # temporary problems
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # seconds between tries to join
+PROBLEMS = (Away, ConfigurationError, SubnetLost, NoSubnetLeft)        # errors after which the agent tries again
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0           # seconds between two tries to join: the pause doubles
 FOREVER = float("inf")
 SUBNET_FILE, CONFLIST = "/run/flannel/subnet.env", "/etc/cni/net.d/10-flannel.conflist"
 
 
 @dataclass(frozen=True)
 class Options:
-    """The operator's options. registry, settings: arguments of open_registry(). conflist: "": write no conflist."""
+    """The operator's options. registry, settings: arguments of open_registry(). conflist: a path; "": write none."""
 
     registry: str
     settings: dict[str, Any]
@@ -89,20 +89,20 @@ class Agent:
         self.wakeup, self.policies_wakeup = Wakeup(), Wakeup()
         self.threads: list[threading.Thread] = []
         self.registry: Registry = open_registry(options.registry, options.settings, log, self.stopped.wait)
-        self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the registry's last list, until it is used
-        self.rejoined: deque[Node] = deque()                # records that were taken after the previous one was lost
-        self.renew_now = threading.Event()                  # for the thread that renews the record
-        self.announce_now = threading.Event()               # for the thread that calls the BGP engine
+        self.nodes: deque[Collection[Node]] = deque(maxlen=1)       # the registry's last list, until _keep() takes it
+        self.rejoined: deque[Node] = deque()                # records that replace a lost record of this node
+        self.renew_now = threading.Event()                  # wakes the thread that renews the record
+        self.announce_now = threading.Event()               # wakes the thread that calls the BGP engine
         self.problems: dict[int, str] = {}                  # {thread: its last logged problem}
-        self.fault: BaseException | None = None             # the exception of a thread
+        self.fault: BaseException | None = None             # the exception that ended a thread
         self.bgp = Bgp(options.bgp, log) if options.bgp else None
         self.policies: Policies | None = None
         self.egress: Egress | None = None
         self.network: Network | None = None
-        self.ready = False                                  # pods may be made
+        self.ready = False                                  # whether runtimes may create pods on this node
 
     def stop(self) -> None:
-        """End run() soon."""
+        """Make run() return soon."""
         self.stopped.set()
         self.renew_now.set()
         self.announce_now.set()
@@ -112,7 +112,7 @@ class Agent:
             self.egress.wakeup.wake()
 
     def figures(self) -> dict[str, int]:
-        """Return the values for metrics.py."""
+        """Return the values of the agent's gauges, by the names of metrics.GAUGES."""
         found = self.network.figures if self.network else dict.fromkeys(FIGURES, 0)
         return {**found, "ready": int(self.ready)}
 
@@ -150,8 +150,8 @@ class Agent:
         self.log.info("joined", subnets=text(me.subnets), backend=backend.name, public=text(me.public),
                       mtu=backend.mtu())
         self.network = network = Network(conf, backend, me, self.log, self.options.directory)
-        # Requests to the registry and to BGP's engine may take long, so they run in threads, and the kernel's
-        # notifications need not wait.
+        # Requests to the registry and to the BGP engine may take long. They run in other threads, so that this thread
+        # reads the kernel's notifications without delay.
         self._start(self.registry.watch, self._changed, self.stopped.is_set)
         self._start(self._renew_until_stop, conf, me)
         if self.egress:
@@ -165,10 +165,10 @@ class Agent:
             network.close()
 
     def leave(self) -> None:
-        """Leave the network: remove the record, and the agent's objects in the kernel. Raises Away, ConfigurationError,
-        OSError."""
+        """Leave the network: remove the node's record, and the agent's objects in the kernel. Raises Away,
+        ConfigurationError, OSError."""
         with closing(Ruleset()) as rules:
-            rules.adopt()               # first, because it raises if a running agent has policies
+            rules.adopt()               # first, because adopt() raises if a running agent has policies
             conf, _, me = self._prepare()
             mine = self.registry.join(conf, me)
             self.registry.leave(mine)
@@ -191,7 +191,7 @@ class Agent:
     # -- joining -------------------------------------------------------------------------------------------------------
 
     def _persist(self, attempt: Callable[[], Found]) -> Found | None:
-        """Repeat attempt() until it succeeds, and return its result; None if the agent is stopped before."""
+        """Repeat attempt() until it succeeds, and return its result; None if the agent is stopped first."""
         pause = FIRST_PAUSE_S
         while not self.stopped.is_set():
             try:
@@ -203,7 +203,7 @@ class Agent:
         return None
 
     def _tell_problem(self, event: str, e: Exception) -> None:
-        """Log a problem once, even if each try has it."""
+        """Log the problem `e`, unless this thread's last logged problem has the same text."""
         thread = threading.get_ident()
         if str(e) != self.problems.get(thread):
             self.log.error(event, error=str(e))
@@ -241,12 +241,13 @@ class Agent:
                 if network.written and self.egress:
                     self.egress.see(network.conf, network.me, network.others, network.keeper.wanted.routes)
                 if network.written and not network.has_record():
-                    self.renew_now.set()                    # the record is missing, or another node has its place
+                    self.renew_now.set()                    # the record is missing or was overwritten
             if network.written and not self.ready and self._policies_are_ready():
                 self._begin(network)
 
     def _begin(self, network: Network) -> None:
-        """Allow pods on the node, when the other nodes can be reached and policies are in force."""
+        """Allow pods on the node: write the files that runtimes read. The other nodes can be reached, and policies are
+        in force."""
         conf, me, options = network.conf, network.me, self.options
         for family in conf.families:
             sysctl.ensure(SYSCTLS[4 if family == 4 else 16], "1")
@@ -262,16 +263,16 @@ class Agent:
         self.renew_now.set()
         self.tell_ready()
 
-    # -- in threads of their own ---------------------------------------------------------------------------------------
+    # -- functions that run in other threads ---------------------------------------------------------------------------
 
     def _start(self, run: Callable[..., object], *args: object) -> None:
-        """Start a thread that run() waits for at its end."""
+        """Start a thread that calls run(*args). Agent.run() waits for the thread before it returns."""
         self.threads.append(threading.Thread(target=self._guarded, args=(run, *args)))
         self.threads[-1].start()
 
     def _guarded(self, run: Callable[..., object], *args: object) -> None:
-        """Run a thread's function. Its exception ends the agent, because working with an outdated list of nodes would
-        do harm."""
+        """Call run(*args) in a thread. An exception ends the agent, because without this thread the agent would work
+        with outdated data, for example an old list of nodes."""
         try:
             run(*args)
         except BaseException as e:
@@ -279,7 +280,7 @@ class Agent:
             self.stop()
 
     def _renew_until_stop(self, conf: NetworkConf, me: Node) -> None:
-        """Renew the record when it is due or renew_now is set, and take a new one if it is lost. Report once to the
+        """Renew the record when it is due or renew_now is set, and take a new record if it is lost. Report once to the
         registry that the network works. If two programs overwrite each other's records, each renewal waits longer."""
         told, pause, seconds, backoff = False, FIRST_PAUSE_S, 0.0, Backoff()
         while not self.stopped.is_set():
@@ -310,7 +311,7 @@ class Agent:
         if policies is None:
             return
         self.policies = policies
-        raise_priority()                        # after the start of the source's threads, which may be busy
+        raise_priority()                        # of this thread only: the source's threads have started already
         poll = select.poll()
         for fd in (policies.fileno(), self.policies_wakeup.fileno()):
             poll.register(fd, select.POLLIN)
@@ -321,7 +322,7 @@ class Agent:
                 if policies.ready and not told:
                     told = True
                     self.wakeup.wake()
-                    garbage.freeze()    # so that no ADD waits for a garbage collection of all policies
+                    garbage.freeze()    # so that no ADD waits while Python's garbage collector visits all policies
                 poll.poll(milliseconds(policies.due))
         finally:
             policies.close()
@@ -341,21 +342,21 @@ class Agent:
 
 
 def milliseconds(due: float) -> float | None:
-    """Return the milliseconds to wait in poll() until a monotonic time."""
+    """Return poll()'s timeout in milliseconds until `due`, a monotonic time; None (wait forever) for FOREVER."""
     return None if due == FOREVER else max(0.0, due - monotonic()) * 1000
 
 
 def remove_policies() -> bool:
-    """Remove the table of policies, and the state of egress addresses. Return whether the table existed. Raises
-    ConfigurationError, OSError."""
+    """Remove the nftables table of policies, and the state of egress addresses. Return whether the table existed.
+    Raises ConfigurationError, OSError."""
     with closing(Ruleset()) as rules:
-        rules.adopt()                   # before anything changes, as leave()
+        rules.adopt()                   # first, because adopt() raises if a running agent has policies
         remove_egress()
         return rules.remove()
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove the files that a killed agent leaves and a stopped agent removes. directory: the agent's directory. The
+    """Remove the files that a killed agent has left: HTTP proxies' files and a socket. directory: the agent's. The
     records of pods stay, because pods may run. Raises OSError."""
     shutil.rmtree(os.path.join(directory, PROXY_DIRECTORY), ignore_errors=True)
     with suppress(FileNotFoundError):
@@ -363,7 +364,7 @@ def remove_leftovers(directory: str) -> None:
 
 
 def remove_egress() -> None:
-    """Remove the table, rules and routes of egress addresses. Raises OSError."""
+    """Remove the nftables table, routing rules and routes of egress addresses. Raises OSError."""
     with closing(Table()) as table:
         table.remove()
     routes.remove()

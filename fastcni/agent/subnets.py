@@ -1,4 +1,4 @@
-"""Choose the subnets of a node, and leave out nodes with invalid subnets."""
+"""Choose free subnets for a node, and skip nodes whose subnets are invalid."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from fastcni.agent.contract import Family, NetworkConf, Node, Prefix
 
-CANDIDATES = 100        # a random one of so many free subnets is taken, so that concurrent joins seldom collide
+CANDIDATES = 100        # a node takes a random one of the first 100 free subnets, so that two joins seldom collide
 
 
 def choose(conf: NetworkConf, former: Mapping[int, Prefix],
            taken: Collection[Mapping[int, Prefix]]) -> dict[int, Prefix]:
-    """Return a free subnet for each family: the node's previous one if it is free. taken: the subnets of each record.
-    Raises NoSubnetLeft."""
+    """Return {family: a free subnet}. former: the node's previous subnets, chosen again if they are free. taken: the
+    subnets of each record. Raises NoSubnetLeft."""
     return {number: choose_one(family, former.get(number), [each[number] for each in taken if number in each])
             for number, family in conf.families.items()}
 
@@ -49,10 +49,10 @@ def overlap(one: Mapping[int, Prefix], two: Mapping[int, Prefix]) -> bool:
 
 
 def usable(conf: NetworkConf, me: Node, nodes: Collection[Node]) -> tuple[list[Node], dict[str, str]]:
-    """Return (the other nodes, {name: why it is left out}). A subnet must be in the network, and belong to only one
-    node, because a damaged record must not attract packets to other destinations. Of two nodes with one subnet, the
-    first by name counts. A record with this node's address is an old record of this node: a tunnel to it would lead
-    back to this node.
+    """Return (the other nodes that are used, {name of a skipped node: the reason}). A node is skipped if its subnet is
+    not in the network or overlaps another node's, because a damaged record must not attract packets to other
+    destinations. Of two nodes with one subnet, this node or the first by name keeps the subnet. A record with this
+    node's address is an old record of this node and is skipped: a tunnel to it would lead back to this node.
     """
     skipped: dict[str, str] = {}
     others = sorted((node for node in nodes if node.name != me.name), key=lambda node: node.name)
@@ -83,7 +83,7 @@ def within(subnet: Prefix, network: Prefix) -> bool:
 
 
 def free(family: Family, taken: Collection[Prefix]) -> Iterator[Prefix]:
-    """Yield the free subnets, lowest first. Taken subnets may have another length, if the configuration was changed."""
+    """Yield the free subnets, lowest first. taken: subnets of any prefix length, because SubnetLen may have changed."""
     host_bits = family.network.max_prefixlen - family.length
     spans = sorted((int(each.network_address) >> host_bits, int(each.broadcast_address) >> host_bits)
                    for each in taken)

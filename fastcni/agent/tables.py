@@ -1,8 +1,7 @@
 """Read the kernel's neighbours, FDB entries and routes as tables, compare them with a State, and write the difference.
 
-One send carries all requests of a difference: for each node the neighbour, then the FDB entry, then the route, so that
-the kernel never resolves an address through the tunnel. Entries that are no longer wanted are removed in the reverse
-order.
+One send() has all requests of a difference: first neighbours, then FDB entries, then routes, so that the kernel never
+resolves an address through the tunnel. Entries that are no longer wanted are removed in the reverse order.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Route
     from fastcni.kernel.wire import NetlinkError, Socket
 
-GONE = (ENOENT, ESRCH, EEXIST)          # errors of a removal or a repeated addition that are ignored
+GONE = (ENOENT, ESRCH, EEXIST)          # harmless: the entry to remove is missing, or the entry to add exists
 FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 class Tables:
-    """Tables of entries. neighbours: {(index, packed): MAC}; stations: {(index, MAC): packed remote}; routes: {(packed,
-    prefix length): (index, packed gateway or b"", packed source or b"", onlink)}; peers: {(index, public key): see
-    peers.py}. An index is that of a link."""
+    """The kernel's entries, by key. neighbours: {(index, packed address): MAC}; stations, the FDB: {(index, MAC):
+    packed remote}; routes: {(packed address, prefix length): (index, packed gateway or b"", packed source or b"",
+    onlink)}; peers: {(index, public key): Peer}. index: a link's interface index."""
 
     __slots__ = ("neighbours", "peers", "routes", "stations")
 
@@ -45,7 +44,7 @@ class Tables:
 
 
 def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
-    """Return the tables of a State. indexes: {name: index} of links; entries on other links are left out."""
+    """Return the tables of `state`. indexes: {link name: index}; entries on links without an index are left out."""
     found = Tables()
     for one in state.neighbours:
         if index := indexes.get(one.link, 0):
@@ -65,8 +64,8 @@ def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
 
 
 def read_tables(sock: Socket, own: Mapping[int, str], written: Tables) -> Tables:
-    """Read the kernel's entries: all on the links `own` ({index: kind}), and the routes with the agent's protocol on
-    any link. written: the previously written peers, for read_peers()."""
+    """Read the kernel's entries: all entries on the links `own` ({index: kind}), and on any link the routes with the
+    agent's routing protocol number. written: the tables that the agent wrote last, for read_peers()."""
     found = Tables()
     found.peers = read_peers([index for index, kind in own.items() if kind == "wireguard"], written.peers)
     for family in (*FAMILIES, uapi.AF_BRIDGE):
@@ -129,5 +128,5 @@ def write_difference(sock: Socket, have: Tables, want: Tables) -> list[NetlinkEr
 
 
 def missing(have: Mapping[Key, Value], want: Mapping[Key, Value]) -> Iterator[tuple[Key, Value]]:
-    """Yield the wanted entries that are missing or different."""
+    """Yield the entries of `want` that are missing or different in `have`."""
     return ((key, value) for key, value in want.items() if have.get(key) != value)

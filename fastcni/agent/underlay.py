@@ -1,8 +1,9 @@
-"""Choose the link through which this node reaches the others, as flanneld does.
+"""Choose the underlay, the link through which this node reaches the other nodes, as flanneld does.
 
-The order is: the first of `iface` that exists (a link's name or address); the first link whose name or address matches
-one of `iface_regex`; the link of the route to `iface_can_reach`; the link that has `public_ip`; the link of the default
-route. With `public_ip` the node publishes that address, which may be that of a router in front of the node.
+The first option that is set decides. `iface`: the first link that has one of these names or addresses. `iface_regex`:
+the first link whose name or address matches. `iface_can_reach`: the link of the route to this address. `public_ip`: the
+link that has this address. Without an option, the link of the default route is chosen. The node publishes `public_ip`
+as its address even if no link has it, because a router in front of the node may have it.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 
     Interface = IPv4Interface | IPv6Interface
 
-OUTSIDE = {4: b"\x08\x08\x08\x08", 6: bytes.fromhex("20014860486000000000000000008888")}   # for the default route
+OUTSIDE = {4: b"\x08\x08\x08\x08", 6: bytes.fromhex("20014860486000000000000000008888")}   # finds the default route
 LOOPBACK = 0x8                          # IFF_LOOPBACK (linux/if.h)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The operator's options of the underlay, see the module. public_ip: {family: address}."""
+    """The operator's options that choose the underlay; the module's docstring describes them. public_ip: {family:
+    address}."""
 
     iface: Sequence[str] = ()
     iface_regex: Sequence[str] = ()
@@ -43,8 +45,8 @@ class Options:
 
 
 def choose(options: Options, families: Sequence[int]) -> Underlay:
-    """Return the underlay, with an address for each of the families. Raises ConfigurationError, which says what is
-    missing."""
+    """Return the underlay, which has an address of each family in `families`. Raises ConfigurationError if no link
+    matches, or the link has no address of a family."""
     with closing(wire.open_socket()) as sock:
         links = [link for link in find.all_links(sock) if not link.flags & LOOPBACK]
         addresses = {link.index: list(interfaces(sock, link.index)) for link in links}
@@ -53,7 +55,7 @@ def choose(options: Options, families: Sequence[int]) -> Underlay:
         raise ConfigurationError("no link reaches the other nodes: there is no default route, and no link matches "
                                  "iface, iface-regex, iface-can-reach or public-ip")
     named = {*options.iface, *map(str, options.public_ip.values())}
-    present = sorted(addresses[chosen.index], key=lambda it: str(it.ip) not in named)      # these come first
+    present = sorted(addresses[chosen.index], key=lambda it: str(it.ip) not in named)      # named addresses first
     own = {family: next((it for it in present if it.version == family), None) for family in FAMILIES}
     for family in families:
         if own[family] is None:
@@ -66,7 +68,7 @@ def choose(options: Options, families: Sequence[int]) -> Underlay:
 
 def candidates(sock: Socket, options: Options, families: Sequence[int], links: list[Link],
                addresses: Mapping[int, list[Interface]]) -> Iterator[Link]:
-    """Yield links, the preferred one first."""
+    """Yield the links that match the options, the preferred link first."""
     if options.iface:
         yield from (link for text in options.iface for link in links
                     if link.name == text or text in [str(it.ip) for it in addresses[link.index]])
@@ -86,7 +88,7 @@ def candidates(sock: Socket, options: Options, families: Sequence[int], links: l
 
 
 def compiled(text: str) -> re.Pattern[str]:
-    """Raises ConfigurationError."""
+    """Compile a pattern of `iface_regex`. Raises ConfigurationError."""
     try:
         return re.compile(text)
     except re.error as e:
@@ -94,7 +96,7 @@ def compiled(text: str) -> re.Pattern[str]:
 
 
 def destination(text: str) -> bytes:
-    """Raises ConfigurationError."""
+    """Return the address in `iface_can_reach`, packed. Raises ConfigurationError."""
     try:
         return ip_address(text).packed
     except ValueError as e:
@@ -102,7 +104,7 @@ def destination(text: str) -> bytes:
 
 
 def interfaces(sock: Socket, index: int) -> Iterator[Interface]:
-    """Yield the addresses of a link that other nodes can use, with their networks."""
+    """Yield the link's addresses with their prefix lengths, without link-local and duplicate (DADFAILED) addresses."""
     for it in find.addresses(sock, index):
         found = ip_interface((it.packed, it.prefix))
         if not found.is_link_local and not it.flags & uapi.IFA_F_DADFAILED:
@@ -110,7 +112,7 @@ def interfaces(sock: Socket, index: int) -> Iterator[Interface]:
 
 
 def way(sock: Socket, packed: bytes) -> int:
-    """Return the index of the link to an address; 0 without a route."""
+    """Return the index of the link on the route to the address `packed`; 0 without a route."""
     try:
         replies = wire.exchange(sock, rtnl.get_route(Batch(), packed, "look up the route"))
     except wire.NetlinkError:
