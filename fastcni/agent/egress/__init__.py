@@ -1,1 +1,1 @@
-"""Egress addresses: pods by selector leave the cluster from an address that one node holds at a time."""
+"""Egress addresses: selected pods leave the cluster with a fixed source address, which one node at a time holds."""

@@ -1,8 +1,8 @@
-"""Connections of pods whose egress address has changed: their flows are deleted from conntrack.
+"""Delete the conntrack flows of pods whose egress address has changed.
 
-A connection keeps the translation of its first packet, so with another address or way its packets would be dropped
-until it ends. Without its flow the next packet gets the new translation. A TCP connection goes on if that is the same
-address and port.
+A connection keeps the source NAT of its first packet. If the pod's egress address or next hop changes, the rules would
+drop the connection's packets until it ends. Without its flow, the next packet gets the new source NAT. A TCP connection
+continues if the new source address and port are the same.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def end(pods: Mapping[bytes, bytes], inside: Sequence[Range]) -> int:
-    """Delete the flows that pods have begun to outside, but for those with the right source. Return how many. Raises
-    OSError.
+    """Delete the flows from pods to destinations outside the cluster, except flows that have the right source address.
+    Return the number of deleted flows. Raises OSError.
 
-    pods: {address: the source with which its packets are to leave this node, b"" if each flow is to go}.
+    pods: {a pod's address: the source with which its packets must leave this node; b"": delete all its flows}.
+    inside: the ranges of addresses inside the cluster.
     """
     if not pods:
         return 0
@@ -36,7 +37,7 @@ def end(pods: Mapping[bytes, bytes], inside: Sequence[Range]) -> int:
 
 
 def within(packed: bytes, ranges: Sequence[Range]) -> bool:
-    """Whether an address is in one of the ranges, which are in order for each length of addresses."""
+    """Return whether the address `packed` is in one of `ranges`. For each address family, the ranges are sorted."""
     same = [each for each in ranges if len(each[0]) == len(packed)]
     at = bisect_right(same, packed, key=lambda each: each[0]) - 1
     return at >= 0 and packed <= same[at][1]

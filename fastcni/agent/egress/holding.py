@@ -1,4 +1,4 @@
-"""The egress addresses that a node holds: claimed in the store, lent to a link, and used by the table until a time."""
+"""Claim and renew this node's egress addresses, add them to links, and tell nftables how long to use each address."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
     from fastcni.agent.egress.table import Table
     from fastcni.daemon.log import Logger
 
-YIELD_S = 0.05          # for each address that it holds, a node waits this long before it claims another one
-AGAIN_S = 0.5           # between two tries to claim
+YIELD_S = 0.05          # before a node claims an address, it waits this long for each address that it already holds
+AGAIN_S = 0.5           # seconds between two tries to claim the same address
 
 
 class Holding:
-    """The addresses that this node holds. One thread calls all methods. attend() raises OSError if the kernel refuses a
-    change.
+    """The egress addresses that this node holds. One thread calls all methods. attend() raises OSError if the kernel
+    refuses a change.
 
-    until: what this node holds, until a time, monotonic. due: when to call attend() without a change of the claims.
+    until: {a held address: the monotonic time when this node's claim ends}. due: when to call attend() even if no claim
+    has changed, in monotonic seconds.
     """
 
     def __init__(self, claims: Claims, lending: Lending, table: Table, log: Logger) -> None:
@@ -34,12 +35,12 @@ class Holding:
         self.until: dict[bytes, float] = {}
         self.due = 0.0
         self._renewed = 0.0
-        self._tried: dict[bytes, float] = {}            # when this node may claim an address, monotonic
+        self._tried: dict[bytes, float] = {}            # {address: when this node may try again to claim it, monotonic}
         self._problem = ""
 
     def attend(self, wanted: Collection[bytes]) -> None:
-        """Renew the addresses that this node holds, claim free addresses that a link of this node can have, and give up
-        the others."""
+        """Renew this node's claims, and claim the free addresses in `wanted` that fit a link of this node. Give up held
+        addresses that are no longer wanted or no longer fit a link."""
         before = dict(self.until)
         if self.until and monotonic() >= self._renewed + RENEW_S:
             self._renew()
@@ -62,7 +63,7 @@ class Holding:
                         *(self._due_of(packed) for packed in wanted if packed not in self.until)])
 
     def give_up(self, addresses: Collection[bytes]) -> None:
-        """End the use of these addresses, and let other nodes claim them."""
+        """Stop using `addresses`, and release their claims, so that other nodes can claim them."""
         self.until = {packed: end for packed, end in self.until.items() if packed not in addresses}
         self.table.hold(self.until)
         try:
@@ -76,14 +77,14 @@ class Holding:
             renewed = self.claims.renew(self.until.keys())
             self.until = dict(renewed)
             holders = self.claims.holders()
-            for packed in [packed for packed in self.until if packed not in holders]:   # another program deleted it
+            for packed in [packed for packed in self.until if packed not in holders]:   # the claim was deleted
                 self.until[packed] = self.claims.claim(packed)
             self._problem = ""
         except Away as e:
             self._tell_away(e)
 
     def _due_of(self, packed: bytes) -> float:
-        """Return when to try to claim an address: a node with fewer addresses tries first."""
+        """Return the monotonic time when to try to claim an address: earlier on a node that holds fewer addresses."""
         free = self.claims.free_at(packed)
         return max(self._tried.get(packed, 0.0), free + YIELD_S * len(self.until))
 

@@ -1,4 +1,4 @@
-"""Which pods leave the cluster from which egress addresses: kept up to date by a Compiler of policies."""
+"""Keep an index of the EgressAddress documents and the pods that they select, for the compiler of policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class EgressIndex:
-    """documents: by name. notify: called after each change that subjects() may show."""
+    """The EgressAddress documents and their pods. documents: {name: document}. notify(): called after each change that
+    may change the result of subjects()."""
 
     def __init__(self, cluster: Cluster, groups: Groups) -> None:
         self.documents: dict[str, EgressAddress] = {}
@@ -24,7 +25,7 @@ class EgressIndex:
         self._cluster, self._groups = cluster, groups
 
     def put(self, name: str, egress_address: EgressAddress | None) -> None:
-        """Add an EgressAddress, or replace it; None: the object is gone."""
+        """Add or replace the document `name`; egress_address None: remove it."""
         old = self.documents.pop(name, None)
         if egress_address:
             self._groups.use(egress_address.pods)
@@ -34,16 +35,16 @@ class EgressIndex:
         self.notify()
 
     def pods_changed(self) -> None:
-        """Record that a pod has come, changed or gone."""
+        """Call notify() after a pod was added, changed or removed, if documents exist."""
         if self.documents:
             self.notify()
 
     def subjects(self) -> Subjects:
-        """Return which EgressAddress counts for each address of a pod."""
+        """Return {a pod's address: the EgressAddress that applies to it}."""
         return subjects(self.documents.values(), self._members)
 
     def selects(self, pod: Pod) -> list[EgressAddress]:
-        """Return the documents that select a pod, even one that was not put."""
+        """Return the documents that select `pod`. The cluster's records need not have the pod yet."""
         return [each for each in self.documents.values() if each.pods.matches(pod, self._cluster.namespaces)]
 
     def _members(self, egress_address: EgressAddress) -> Iterator[Pod]:

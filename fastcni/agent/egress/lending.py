@@ -1,4 +1,4 @@
-"""Egress addresses on this node's links. The kernel removes an address when this node no longer renews it."""
+"""Add egress addresses to this node's links for a limited time. The kernel removes an address that is not renewed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import Prefix
     from fastcni.kernel.rtnl import Link
 
-ANNOUNCEMENTS, ANNOUNCE_S = 4, 0.5      # of a new address: a switch or a neighbour may miss one
-ROUND_S = 0.4                           # how late an address may end after its time
+ANNOUNCEMENTS, ANNOUNCE_S = 4, 0.5      # ARP or ND messages for a new address, and seconds between: some may get lost
+ROUND_S = 0.4                           # the kernel may remove an address this many seconds after the claim's end
 
 
 class Place(NamedTuple):
@@ -32,19 +32,23 @@ class Place(NamedTuple):
 
 
 class Lending:
-    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError."""
+    """The egress addresses on this node's links. Create the object in a thread that is in the node's namespace; the
+    same thread calls all methods. Raises OSError.
+
+    lent: {address: the link that has it}.
+    """
 
     def __init__(self) -> None:
         self.sock = wire.open_socket()
         self.lent: dict[bytes, Link] = {}
-        self._announced: dict[bytes, list[float]] = {}          # when it is to be announced again, monotonic
+        self._announced: dict[bytes, list[float]] = {}          # {address: times of its next messages}
 
     def close(self) -> None:
         self.sock.close()
 
     def places(self, addresses: Collection[bytes]) -> dict[bytes, Link]:
-        """The link on which this node can hold each of these addresses; without those for which it has none, and those
-        that it has itself."""
+        """Return {address: the link that can have it}, without addresses that fit no link and the node's own addresses.
+        An address fits a link that has an address in the same network."""
         if not addresses:
             return {}
         there = [(link, it) for link in find.all_links(self.sock) for it in find.addresses(self.sock, link.index)]
@@ -62,7 +66,8 @@ class Lending:
         return found
 
     def lend(self, until: Mapping[bytes, float], places: Mapping[bytes, Link]) -> None:
-        """Have these addresses on their links until a time each, monotonic; remove others that were lent."""
+        """Add each address of `until` to its link in `places` until its monotonic time. Remove lent addresses that are
+        not in `until`."""
         for packed in self.lent.keys() - until.keys():
             self._take_back(packed)
         for packed, end in until.items():
@@ -71,13 +76,13 @@ class Lending:
                 self._take_back(packed)
             seconds = int(end - monotonic() + ROUND_S)
             if seconds < 1:
-                continue                        # the kernel knows whole seconds only
+                continue                        # the kernel counts an address's lifetime in whole seconds
             wire.exchange(self.sock, rtnl.lend_address(Batch(), link.index, packed, seconds, what="lend an address"))
             if packed not in self.lent:
                 now = monotonic()
                 self.lent[packed] = link
                 self._announced[packed] = [now + number * ANNOUNCE_S for number in range(ANNOUNCEMENTS)]
-            if monotonic() > end:               # the process has slept since: another node may have the address
+            if monotonic() > end:               # the process was stopped; another node may hold the address now
                 self._take_back(packed)
         self._announce()
 
@@ -85,7 +90,7 @@ class Lending:
         for packed, times in self._announced.items():
             if times and times[0] <= monotonic():
                 del times[0]
-                with suppress(OSError):         # the link went down, and the next call sees that
+                with suppress(OSError):         # the link went down; the next call of lend() moves the address
                     packet_sockets.announce(self.lent[packed].name, self.lent[packed].address, packed)
 
     def _take_back(self, packed: bytes) -> None:
@@ -100,14 +105,14 @@ class Lending:
 
 
 def of_all_hosts(packed: bytes, network: Prefix) -> bool:
-    """Whether an address means no single host of its network: the first one, which of IPv6 all routers have, and the
-    last one of IPv4."""
+    """Return whether the address `packed` is not a single host's: the first address of a network (IPv6: of all its
+    routers), or the last address of an IPv4 network (broadcast)."""
     if network.prefixlen >= network.max_prefixlen - 1:
         return False
     return packed == network[0].packed or (network.version == 4 and packed == network[-1].packed)
 
 
 def usable(link: Link) -> bool:
-    """Return whether neighbours can find an address on the link: it is up, has a carrier and a MAC."""
+    """Return whether neighbours can reach an address on the link: the link is up, and has a carrier and a MAC."""
     return link.up and bool(link.flags & uapi.IFF_LOWER_UP) and not link.flags & uapi.IFF_LOOPBACK and (
         len(link.address) == 6)

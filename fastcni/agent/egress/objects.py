@@ -1,10 +1,11 @@
-"""Egress addresses, read from documents: EgressAddress of policy.fastcni.dev/v1alpha1.
+"""Read documents of kind EgressAddress (policy.fastcni.dev/v1alpha1), and choose the egress address of each pod.
 
     read_egress_address({"metadata": {"name": "billing"}, "spec": {
         "subject": {"namespaces": {"matchLabels": {"team": "billing"}}}, "addresses": ["192.0.2.50"]}})
 
-Pods of the subject leave the cluster from one of the addresses of their family. If two documents select a pod, the
-first by name counts. A pod's family without an address in `addresses` keeps its way.
+Packets of the subject's pods leave the cluster with an egress address of their family as the source. If two documents
+select a pod, the first by name applies. If `addresses` has no address of a family, packets of that family are routed as
+usual.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.objects import Group, Pod
 
-    Subjects = Mapping[bytes, "EgressAddress"]          # by a pod's address
+    Subjects = Mapping[bytes, "EgressAddress"]          # {a pod's address: the document that applies}
 
 GROUP = "policy.fastcni.dev/"
 API_VERSION = f"{GROUP}v1alpha1"
@@ -35,8 +36,8 @@ LIMITED_BROADCAST = IPv4Address("255.255.255.255")
 
 @dataclass(frozen=True, slots=True)
 class EgressAddress:
-    """pods: the subject, in all namespaces. addresses: packed. closed: the document's addresses cannot be read, so its
-    pods do not leave the cluster."""
+    """A document of kind EgressAddress. pods: the subject, in all namespaces. addresses: packed egress addresses.
+    closed: the document's addresses are unreadable, so the rules drop its pods' packets to outside the cluster."""
 
     name: str
     pods: Group
@@ -44,12 +45,12 @@ class EgressAddress:
     closed: bool = False
 
     def of_family(self, packed: bytes) -> tuple[bytes, ...]:
-        """The addresses of the same family as `packed`."""
+        """Return the egress addresses of the same family as the address `packed`."""
         return tuple(each for each in self.addresses if len(each) == len(packed))
 
 
 def read_egress_address(document: Any) -> EgressAddress:
-    """Read an EgressAddress. Raises PolicyError."""
+    """Read a document of kind EgressAddress. Raises PolicyError."""
     it, _, name, _ = open_document(KIND, document)
     if (version := it.get("apiVersion", str, API_VERSION)) != API_VERSION:
         it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
@@ -59,7 +60,7 @@ def read_egress_address(document: Any) -> EgressAddress:
 
 
 def read_addresses(spec: Reader) -> tuple[bytes, ...]:
-    """Read the key `addresses`. Raises PolicyError."""
+    """Return the addresses of the key `addresses`, packed and without duplicates. Raises PolicyError."""
     texts = spec.get("addresses", list, [])
     if not 1 <= len(texts) <= MAX_ADDRESSES:
         spec.wrong(f"expected 1 to {MAX_ADDRESSES} addresses, got {len(texts)}", "addresses")
@@ -76,8 +77,9 @@ def read_addresses(spec: Reader) -> tuple[bytes, ...]:
 
 
 def may_be_source(address: IPv4Address | IPv6Address) -> bool:
-    """Whether packets from an address can leave a node. Beside addresses of a link or a group, these cannot: 0.0.0.0/8
-    and 255.255.255.255 (RFC 1122, 3.2.1.3), IPv6 addresses with a zone, and reserved ones such as ::ffff:192.0.2.50."""
+    """Return whether packets with this source address can leave a node. False for multicast, loopback and link-local
+    addresses, 0.0.0.0/8 and 255.255.255.255 (RFC 1122, 3.2.1.3), IPv6 addresses with a zone, and reserved IPv6
+    addresses such as ::ffff:192.0.2.50."""
     if address.is_multicast or address.is_unspecified or address.is_loopback or address.is_link_local:
         return False
     if isinstance(address, IPv6Address):
@@ -86,7 +88,8 @@ def may_be_source(address: IPv4Address | IPv6Address) -> bool:
 
 
 def closed_egress_address(document: Mapping[str, Any]) -> EgressAddress | None:
-    """The record of a document that cannot be read: its pods do not leave the cluster. None: it does not say whose."""
+    """Return the record that replaces an unreadable document: its pods cannot leave the cluster. None if the name or
+    the subject is unreadable, too."""
     try:
         it, _, name, _ = open_document(KIND, document)
         return EgressAddress(name, read_subject(it.part("spec") or Reader("", {})), closed=True)
@@ -95,7 +98,7 @@ def closed_egress_address(document: Mapping[str, Any]) -> EgressAddress | None:
 
 
 def subjects(documents: Iterable[EgressAddress], members: Callable[[EgressAddress], Iterable[Pod]]) -> Subjects:
-    """Return which EgressAddress counts for each address of a pod."""
+    """Return {a pod's address: the document that applies to it}. members(document): returns the pods it selects."""
     found: dict[bytes, EgressAddress] = {}
     for each in sorted(documents, key=lambda one: one.name):
         for pod in members(each):
@@ -106,6 +109,6 @@ def subjects(documents: Iterable[EgressAddress], members: Callable[[EgressAddres
 
 
 def preferred(pod: bytes, addresses: Collection[bytes]) -> bytes | None:
-    """Return the one of these egress addresses that a pod's address leaves from: the same on all nodes, and another one
-    only if this one is not among them (rendezvous hashing). None without any."""
+    """Return the egress address for the pod's address `pod`; None if `addresses` is empty. All nodes choose the same by
+    rendezvous hashing: only if the chosen address is not in `addresses`, they choose another."""
     return max(addresses, key=lambda each: blake2b(pod + each, digest_size=8).digest(), default=None)

@@ -1,5 +1,4 @@
-"""The part of policies for egress addresses: tells the node's Egress which pods have which address, and restores the
-table."""
+"""Pass the EgressAddress documents and their pods to the node's Egress, and restore its nftables table."""
 
 from __future__ import annotations
 
@@ -22,12 +21,13 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 EVENT_BYTES = 4 << 20
-AGAIN_S, RETRY_S = 0.1, 1.0     # while the policies are not known; after the kernel has refused something
+AGAIN_S, RETRY_S = 0.1, 1.0     # until the next try: while the policies are not known; after a kernel error
 REMOVALS = (nft.NFT_MSG_DELRULE, nft.NFT_MSG_DELCHAIN, nft.NFT_MSG_DELTABLE)
 
 
 class EgressPart:
-    """See policy/parts.py. settings: with the Egress; without one no address is claimed, and the pods are closed."""
+    """The part of the policy service for egress addresses; policy/parts.py has the protocol. settings.egress: the
+    node's Egress; None: no address is claimed, and packets of the selected pods to outside the cluster are dropped."""
 
     def __init__(self, engine: Engine, settings: Settings, log: Logger) -> None:
         self.engine, self.egress, self.log = engine, settings.egress or Egress(log), log
@@ -36,7 +36,7 @@ class EgressPart:
         wire.set_buffer_size(self.events, EVENT_BYTES)
         self.egress.table.adopt()
         self._suspect = False
-        self._stale, self.due = True, 0.0       # the Egress does not have the last change of the index
+        self._stale, self.due = True, 0.0       # _stale: the Egress does not have the index's last change yet
         engine.compiler.egress.notify = self._note_index
         engine.protecting.append(self._protect)
 
@@ -49,20 +49,20 @@ class EgressPart:
             self._own.close()
 
     def changed(self) -> None:
-        """The index tells of its changes."""
+        """Do nothing: the index calls _note_index() after a change."""
 
     def attend(self) -> None:
         index, table = self.engine.compiler.egress, self.egress.table
-        self.due = monotonic() + RETRY_S        # after an OSError
+        self.due = monotonic() + RETRY_S        # if an OSError follows
         wire.drain(self.events, self._note, self._note_dropped, own=table.port)
-        if self.engine.begun:           # before the policies are known, the table of a former agent counts
+        if self.engine.begun:           # until the policies are known, the previous agent's table stays in force
             self.engine.compiler.settle()
             if self._stale:
                 self.engine.compiler.egress_changed()
                 self.engine.commit()
                 self.egress.put(index.documents, index.subjects())
                 self._stale = False
-        if self._suspect:               # at once each time, as the policies' table: without it pods are open
+        if self._suspect:               # without delay: without the table, pods leave with other addresses
             self._suspect = False
             if table.wanted:
                 self.egress.restore()
@@ -84,7 +84,7 @@ class EgressPart:
         self._stale, self.due = True, 0.0
 
     def _note(self, kind: int, payload: bytes) -> None:
-        """Note another program's change of the table."""
+        """Record whether another program has deleted a rule, a chain or the table. kind: the notification's type."""
         if kind in REMOVALS and nft.read_family(payload) == FAMILY:
             self._suspect = self._suspect or nft.as_text(
                 attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE

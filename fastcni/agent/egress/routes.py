@@ -1,10 +1,10 @@
-"""Policy routes: packets of a pod that the table marks (table.py) go to the node that holds the pod's egress address.
+"""Write policy routes: packets that the table marks (table.py) go to the node that holds the pod's egress address.
 
     from 10.244.1.5 fwmark 0x1000/0x1000 lookup 4042322160 priority 900 proto 252
     default via 10.244.2.0 dev flannel.1 onlink proto 252 table 4042322160
 
-Each next hop has a table, whose number is a hash of the next hop. All rules with this priority and protocol are the
-agent's own, so those of an agent before this one are found again.
+Each next hop has a routing table, whose number is a hash of the next hop. All rules with this priority and protocol
+belong to the agent, so a restarted agent finds the rules of the previous agent.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fastcni.kernel.neighbours import PROTOCOL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PRIORITY = 900                  # before the main table's rule, 32766; behind those of VRFs and of wg-quick's kin
-TABLES = 0xF0000000             # the first of 2^28
-GONE = (ENOENT, ESRCH)
-STRICT, LOOSE = "1", "2"        # values of rp_filter
+PRIORITY = 900                  # before the rule of the main table, 32766; after the usual rules of VRFs and VPNs
+TABLES = 0xF0000000             # the first of 2^28 table numbers
+GONE = (ENOENT, ESRCH)          # the rule or route to delete does not exist
+STRICT, LOOSE = "1", "2"        # values of the sysctl rp_filter
 
 
 class NextHop(NamedTuple):
-    """A way to another node. gateway: packed."""
+    """The next hop on the route to another node. link: the link's name. gateway: packed."""
 
     link: str
     gateway: bytes
@@ -37,18 +37,19 @@ class NextHop(NamedTuple):
 
 
 class Routes:
-    """Made in a thread that is in the node's namespace; the same thread calls all methods. Raises OSError."""
+    """The agent's policy routes in the kernel. Create the object in a thread that is in the node's namespace; the same
+    thread calls all methods. Raises OSError."""
 
     def __init__(self) -> None:
         self.sock = wire.open_socket()
 
     def close(self) -> None:
-        """Leave rules and routes: traffic goes on while the agent is restarted."""
+        """Close the socket. Rules and routes stay, so that traffic continues while the agent restarts."""
         self.sock.close()
 
     def put(self, ways: Mapping[bytes, NextHop]) -> None:
-        """Let pods' addresses have these ways, and no others. What is as it should be is left alone: the kernel has
-        said so just now."""
+        """Make the agent's rules and routes equal to `ways`, {a pod's address: next hop}. Rules that the kernel already
+        has are not written again."""
         wanted = {source: table_of(hop) for source, hop in ways.items()}
         requests = Requests()
         for hop in set(ways.values()):
@@ -73,7 +74,7 @@ class Routes:
                 raise e
 
     def read(self) -> set[tuple[bytes, int]]:
-        """The agent's rules in the kernel: (source, table)."""
+        """Return the agent's rules in the kernel: (packed source, number of the routing table)."""
         found = set()
         for family in (uapi.AF_INET, uapi.AF_INET6):
             for _, payload in wire.dump(self.sock, uapi.RTM_GETRULE, routing.fib_rule_hdr(family), "list rules"):
@@ -84,21 +85,22 @@ class Routes:
 
 
 def table_of(hop: NextHop) -> int:
-    """Return the number of a next hop's table."""
+    """Return the number of the routing table for a next hop."""
     return TABLES | int.from_bytes(blake2b(hop.gateway + hop.link.encode(), digest_size=4).digest(), "big") >> 4
 
 
 def believe_other_ways(link: str) -> None:
-    """Let answers in by a tunnel although the route to their source, which is outside of the cluster, is another one.
-    The kernel takes the stricter of "all" and the link unless the link's value is LOOSE, the higher number."""
+    """Set rp_filter of `link`, a tunnel, to LOOSE if the link or "all" has STRICT. Answers arrive by the tunnel, but
+    the route to their source, which is outside the cluster, uses another link. The kernel uses the higher value of
+    "all" and the link."""
     for name in ("all", link):
-        with suppress(OSError):                 # the link was deleted meanwhile
+        with suppress(OSError):                 # the link was deleted
             if sysctl.read(f"net/ipv4/conf/{name}/rp_filter") == STRICT:
                 sysctl.offer(f"net/ipv4/conf/{link}/rp_filter", LOOSE)
 
 
 def remove() -> None:
-    """Remove all rules and routes. Raises OSError."""
+    """Remove all rules and routes of egress addresses. Raises OSError."""
     routes = Routes()
     try:
         routes.put({})

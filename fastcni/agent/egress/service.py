@@ -1,11 +1,12 @@
-"""Egress addresses of a node: a thread that claims addresses, keeps them on links, and leads pods to the holders.
+"""Claim egress addresses for this node, add them to its links, and route pods to the node that holds their address.
 
-    put(), protect()    from the thread of policies: which pods have which egress addresses
-    see()               from the agent's thread: this node, the other nodes and the routes to them
-    run()               the thread. Only here requests to the store take time
+    put(), protect()    called by the thread of policies: which pods have which egress addresses
+    see()               called by the agent's thread: this node, the other nodes and the routes to them
+    run()               the thread of the Egress. Only this thread waits for requests to the store
 
-Until a pod's address is held, and while this node does not know by whom, the pod's packets to outside are dropped
-(table.py). At its end the agent gives its claims up, and waits for the next holders, so that its own pods have a way.
+Until this node knows which node holds a pod's egress address, the rules drop the pod's packets to outside the cluster
+(table.py). When the agent ends, it releases its claims, and waits until other nodes have claimed the addresses, so that
+its own pods keep a route.
 """
 
 from __future__ import annotations
@@ -34,34 +35,37 @@ if TYPE_CHECKING:
     from fastcni.agent.egress.objects import EgressAddress, Subjects
     from fastcni.daemon.log import Logger
 
-CHECK_S = 1.0           # between two comparisons of rules and routes with the kernel
-RETRY_S = 1.0           # after the kernel has refused something
-HANDOVER_S = 1.5        # at the end, until other nodes have claimed the addresses that this node gave up
+CHECK_S = 1.0           # seconds between two comparisons of rules and routes with the kernel
+RETRY_S = 1.0           # seconds until the next try after a kernel error
+HANDOVER_S = 1.5        # at its end, the agent waits at most this long for other nodes to claim its addresses
 NEVER_S = 3600.0
 
 
 class Egress:
-    """Made in a thread that is in the node's namespace; close() comes after run()."""
+    """The node's egress addresses. Create the object in a thread that is in the node's namespace. Call close() after
+    run() has returned."""
 
     def __init__(self, log: Logger) -> None:
         self.log = log
         self.table, self.wakeup = Table(), Wakeup()
         self.documents: Mapping[str, EgressAddress] = {}
         self.subjects: Subjects = {}
-        # Pods that are no longer subjects, closed until their connections have ended; by the call of put()
+        # Pods that are no longer subjects. Their packets are dropped until _end_flows() has deleted their flows. The
+        # value is an object of the call of put() that removed the pod
         self._leaving: dict[bytes, object] = {}
         self._adding: set[bytes] = set()                # new pods, closed until put() has them
-        self._lock = threading.Lock()                   # of the four above
+        self._lock = threading.Lock()                   # for documents, subjects, _leaving and _adding
         self.around: Surroundings | None = None
-        self.holders: Mapping[bytes, str] = {}          # names of nodes
-        self.held = 0                                   # addresses, by this node
-        self._inside: set[bytes] = set()                # addresses of documents that no node can hold
+        self.holders: Mapping[bytes, str] = {}          # {egress address: name of the node that holds it}
+        self.held = 0                                   # how many addresses this node holds
+        self._inside: set[bytes] = set()                # egress addresses inside the cluster, which no node can hold
         self._changed = True
         self._poll = select.poll()
         self._poll.register(self.wakeup.fileno(), select.POLLIN)
-        # By pod: the address that this node gives it, or the way to another node; None: those of an agent before
+        # {a pod's address: the egress address that this node gives it, or "elsewhere"}, as last written. None: a
+        # previous agent has written the table
         self._former: dict[bytes, object] | None = None if self.table.exists() else {}
-        self._gaps = self._mended = 0           # how often there was no table; after how many of these flows were ended
+        self._gaps = self._mended = 0           # losses of the table; those after which flows were ended
 
     def close(self) -> None:
         self.table.close()
@@ -70,7 +74,8 @@ class Egress:
     # -- from other threads --------------------------------------------------------------------------------------------
 
     def put(self, documents: Mapping[str, EgressAddress], subjects: Subjects) -> None:
-        """Enforce these documents. Closes pods before it returns. Raises OSError."""
+        """Enforce `documents`. Before put() returns, packets of the pods in `subjects` to outside the cluster are
+        dropped until the thread has written their routes. Raises OSError."""
         with self._lock:
             gone = dict.fromkeys(self.subjects.keys() - subjects.keys(), object()) if self.around else {}
             self._leaving = {pod: call for pod, call in (self._leaving | gone).items() if pod not in subjects}
@@ -80,51 +85,54 @@ class Egress:
         self.changed()
 
     def _close(self, documents: Mapping[str, EgressAddress], subjects: Subjects) -> None:
-        """Close subjects, pods that were subjects and new pods, except for what `_lead` has written; with the lock."""
+        """Write the set of pods whose packets may leave only as _lead() has written: subjects, leaving and new pods.
+        The caller has the lock."""
         if documents or self._leaving or self._adding:
             self.table.put("subjects", dict.fromkeys((*subjects, *self._leaving, *self._adding)))
         else:
             self.table.remove()
 
     def protect(self, addresses: Collection[bytes]) -> None:
-        """Within an ADD: close a new pod of a subject until its way is written. Raises OSError."""
+        """During an ADD: drop packets from a new pod's `addresses` to outside the cluster until the thread has written
+        the pod's route. Raises OSError."""
         with self._lock:
             self._adding.update(addresses)
             self.table.add_subjects(addresses)
 
     def restore(self) -> None:
-        """Write the table that another program has changed; end what pods have begun meanwhile. Raises OSError."""
+        """Write the table again, which another program has changed. The thread then ends the connections that pods have
+        begun without the table. Raises OSError."""
         self.table.restore()
         self._gaps += 1
         self.changed()
 
     def see(self, conf: NetworkConf, me: Node, nodes: Collection[Node], routes: Collection[Route]) -> None:
-        """Record all nodes, and the routes to their subnets."""
+        """Record this node, the other nodes, and the routes to their subnets."""
         self.around = Surroundings(conf, me, nodes, routes)
         self.changed()
 
     def changed(self) -> None:
-        """Wake the thread up, so that it compares everything again."""
+        """Wake the thread, so that it compares claims, routes and table with the documents again."""
         self._changed = True
         self.wakeup.wake()
 
     def wanted(self) -> set[bytes]:
-        """The addresses of all documents."""
+        """Return the egress addresses of all documents, packed."""
         return {packed for it in self.documents.values() for packed in it.addresses}
 
     def figures(self) -> Mapping[str, int]:
-        """For metrics."""
+        """Return the metrics of egress addresses: {name: value}."""
         wanted = self.wanted()
         return {"egress_addresses": len(wanted), "egress_held": self.held,
                 "egress_unheld": len(wanted - self.holders.keys())}
 
     def unheld(self) -> list[str]:
-        """The addresses of documents that no node holds."""
+        """Return the egress addresses that no node holds, as text."""
         return [str(ip_address(packed)) for packed in sorted(self.wanted() - self.holders.keys())]
 
     def describe(self, pod: bytes) -> dict[str, str] | None:
-        """The document that counts for a pod's address, the egress address (""; no node holds one) and the holder's
-        addresses; None: the pod keeps its way."""
+        """Return {"name": the document that applies to the address `pod`, "address": the egress address, "node": the
+        addresses of the node that holds it}, with "" if no node holds one; None if no document applies."""
         it = self.subjects.get(pod)
         if it is None:
             return None
@@ -136,7 +144,8 @@ class Egress:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def run(self, claims: Claims, stopped: threading.Event) -> None:
-        """Keep egress addresses until `stopped`; wake up the thread then. Raises OSError at the start only."""
+        """Maintain egress addresses until `stopped` is set. To stop, set `stopped` and wake `wakeup`. Raises OSError at
+        the start only."""
         ended = threading.Event()
         with ExitStack() as opened:
             lending, ways = opened.enter_context(closing(Lending())), opened.enter_context(closing(Routes()))
@@ -167,10 +176,10 @@ class Egress:
             self.wakeup.clear()
 
     def _hold(self, holding: Holding) -> float:
-        """Claim and renew. Return when to do so again, monotonic."""
+        """Claim and renew egress addresses. Return the monotonic time of the next call."""
         if self.around is None:
             return monotonic() + NEVER_S
-        if holding.claims.node != self.around.me.name:          # the node has another subnet than before
+        if holding.claims.node != self.around.me.name:          # this node's subnet has changed
             holding.give_up(list(holding.until))
             holding.claims.node = self.around.me.name
         before, wanted = set(holding.until), self.wanted()
@@ -185,7 +194,7 @@ class Egress:
         return holding.due
 
     def _lead(self, holding: Holding, ways: Routes) -> None:
-        """Write for each pod the address that this node gives it, or the way to the node that holds the address."""
+        """Write for each pod the egress address that this node gives it, or the route to the node that holds one."""
         around = self.around
         if around is None:
             return
@@ -213,7 +222,10 @@ class Egress:
                 self._close(self.documents, self.subjects)
 
     def _end_flows(self, given: Mapping[bytes, bytes], hops: Mapping[bytes, NextHop], around: Surroundings) -> None:
-        """End the flows of pods that have another address or way now; after a gap also flows with another source."""
+        """Delete the flows of pods whose egress address or next hop has changed. If the table was missing for a time,
+        delete also flows that have another source address than the right one.
+
+        given: {a pod's address: the egress address that this node gives it}. hops: {a pod's address: next hop}."""
         now: dict[bytes, object] = {**given, **dict.fromkeys(hops, "elsewhere")}
         former, gaps = now if self._former is None else self._former, self._gaps
         ended = {} if gaps == self._mended else {**given, **{pod: pod for pod in hops}}
@@ -231,5 +243,5 @@ class Egress:
             if all(self.holders.get(packed, me) != me for packed in gone):
                 break
             self._wait(until)
-        with suppress(OSError):         # the pods stay closed, as when the agent is killed
+        with suppress(OSError):         # the pods' packets are dropped, as after a kill of the agent
             self._lead(holding, ways)

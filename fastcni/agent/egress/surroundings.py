@@ -1,5 +1,4 @@
-"""The network as a node sees it when it leads pods to egress addresses: the nodes, and the ranges inside of the
-cluster."""
+"""Describe the network for egress addresses: the nodes, the next hops to them, and the ranges inside the cluster."""
 
 from __future__ import annotations
 
@@ -16,15 +15,16 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import NetworkConf, Node, Prefix, Route
     from fastcni.agent.policy.state import Range
 
-# Addresses that mean this link or all neighbours: no packet to them leaves the cluster, and clouds answer on the node
+# Link-local, multicast and broadcast addresses: no packet to them leaves the cluster. In clouds, each node answers at
+# 169.254.169.254
 LOCAL = [Block((ip_address(address).packed, prefix)) for address, prefix in (
     ("169.254.0.0", 16), ("224.0.0.0", 4), ("255.255.255.255", 32), ("fe80::", 10), ("ff00::", 8))]
-FAMILIES = {4: 4, 16: 6}                # by length of an address
+FAMILIES = {4: 4, 16: 6}                # {length of an address in bytes: family}
 
 
 class Surroundings:
-    """inside: ranges of addresses to which pods of a subject keep their way: pods, nodes, LOCAL. foreign: those of
-    other nodes' pods."""
+    """The nodes and address ranges of the cluster. inside: the ranges of pods, nodes and LOCAL; packets to them do not
+    get an egress address. foreign: the ranges of other nodes' pods."""
 
     def __init__(self, conf: NetworkConf, me: Node, nodes: Collection[Node], routes: Iterable[Route]) -> None:
         self.me, self.nodes = me, {node.name: node for node in (*nodes, me)}
@@ -38,15 +38,15 @@ class Surroundings:
             for network in networks])
 
     def is_inside(self, packed: bytes) -> bool:
-        """Whether an address is in `inside`, so that no node can hold it."""
+        """Return whether an address is in `inside`, so that no node can hold it as an egress address."""
         return any(len(first) == len(packed) and first <= packed <= last for first, last in self.inside)
 
     def is_mine(self, pod: bytes) -> bool:
-        """Whether a pod's address is of this node's subnets."""
+        """Return whether a pod's address is in a subnet of this node."""
         return any(ip_address(pod) in subnet for subnet in self.me.subnets.values())
 
     def hop(self, name: str, length: int) -> NextHop | None:
-        """The way to a node for addresses of so many bytes; None if there is none, or it has no next hop."""
+        """Return the next hop to the node `name` for addresses of `length` bytes; None without a route or gateway."""
         node = self.nodes.get(name)
         subnet = node.subnets.get(FAMILIES[length]) if node else None
         route = self._routes.get(subnet) if subnet else None

@@ -1,4 +1,4 @@
-"""The nftables table of egress addresses. For each family (here IPv4):
+"""Write the nftables table of egress addresses. The sets and rules exist for each family, here IPv4:
 
     table inet fastcni-egress {
         set subjects4 { type ipv4_addr; }                   pods that have an egress address
@@ -6,8 +6,8 @@
         set inside4 { type ipv4_addr; flags interval; }     pods' network, nodes, link-local, multicast
         set ways4 { type ipv4_addr . ipv4_addr; }           pod . next hop to the node that holds its egress address
         map to4 { type ipv4_addr : ipv4_addr; }             pod : egress address that this node holds
-        set held4 { type ipv4_addr; flags timeout; }        these addresses, for as long as this node may use them
-        chain mark {                        hook prerouting, after the translation of services: see routes.py
+        set held4 { type ipv4_addr; flags timeout; }        egress addresses, until this node's claim ends
+        chain mark {                        hook prerouting, after destination NAT: routes.py uses the mark
             ct direction original ip saddr @subjects4 ip daddr != @inside4 meta mark set meta mark or 0x1000
         }
         chain translate {                   hook postrouting, before all other source NAT
@@ -26,10 +26,11 @@
         }
     }
 
-The table belongs to the agent's socket, as that of policies does (policy/ruleset.py).
+The agent's socket owns the table, like the table of policies (policy/ruleset.py).
 
-The first SNAT that matches is the only one, so no masquerade takes such a connection. Whatever translates a packet, the
-chain `check` sees the source that it leaves with. Answers on connections from outside keep their way.
+The kernel applies only the first matching SNAT to a connection, so no masquerading rule changes these connections. The
+chain `check` comes after all source NAT, so it sees the source with which a packet leaves. The rules ignore answers on
+connections from outside.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.state import Range
     from fastcni.kernel.nft_rules import Expression
 
-    Elements = Mapping[bytes, bytes | None]             # value: of a map
+    Elements = Mapping[bytes, bytes | None]             # {key: value in a map; None in a set}
 
 FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-egress"
 COMMENT = "fastcni agent: egress addresses"
 MARK = 0x1000
-VERSIONS = {4: "4", 16: "6"}                            # by length of an address
+VERSIONS = {4: "4", 16: "6"}                            # {length of an address: the last character of a set's name}
 MARKING, TRANSLATE, CHECK, LEAVING = "mark", "translate", "check", "leaving"
 BASE_CHAINS = {MARKING: ("filter", nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_NAT_DST + 1),
                TRANSLATE: ("nat", nft.NF_INET_POST_ROUTING, nft.NF_IP_PRI_NAT_SRC - 1),
@@ -68,28 +69,29 @@ SEND_BYTES, ACK_BYTES = 16 << 20, 16 << 20
 
 
 class Table(NftTable):
-    """Any thread may call; each call is one short transaction. Raises OSError.
+    """The nftables table of egress addresses. Any thread may call the methods; each call is one short transaction.
+    Raises OSError.
 
-    wanted: whether there is to be a table. flags: of the table, 0 if the kernel cannot give it to this socket.
+    wanted: whether the table should exist. flags: the table's flags; 0 if the socket cannot own the table.
     """
 
     def __init__(self) -> None:
         self.wanted, self.flags = False, OWNED
         self._lock = threading.Lock()
-        self._plain: dict[str, dict[bytes, bytes | None]] = {}  # by set: its wanted elements
+        self._plain: dict[str, dict[bytes, bytes | None]] = {}  # {set: its wanted elements}
         self._ranges: dict[str, list[Range]] = {}
-        self._written: dict[str, dict[bytes, bytes | None]] | None = None       # None: the kernel's is not known
-        self._until: dict[bytes, float] = {}                    # when this node's use of an address ends, monotonic
+        self._written: dict[str, dict[bytes, bytes | None]] | None = None       # None: not known
+        self._until: dict[bytes, float] = {}                    # {egress address: end of this node's claim, monotonic}
         super().__init__(FAMILY, TABLE, SEND_BYTES, ACK_BYTES)
 
     def adopt(self) -> None:
-        """Own the table that an agent has left, before there is something to write. Raises ConfigurationError if a
-        running one has it."""
+        """Become the owner of the table that a previous agent has left, before the first write. Raises
+        ConfigurationError if a running agent owns the table."""
         with self._lock:
             self.take_over([(FAMILY, TABLE)], COMMENT)
 
     def put(self, name: str, elements: Elements) -> None:
-        """Let a set or map of both families have these elements; keys of `ways` have two addresses."""
+        """Replace the elements of the set or map `name` in both families. A key of `ways` is two addresses."""
         with self._lock:
             self.wanted = True
             for length, version in VERSIONS.items():
@@ -98,7 +100,7 @@ class Table(NftTable):
             self._write()
 
     def put_ranges(self, name: str, ranges: Iterable[Range]) -> None:
-        """Let a set of ranges have these, which do not touch."""
+        """Replace the elements of the interval set `name` by `ranges`, which neither overlap nor touch."""
         with self._lock:
             found = list(ranges)
             for length, version in VERSIONS.items():
@@ -111,7 +113,8 @@ class Table(NftTable):
                         self._commit(requests)
 
     def add_subjects(self, addresses: Iterable[bytes]) -> None:
-        """Within an ADD: close the pod with these addresses until its way is written."""
+        """During an ADD: add a pod's `addresses` to the subjects, so that its packets to outside are dropped until its
+        route is written."""
         with self._lock:
             for packed in addresses:
                 self._plain.setdefault(f"subjects{VERSIONS[len(packed)]}", {})[packed] = None
@@ -119,7 +122,7 @@ class Table(NftTable):
             self._write()
 
     def hold(self, until: Mapping[bytes, float]) -> None:
-        """Let this node use these addresses until a time each, monotonic, and no others."""
+        """Let this node use only the egress addresses of `until`, each until its monotonic time."""
         with self._lock:
             gone, self._until = self._until.keys() - until.keys(), dict(until)
             if self._written is None or not (gone or until):
@@ -129,19 +132,19 @@ class Table(NftTable):
             self._commit(requests)
 
     def restore(self) -> None:
-        """Write everything again."""
+        """Write the complete table again."""
         with self._lock:
             self._written, self.flags = None, OWNED
             self._write()
 
     def remove(self) -> None:
-        """Remove the table. Raises NetlinkError with EPERM if a running agent has it."""
+        """Remove the table. Raises NetlinkError with EPERM if a running agent owns the table."""
         with self._lock:
             self.wanted, self._written, self._until, self._plain, self._ranges = False, None, {}, {}, {}
             self.flags = OWNED
             self.delete()
 
-    # -- with the lock -------------------------------------------------------------------------------------------------
+    # -- the caller has the lock ---------------------------------------------------------------------------------------
 
     def _write(self) -> None:
         if not self.wanted:
@@ -155,14 +158,14 @@ class Table(NftTable):
             put_held(requests, self._until, ())
         had = self._written or {}
         for name, wanted in self._plain.items():
-            if name not in had:         # the kernel may have the elements of a former agent
+            if name not in had:         # the kernel may have elements of a previous agent
                 requests.add(nft_elements.flush_set, FAMILY, TABLE, name)
             put_difference(requests, name, had.get(name, {}), wanted)
         self._commit(requests)
         self._written = {name: dict(elements) for name, elements in self._plain.items()}
 
     def _own(self) -> None:
-        """Make the table if there is none, and let it belong to this socket."""
+        """Add the table if it is missing, and make this socket its owner."""
         requests = Transaction()
         requests.add(nft.add_table, FAMILY, TABLE, COMMENT, self.flags)
         try:
@@ -170,10 +173,11 @@ class Table(NftTable):
         except NetlinkError as e:
             if not self.flags or e.errno not in UNKNOWN:
                 raise
-            self.flags = 0              # Linux before 6.9, or a table that another version has made
+            self.flags = 0              # Linux before 6.9, or a table that another version of fastcni has added
 
     def _commit(self, requests: Transaction) -> None:
-        """After a refusal, which may come from another program's change, the next call writes everything."""
+        """Send the requests. After an error, for which another program's change may be the reason, the next call writes
+        the complete table."""
         try:
             requests.commit(self.sock)
         except OSError:
@@ -182,7 +186,7 @@ class Table(NftTable):
 
 
 def set_up(requests: Transaction, flags: int) -> None:
-    """Make the table as it is without elements, and keep the elements that its sets have."""
+    """Add the table's sets, chains and rules. Elements of existing sets stay. flags: the table's flags."""
     requests.add(nft.add_table, FAMILY, TABLE, COMMENT, flags)
     for length, version in VERSIONS.items():
         kind = ADDRESS_TYPES[length]
@@ -200,7 +204,7 @@ def set_up(requests: Transaction, flags: int) -> None:
 
 
 def rules() -> Iterator[tuple[str, tuple[Expression, ...]]]:
-    """Yield (chain, rule), as they are above."""
+    """Yield the rules in the module's docstring as (chain, rule)."""
     for length, version in VERSIONS.items():
         original = expressions.ct_original()
         outside = *nft_rules.daddr(length), lookup(f"inside{version}", inverted=True)
@@ -224,15 +228,16 @@ def lookup(name: str, inverted: bool = False) -> Expression:
 
 
 def put_ranges(requests: Transaction, name: str, ranges: list[Range]) -> None:
-    """Replace the elements of a set of ranges."""
+    """Replace the elements of the interval set `name`."""
     requests.add(nft_elements.flush_set, FAMILY, TABLE, name)
     for some in parts(ranges):
         requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
 
 
 def put_held(requests: Transaction, until: Mapping[bytes, float], gone: Iterable[bytes]) -> None:
-    """Begin the time of addresses again. The kernel deletes no element that is missing, and a second addition prolongs
-    nothing: so each address is added, deleted and added."""
+    """Set the timeouts in the sets held4 and held6: each address of `until` stays until its monotonic time. gone:
+    addresses to delete. Each address is added, deleted and added again: the kernel does not delete a missing element,
+    and adding an existing element does not change its timeout."""
     now = monotonic()
     for length, version in VERSIONS.items():
         name, left = f"held{version}", [(packed, round((end - now) * 1000)) for packed, end in until.items()
@@ -246,7 +251,8 @@ def put_held(requests: Transaction, until: Mapping[bytes, float], gone: Iterable
 
 
 def put_difference(requests: Transaction, name: str, had: Elements, wanted: Elements) -> None:
-    """Change a set or map. The value of a key cannot change, so such an element is deleted first."""
+    """Change a set or map from `had` to `wanted`. An element whose value changes is deleted first, because the kernel
+    cannot change a value."""
     removed = [key for key, value in had.items() if key not in wanted or wanted[key] != value]
     added = [(key, value) for key, value in wanted.items() if key not in had or had[key] != value]
     for some in parts(removed):

@@ -1,4 +1,4 @@
-"""Which node holds an egress address: claims with a lease of LEASE_S, in the same place as the nodes' records."""
+"""Open the store of claims, which say which node holds an egress address. It is next to the nodes' records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from fastcni.agent.egress.claims.contract import Claims
 
-# by the registry's name: claims of the node with this name
+# {registry's name: function(settings, this node's name) that returns the store of claims}
 TABLE: dict[str, Callable[[Mapping[str, Any], str], Claims]] = {
     "etcd": etcd.Etcd,
     "kubernetes": kubernetes.Kubernetes,
@@ -21,5 +21,5 @@ TABLE: dict[str, Callable[[Mapping[str, Any], str], Claims]] = {
 
 
 def open_claims(kind: str, settings: Mapping[str, Any], node: str) -> Claims:
-    """Return the claims next to a registry of this kind. node: the name of this node's record."""
+    """Return the store of claims that belongs to a registry of this kind. node: the name of this node's record."""
     return TABLE[kind](settings, node)

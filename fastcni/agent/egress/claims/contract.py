@@ -1,4 +1,4 @@
-"""What the stores of claims have in common."""
+"""Define the contract of the stores of claims. A claim is a lease of LEASE_S: one node holds an egress address."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-LEASE_S = 2                     # the least that etcd grants
-RENEW_S = 0.5                   # between two renewals: three renewals in a row may fail
-REQUEST_S, ENDPOINT_S = 1.0, 0.4        # for all endpoints, for one of several
+LEASE_S = 2                     # the shortest lease that etcd grants
+RENEW_S = 0.5                   # seconds between two renewals, so that three renewals in a row may fail
+REQUEST_S, ENDPOINT_S = 1.0, 0.4        # timeouts of a request: in all, and at one of several endpoints
 
 
 class Claims(Protocol):
-    """Methods raise Away if the store cannot be reached. One thread calls watch(), another one the others.
+    """A store of claims. Methods raise Away if the store cannot be reached. One thread calls watch(), another thread
+    the other methods.
 
     node: the name of this node's record.
     """
@@ -21,31 +22,31 @@ class Claims(Protocol):
     node: str
 
     def renew(self, held: Collection[bytes]) -> Mapping[bytes, float]:
-        """Renew the claims of this node. held: the addresses that it has claimed. Return for each address until when no
-        other node can claim it, monotonic; lost claims are left out."""
+        """Renew the claims of this node. held: the addresses that this node has claimed. Return {address: the monotonic
+        time until which no other node can claim it}, without lost claims."""
         ...
 
     def claim(self, address: bytes) -> float:
-        """Claim an address that no node holds. Return until when no other node can claim it, monotonic; 0.0: another
-        node was faster."""
+        """Claim an address that no node holds. Return the monotonic time until which no other node can claim it; 0.0 if
+        the claim failed, for example because another node was faster."""
         ...
 
     def release(self, addresses: Collection[bytes]) -> None:
-        """Give up claims, so that other nodes need not wait for the end of the lease."""
+        """Delete this node's claims of `addresses`, so that other nodes need not wait for the end of the lease."""
         ...
 
     def holders(self) -> Mapping[bytes, str]:
-        """Return the names of the nodes that have claimed addresses, as the last change that watch() has seen."""
+        """Return {address: name of the node that has claimed it}, as watch() has last read the claims."""
         ...
 
     def free_at(self, address: bytes) -> float:
-        """Return from when on claim() may succeed, monotonic: 0.0 if no node holds the address, or this node since
-        before a restart; infinite while only a change, which watch() sees, can end another node's claim."""
+        """Return the monotonic time from which claim() may succeed. 0.0: no node holds the address, or this node has
+        held it since before a restart. inf: only a change that watch() reports can end another node's claim."""
         ...
 
     def watch(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:
-        """Follow the claims of all nodes until stop(), also while the store is unavailable. Call changed() after each
-        change, and after the first list."""
+        """Follow the claims of all nodes until stop() returns true, and reconnect if the store was unavailable. Call
+        changed() after each change, and after each list of all claims."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""Claims in etcd, next to the nodes' records: <prefix>/egress/<address> has the name of the holder's record.
+"""Store claims in etcd: the value of the key <prefix>/egress/<address> is the name of the node that holds the address.
 
-All keys of a node have one lease of LEASE_S, so a node renews one lease however many addresses it holds, and etcd
-deletes the keys of a node that has stopped to renew.
+All keys of a node have one lease of LEASE_S. So a node renews only one lease, and etcd deletes all keys of a node that
+no longer renews.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
     from fastcni.clients.etcd import Pair
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0           # before a lost watch is opened again
-IDLE_S = 1500.0                                 # etcd tells its progress each 10 minutes
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0           # seconds before a lost watch is opened again: the pause doubles
+IDLE_S = 1500.0                                 # the longest silence of a watch; etcd reports progress every 10 minutes
 
 
 class Etcd:
-    """See contract.Claims. settings: of etcd_client.Client, and "prefix"."""
+    """The store of claims in etcd (contract.Claims). settings: those of etcd_client.Client, and "prefix"."""
 
     def __init__(self, settings: Mapping[str, Any], node: str) -> None:
         self.client, self.node = Client(dict(settings)), node
         self.client.http.timeout, self.client.http.endpoint_timeout = REQUEST_S, ENDPOINT_S
         self.directory = f"{settings.get('prefix', PREFIX).rstrip('/')}/egress/"
-        self._lease = 0                 # 0: none
-        self._until = 0.0               # of the lease, monotonic
+        self._lease = 0                 # the id of this node's lease; 0: no lease
+        self._until = 0.0               # when the lease ends, monotonic
         self._holders: dict[bytes, str] = {}
         self._listed = False
         self._pause = threading.Event()
@@ -61,12 +61,12 @@ class Etcd:
         began, key = monotonic(), self._key(address)
         if not (self._lease and began < self._until):
             self._lease, self._until = self.client.grant(LEASE_S), began + LEASE_S
-        for condition in (revision_is(key, 0), value_is(key, self.node)):       # the latter: from before a restart
+        for condition in (revision_is(key, 0), value_is(key, self.node)):       # no claim; ours from before a restart
             try:
                 if self.client.txn([condition], [put(key, self.node, self._lease)]).done:
                     self._holders[address] = self.node
                     return self._until
-            except Refused:             # the lease has ended meanwhile
+            except Refused:             # the lease has just ended
                 self._lease = 0
                 return 0.0
         return 0.0
@@ -88,14 +88,15 @@ class Etcd:
             opened = monotonic()
             try:
                 self._follow(changed, stop)
-            except Away:                # the thread that renews reports it
+            except Away:                # the thread that renews claims logs this error
                 pass
             pause = FIRST_PAUSE_S if monotonic() - opened > MAX_PAUSE_S else min(2 * pause, MAX_PAUSE_S)
             if not stop():
                 self._pause.wait(random.uniform(0.5, 1.5) * pause)
 
     def _follow(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:
-        """List all claims, then follow the changes, until requests have left the endpoint of the watch."""
+        """List all claims, then follow the changes, until stop() or until requests use another endpoint than the
+        watch."""
         http, endpoint = self.client.http, ""
 
         def leave() -> bool:
@@ -126,7 +127,7 @@ class Etcd:
         return f"{self.directory}{ip_address(address)}"
 
     def _address(self, pair: Pair) -> bytes:
-        """The address of a key; b"" if the key is none of ours."""
+        """Return the packed address in a key's name; b"" if the name is no address."""
         try:
             return ip_address(pair.key.removeprefix(self.directory)).packed
         except ValueError:

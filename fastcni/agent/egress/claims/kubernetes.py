@@ -1,7 +1,8 @@
-"""Claims as Lease objects (coordination.k8s.io/v1) in kube-system, one for each egress address.
+"""Store claims as Lease objects (coordination.k8s.io/v1) in kube-system, one for each egress address.
 
-A node renews each of its Leases. Another node takes a Lease over when it has seen no renewal for LEASE_S by its own
-clock, and only as it has last seen the Lease (resourceVersion): so a watch that lags takes nothing from a live node.
+A node renews each of its Leases. Another node takes over a Lease after LEASE_S, by its own clock, without a renewal. It
+takes over only the version of the Lease that it has last seen (resourceVersion), so a node with a slow watch takes
+nothing from a live node.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 PREFIX = "fastcni-egress-"
-LABEL, ADDRESS = "fastcni.dev/egress-address", "fastcni.dev/address"    # label of the Leases; annotation
+LABEL, ADDRESS = "fastcni.dev/egress-address", "fastcni.dev/address"    # the Leases' label; annotation with the address
 SELECTOR = "labelSelector=fastcni.dev%2Fegress-address%3Dtrue"
-GRACE_S = 0.1                   # after the end of a lease: the kernel removes an address some 30 ms late
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0
+GRACE_S = 0.1                   # wait after a lease's end: the holder's kernel removes the address about 30 ms late
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0           # seconds before a lost watch is opened again: the pause doubles
 
 
 class Seen:
-    """A Lease as it was seen last, and the monotonic time of that."""
+    """The last version of a Lease that this node has seen, and the monotonic time when it arrived."""
 
     __slots__ = ("document", "at")
 
@@ -51,7 +52,8 @@ class Seen:
 
 
 class Kubernetes:
-    """See contract.Claims. settings: "kubeconfig" ("" in a pod: its service account)."""
+    """The store of claims in Kubernetes (contract.Claims). settings: "kubeconfig", a path; "": the pod's service
+    account."""
 
     def __init__(self, settings: Mapping[str, Any], node: str) -> None:
         self.api, self.node = open_api(settings.get("kubeconfig", "")), node
@@ -112,7 +114,7 @@ class Kubernetes:
             opened = monotonic()
             try:
                 follow(self.api, "leases", LEASES, tell, stop, listed, SELECTOR)
-            except Away:                # the thread that renews reports it
+            except Away:                # the thread that renews claims logs this error
                 pass
             pause = FIRST_PAUSE_S if monotonic() - opened > MAX_PAUSE_S else min(2 * pause, MAX_PAUSE_S)
             if not stop():
@@ -121,8 +123,8 @@ class Kubernetes:
     # -- Leases --------------------------------------------------------------------------------------------------------
 
     def _note(self, document: Object, gone: bool = False) -> bool:
-        """Record a Lease. Return whether it has another holder now. A revision that was seen is not seen again: a new
-        list does not prolong a lease."""
+        """Record a Lease. gone: it was deleted. Return whether its holder has changed. A version that was seen before
+        keeps its time, so that a new list does not prolong a lease."""
         try:
             address = ip_address((document["metadata"].get("annotations") or {}).get(ADDRESS, "")).packed
         except ValueError:
@@ -139,7 +141,8 @@ class Kubernetes:
             return not old or old.holder != new.holder
 
     def _write(self, address: bytes, seen: Seen, holder: str | None = None) -> bool:
-        """Renew a Lease, or take it over, if it is unchanged since it was seen. Return False if it has changed."""
+        """Renew or take over a Lease, or with holder="" release it. Return False if the Lease has changed since it was
+        seen."""
         now, spec = timestamp(), seen.document.get("spec") or {}
         changes: Object = {"holderIdentity": self.node if holder is None else holder, "renewTime": now,
                            "leaseDurationSeconds": LEASE_S}
@@ -167,15 +170,15 @@ class Kubernetes:
 
 
 def name_of(address: bytes) -> str:
-    """The name of an address's Lease."""
+    """Return the name of the Lease for an address."""
     return PREFIX + ip_address(address).exploded.replace(":", "-")
 
 
 def timestamp() -> str:
-    """The time, as a MicroTime of the Kubernetes API."""
+    """Return the current time as a MicroTime of the Kubernetes API."""
     return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def number(revision: str) -> int:
-    """A resourceVersion for comparisons, 0 if it is no number."""
+    """Return a resourceVersion as a number for comparisons; 0 if it is no number."""
     return int(revision) if revision.isdigit() else 0

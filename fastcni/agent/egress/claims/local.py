@@ -1,4 +1,4 @@
-"""Claims of a single node whose network is a file (`--nodes`): it holds all addresses."""
+"""Claim all egress addresses for a node that is alone in its network file (`--nodes`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 class Local:
-    """See contract.Claims. With several nodes in the file, no node can know which others are dead. So no node holds an
-    address, and each method raises Away."""
+    """The claims of a single node (contract.Claims). With several nodes in the file, a node cannot know whether another
+    node is dead. So no node holds an address, and renew() and claim() raise Away."""
 
     def __init__(self, settings: Mapping[str, Any], node: str) -> None:
         self.node, self._held = node, set[bytes]()
