@@ -2,7 +2,7 @@
 
 settings.py reads the file of `fastcni agent --bgp FILE`. An engine is a module with the functions of Engine.
 
-The engine continues to announce while the agent restarts. A node that leaves (`--leave`) announces nothing any more.
+The engine continues to announce while the agent restarts. After `fastcni agent --leave`, the node announces nothing.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = ["Bgp", "Settings", "read_settings"]
 
 
 class Engine(Protocol):
-    """The contract of engines. Each function raises BgpError if the program does not answer, or rejects the
-    configuration."""
+    """The contract of engines: BIRD or FRR. Each function raises BgpError if the program does not answer, or rejects
+    the configuration."""
 
     @property
     def CHECK_S(self) -> float:
-        """Return the seconds between two calls of is_applied(); infinite: the program keeps its configuration."""
+        """Return the seconds between two calls of is_applied(); inf: the program keeps its configuration itself."""
         ...
 
     def text(self, settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> str:
-        """Return the configuration that announces these prefixes."""
+        """Return the program's configuration that announces `prefixes`."""
         ...
 
     def apply(self, settings: Settings, configuration: str) -> None:
-        """Write the configuration, and let the program read it."""
+        """Write the configuration to settings.config, and make the program read it."""
         ...
 
     def is_applied(self, settings: Settings) -> bool:
@@ -51,12 +51,13 @@ class Engine(Protocol):
 
 
 ENGINES: dict[str, Engine] = {"bird": bird, "frr": frr}
-LOOK_S = 1.0                    # seconds between two reads of the spaces' blocks
+LOOK_S = 1.0                    # seconds between two reads of the address spaces' blocks
 RETRY_S = 5.0                   # seconds between tries while the engine is unavailable
 
 
 def blocks_of(directories: Sequence[str]) -> list[Prefix]:
-    """Return the blocks of this node in address spaces. A missing directory has no blocks. Raises ValueError."""
+    """Return this node's blocks in the address spaces of `directories`. A missing directory has no blocks. Raises
+    ValueError if a file is damaged."""
     found = []
     for directory in directories:
         with contextlib.suppress(FileNotFoundError):
@@ -66,8 +67,8 @@ def blocks_of(directories: Sequence[str]) -> list[Prefix]:
 
 
 class Bgp:
-    """The engine's configuration. due: when to call attend(), in monotonic seconds; a separate thread waits for that
-    time, because the engine may take long to answer."""
+    """The announcements of this node by a BGP engine. due: when to call attend(), in monotonic seconds. A separate
+    thread calls attend(), because the engine may take long to answer."""
 
     def __init__(self, settings: Settings, log: Logger) -> None:
         self.settings, self.log = settings, log
@@ -76,11 +77,12 @@ class Bgp:
         self.subnets: list[Prefix] = []
         self.due = float("inf")
         self.told = ""                  # the configuration that the engine has read
-        self.problem = ""
-        self.checked = 0.0              # when the engine was last known to have it
+        self.problem = ""               # the last logged error
+        self.checked = 0.0              # when the engine last confirmed this configuration, monotonic
 
     def announce(self, subnets: Collection[Prefix], public: Address | None) -> None:
-        """Announce these subnets with the next attend(). Raises ConfigurationError without a router id."""
+        """Announce `subnets` with the next attend(). public: the node's IPv4 address, the default router id. Raises
+        ConfigurationError without a router id."""
         if not self.router_id:
             if public is None:
                 raise ConfigurationError("--bgp: the node has no public IPv4 address, so router_id is needed")
@@ -88,19 +90,20 @@ class Bgp:
         self.subnets, self.due = list(subnets), 0.0
 
     def set(self, subnets: Collection[Prefix], public: Address | None) -> None:
-        """Announce these subnets now. Raises ConfigurationError, OSError."""
+        """Announce `subnets` immediately. Raises ConfigurationError, OSError."""
         self.announce(subnets, public)
         self.attend()
 
     def attend(self) -> None:
-        """If something has changed, write the file, and let the engine read it. Raises OSError."""
+        """If the subnets, the blocks or the engine's configuration have changed, write the configuration file and make
+        the engine read it. Raises OSError."""
         now = monotonic()
         if now < self.due:
             return
         self.due = now + min(LOOK_S if self.settings.spaces else float("inf"), self.engine.CHECK_S)
         try:
             prefixes = [*self.subnets, *blocks_of(self.settings.spaces)]
-        except ValueError as e:         # a file that was cut by a power failure; the plugin repairs it
+        except ValueError as e:         # a power failure has cut the file; the IPAM plugin repairs it
             self._tell_problem(f"blocks of a space: {e}")
             return
         text = self.engine.text(self.settings, self.router_id, prefixes)
@@ -117,7 +120,8 @@ class Bgp:
         self.log.info("announced", prefixes=" ".join(map(str, prefixes)))
 
     def _is_kept(self, now: float) -> bool:
-        """Return whether the engine still has the configuration. The engine is asked every CHECK_S. Raises BgpError."""
+        """Return whether the engine still has the configuration. Ask the engine at most every CHECK_S; in between,
+        return True. Raises BgpError."""
         if now - self.checked < self.engine.CHECK_S:
             return True
         self.checked = now

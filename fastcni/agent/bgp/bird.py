@@ -1,6 +1,6 @@
-"""Announce routes by BIRD 2 (bird.network.cz): the agent writes a file, which BIRD's own configuration includes.
+"""Announce routes by BIRD 2 (bird.network.cz): write a configuration file, and make BIRD read it.
 
-After a restart BIRD reads the file by itself.
+The operator's configuration of BIRD includes this file, so BIRD reads the file also after its own restart.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 ANSWER_S = 10.0
 CHECK_S = float("inf")          # BIRD keeps its configuration
-RECONFIGURED = ("0003", "0004", "0018")         # done, in progress, undone: BIRD has read it (its doc/reply_codes)
-GREETINGS = ("0001", "0002")    # welcome, reading the configuration: more lines follow
+RECONFIGURED = ("0003", "0004", "0018")         # BIRD has read its file: done, in progress, undone (doc/reply_codes)
+GREETINGS = ("0001", "0002")    # replies after which more lines follow: welcome, reading the configuration
 CHANNELS = {4: "ipv4", 6: "ipv6"}
 
 
 def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> str:
-    """Return BIRD's configuration: the prefixes as static routes, which are announced to the peers of their family.
+    """Return BIRD's configuration: `prefixes` as static routes, which BIRD announces to the peers of the same family.
 
-    The routes are in separate tables, which no protocol exports to the kernel, where they would hide the routes of
-    pods.
+    The routes are in separate tables of BIRD, which no protocol exports to the kernel. In the kernel, these blackhole
+    routes would hide the routes of pods.
     """
     lines = ["# written by fastcni agent; changes are overwritten"]
     for family, channel in CHANNELS.items():
@@ -50,9 +50,9 @@ def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> st
 
 
 def apply(settings: Settings, configuration: str) -> None:
-    """Write the file, and let BIRD read it. Raises BgpError, OSError."""
+    """Write the configuration file, and make BIRD read it. Raises BgpError, OSError."""
     write(Path(settings.config), configuration, 0o640)
-    with contextlib.suppress(FileNotFoundError):        # BIRD must read the file, and may not be root
+    with contextlib.suppress(FileNotFoundError):        # BIRD may run without root; its group gets the file
         os.chown(settings.config, -1, os.stat(settings.socket).st_gid)
     configure(settings.socket)
 
@@ -63,7 +63,7 @@ def is_applied(settings: Settings) -> bool:
 
 
 def configure(path: str) -> None:
-    """Let BIRD read its configuration again. Raises BgpError."""
+    """Make BIRD read its configuration again. path: BIRD's control socket. Raises BgpError."""
     try:
         with contextlib.closing(streams.Stream(path, ANSWER_S, waiting.PROGRAM)) as sock:
             sock.send_all(b"configure\n")
@@ -79,6 +79,7 @@ def configure(path: str) -> None:
 
 
 def last_line(text: bytes) -> str:
-    """Return the last complete line with a reply code and a blank, which ends an answer; "" without such a line."""
+    """Return the last complete line of `text` that is a reply code and a blank; it ends an answer of BIRD. Return "" if
+    no line is complete."""
     lines = text.decode("utf-8", "replace").split("\n")[:-1]
     return next((line for line in reversed(lines) if line[:4].isdigit() and line[4:5] == " "), "")

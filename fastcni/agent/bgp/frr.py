@@ -1,8 +1,8 @@
 """Announce routes by FRR (frrouting.org): `vtysh` passes the agent's part of the configuration to bgpd.
 
-That part is the BGP view `fastcni` and the route map `fastcni-none`. A view has its own peers and routes, and adds no
-routes to the kernel. The agent changes nothing else of FRR, and saves nothing: after a restart of FRR the agent passes
-the configuration again.
+The agent's part is the BGP view `fastcni` and the route map `fastcni-none`. A view has its own peers and routes, and
+adds no routes to the kernel. The agent changes no other part, and does not save FRR's configuration: after a restart of
+FRR, the agent passes its part again.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import Prefix
 
 ANSWER_S = 10.0
-CHECK_S = 5.0                   # seconds; bgpd forgets the view at a restart
+CHECK_S = 5.0                   # seconds between two checks whether bgpd has the view; a restarted bgpd has no view
 VIEW = "view fastcni"
 FILTER = "fastcni-none"         # the route map that denies all routes of peers
 
 
 def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> str:
-    """Return the configuration of the view. A line that FRR already has does not interrupt the session."""
+    """Return the configuration of the view. Lines that FRR already has do not interrupt BGP sessions."""
     lines = [f"route-map {FILTER} deny 10", "exit", f"router bgp {settings.asn} {VIEW}", f" bgp router-id {router_id}",
              " no bgp ebgp-requires-policy", " no bgp network import-check", " no bgp default ipv4-unicast"]
     for peer in settings.peers:
         name = f"neighbor {peer.address}"
         lines.append(f" {name} remote-as {peer.asn}")
         lines.append(f" {name} password {peer.password}" if peer.password else f" no {name} password")
-        if peer.asn != settings.asn:            # sessions within an AS may always have several hops
+        if peer.asn != settings.asn:            # sessions within an AS (iBGP) may always have several hops
             lines.append(f" {name} ebgp-multihop {peer.multihop}" if peer.multihop else f" no {name} ebgp-multihop")
     for family in (4, 6):
         lines.append(f" address-family ipv{family} unicast")
@@ -47,7 +47,8 @@ def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> st
 
 
 def apply(settings: Settings, configuration: str) -> None:
-    """Add the lines of the configuration to bgpd, and remove other lines of the view. Raises BgpError, OSError."""
+    """Add the lines of `configuration` to bgpd, and remove the view's other networks and peers. Raises BgpError,
+    OSError."""
     write(Path(settings.config), removals(view_of(settings), configuration) + configuration, 0o600)
     run(settings, "-f", settings.config)
 
@@ -58,7 +59,7 @@ def is_applied(settings: Settings) -> bool:
 
 
 def view_of(settings: Settings) -> list[str]:
-    """Return the lines of the view in `show running-config` of bgpd; [] without the view."""
+    """Return the lines of the view in bgpd's `show running-config`; [] if bgpd does not have the view."""
     found: list[str] = []
     for line in run(settings, "-c", "show running-config").splitlines():
         if found and line == "exit":
@@ -69,8 +70,8 @@ def view_of(settings: Settings) -> list[str]:
 
 
 def removals(present: list[str], configuration: str) -> str:
-    """Return the commands that remove networks and peers of the view that are not in the configuration; if the AS has
-    changed, the command that removes the view."""
+    """Return the commands that remove the view's networks and peers that are not in `configuration`. If the AS number
+    has changed, return the command that removes the view. present: the lines of view_of()."""
     wanted = configuration.splitlines()
     if not present:
         return ""
@@ -89,7 +90,8 @@ def removals(present: list[str], configuration: str) -> str:
 
 
 def run(settings: Settings, *words: str) -> str:
-    """Run vtysh with bgpd, and return its output. Raises BgpError with FRR's text."""
+    """Run vtysh for the daemon bgpd with the arguments `words`, and return its output. Raises BgpError with FRR's error
+    text."""
     command = ["vtysh", "--vty_socket", settings.socket, "-d", "bgpd", *words]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,

@@ -2,15 +2,16 @@
 
     {"as": 64512, "peers": [{"address": "192.0.2.254", "as": 64513}], "spaces": ["/var/lib/cni/networks/default"]}
 
-as          this node's AS
-peers       each with "address" and "as"; "password" for TCP-MD5, "multihop": hops to a router that is not a neighbour.
-            IPv4 is announced to peers with an IPv4 address, IPv6 to those with an IPv6 one
-spaces      directories of address spaces of the IPAM type `cluster`, <dataDir>/<space>, whose blocks are announced, too
-router_id   an IPv4 address, by default the node's public one
-engine      "bird" or "frr" [bird]
-config      the file that the agent writes [/etc/bird/fastcni.conf, /etc/frr/fastcni.conf]. BIRD's own configuration,
-            which needs a `protocol device`, includes it
-socket      BIRD's control socket [/run/bird/bird.ctl], or the directory of FRR's [/run/frr]
+as          this node's AS number
+peers       the routers, each with "address" and "as". Optional: "password" for TCP-MD5; "multihop", the number of hops
+            to a router that is not a neighbour. Peers with an IPv4 address get the IPv4 prefixes, IPv6 peers the IPv6
+            prefixes
+spaces      directories of address spaces of the IPAM type `cluster`, <dataDir>/<space>. Their blocks are announced, too
+router_id   an IPv4 address; by default the node's public IPv4 address
+engine      "bird" or "frr"; by default bird
+config      the file that the agent writes; by default /etc/bird/fastcni.conf or /etc/frr/fastcni.conf. The operator's
+            configuration of BIRD must include this file, and needs a `protocol device`
+socket      BIRD's control socket, by default /run/bird/bird.ctl; or the directory of FRR's sockets, by default /run/frr
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ NAMES = {"bird": "BIRD", "frr": "FRR"}
 
 
 class BgpError(Exception):
-    """The engine does not answer, or rejects the configuration. The text is the engine's."""
+    """An error of the BGP engine: it does not answer, or rejects the configuration. The text has the engine's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A router. multihop: 0 for a neighbour."""
+    """A router that is a BGP peer. asn: its AS number. password: for TCP-MD5, or "". multihop: the most hops to it; 0
+    for a neighbour."""
 
     address: Address
     asn: int
@@ -86,7 +88,7 @@ def read_as(value: Any) -> int:
 
 
 def quotable(text: str, engine: str) -> str:
-    """Return a password that the engine can read. Raises ValueError."""
+    """Return `text`, a password, if the engine's configuration can contain it. Raises ValueError."""
     if '"' in text or not text.isprintable():
         raise ValueError(f"password: {NAMES[engine]} takes no quotes and no control characters in it")
     if engine == "frr" and " " in text:
