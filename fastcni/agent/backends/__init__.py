@@ -1,4 +1,4 @@
-"""Open the backend that connects the nodes; backends have flannel's names."""
+"""Open the backend that connects the nodes: vxlan, host-gw, ipip or wireguard, as in flannel."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TABLE: dict[str, Callable[[NetworkConf, Underlay, str, bool], Backend]] = {
 
 
 def open_backend(conf: NetworkConf, underlay: Underlay, directory: str, publishes: bool) -> Backend:
-    """Return the backend that the configuration names. directory: the directory of MACs and keys, which must outlive
-    the agent. publishes: see Registry. Raises ConfigurationError, OSError."""
+    """Return the backend that the configuration names. directory: the directory for MACs and keys, which must persist
+    when the agent restarts. publishes: Registry.publishes. Raises ConfigurationError, OSError."""
     kind = conf.backend.get("Type", "")
     if kind not in TABLE:
         raise ConfigurationError(f'Backend.Type "{kind}": fastcni has {", ".join(TABLE)}')

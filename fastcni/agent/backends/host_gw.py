@@ -1,4 +1,5 @@
-"""host-gw: packets to another node's pods are routed to that node, unchanged. The nodes must be on one network."""
+"""Connect nodes by host-gw: packets to another node's pods are routed to that node, unchanged. All nodes must be on one
+network."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ KEYS = {"MTU": 0}
 
 
 class HostGw:
-    """The host-gw backend, see contract.Backend."""
+    """The host-gw backend (contract.Backend)."""
 
     name = "host-gw"
 
@@ -52,7 +53,7 @@ class HostGw:
 
 
 def direct_route(underlay: Underlay, node: Node, family: int) -> Route | None:
-    """Return the route to a node on one of the underlay's networks; None if the node is on none of them."""
+    """Return the route to the node's subnet if its public address is on the underlay's network; otherwise None."""
     public = node.public.get(family)
     if public is None or family not in underlay.prefixes or public not in underlay.prefixes[family]:
         return None

@@ -1,10 +1,9 @@
-"""ipip: packets to other nodes' pods are sent inside of IPv4 packets (RFC 2003), 20 bytes longer. Only for IPv4, and
-not encrypted.
+"""Connect nodes by ipip: packets to other nodes' pods are sent inside IPv4 packets (RFC 2003). IPv4 only.
 
-One link, flannel.ipip, reaches all nodes: the gateway of a route is the public address of the other end. With
-DirectRouting, a node on the same network has a plain route instead.
+The outer header takes 20 bytes; packets are not encrypted. One link, flannel.ipip, reaches all nodes: the gateway of a
+route is the other node's public address. With DirectRouting, a node on the same network gets a route without a tunnel.
 
-Keys of Backend: DirectRouting (false), MTU.
+Keys of Backend: DirectRouting (default false), MTU.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ OVERHEAD = 20                   # the outer IPv4 header
 
 
 class Ipip:
-    """The ipip backend, see contract.Backend."""
+    """The ipip backend (contract.Backend)."""
 
     name = "ipip"
 

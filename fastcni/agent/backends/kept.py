@@ -1,5 +1,4 @@
-"""Choose the MAC of a node's link: kept in the agent's directory, so that it stays the same after a restart, or
-derived."""
+"""Choose the MAC of a node's vxlan link: stored in the agent's directory, or derived from the node's address."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 
 def kept_mac(directory: str, name: str) -> str:
-    """Return the MAC of the link `name`: the kept MAC, otherwise that of the existing link, which flanneld may have
-    made, otherwise a random MAC. Keep the MAC from now on. Raises OSError."""
+    """Return the MAC for the link `name`, and store it in `directory`. The MAC is the stored one; without it, the MAC
+    of the existing link, which flanneld may have made; without a link, a random MAC. Raises OSError."""
     path = Path(directory, f"{name}.mac")
     try:
         text = path.read_text(encoding="ascii").strip()
@@ -41,8 +40,8 @@ def present_mac(name: str) -> str:
 
 
 def derived_mac(address: Address, vni: int) -> str:
-    """Return the MAC of the node at a public address, if nodes do not publish MACs. It is locally administered, and
-    each node derives the same."""
+    """Return the MAC of the node at a public address, for a registry in which nodes do not publish MACs. All nodes
+    derive the same MAC, which is locally administered."""
     digest = hashlib.sha256(f"fastcni vxlan {vni} {address}".encode()).digest()
     return ":".join(f"{byte:02x}" for byte in (2, *digest[:5]))
 

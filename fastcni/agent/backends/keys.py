@@ -1,4 +1,4 @@
-"""Read a backend's part of the network's configuration: the keys of its object `Backend`, and the families."""
+"""Read a backend's part of the network's configuration: the keys of the object `Backend`, and the address families."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def read_keys(backend: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each key in `defaults`, or its default. Keys are case-insensitive. As in flannel, unknown
-    keys are ignored. Raises ConfigurationError for a value of another type, and for a negative number."""
+    """Return {key of `defaults`: its value in `backend`, or its default}. Keys are case-insensitive. As in flannel,
+    unknown keys are ignored. Raises ConfigurationError for a value of another type, and for a negative number."""
     given = {key.lower(): value for key, value in backend.items() if value is not None}
     found = {}
     for key, default in defaults.items():
@@ -27,7 +27,7 @@ def read_keys(backend: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
 
 
 def chosen_families(conf: NetworkConf, underlay: Underlay) -> list[int]:
-    """The families of the network. Raises ConfigurationError if the underlay lacks an address of one."""
+    """Return the network's address families. Raises ConfigurationError if the underlay has no address of a family."""
     for family in conf.families:
         if family not in underlay.addresses:
             raise ConfigurationError(f'the network has IPv{family}, and link "{underlay.name}" has no IPv{family} '

@@ -1,11 +1,12 @@
-"""vxlan: frames to other nodes' pods are sent inside of UDP packets (RFC 7348).
+"""Connect nodes by vxlan: frames to other nodes' pods are sent inside UDP packets (RFC 7348).
 
-Each family has a separate link, flannel.VNI and flannel-v6.VNI, whose address is the network address of the node's
-subnet. For each other node there are a permanent neighbour (the network address of its subnet has the MAC of its link),
-an FDB entry (frames for that MAC go to its public address) and a route to its subnet. With DirectRouting, a node on the
-same network has a plain route instead.
+Each family has a separate link, flannel.VNI or flannel-v6.VNI, whose address is the network address of the node's
+subnet. For each other node, the kernel has three entries. A permanent neighbour maps the network address of the other
+node's subnet to the MAC of its vxlan link. An FDB entry sends frames for this MAC to its public address. A route leads
+to its subnet. With DirectRouting, a node on the same network gets a route without a tunnel instead.
 
-Keys of Backend: VNI (1), Port (0: the kernel's 8472), Learning (false), GBP (false), DirectRouting (false), MTU.
+Keys of Backend and defaults: VNI 1, Port 0 (the kernel's port 8472), Learning false, GBP false, DirectRouting false,
+MTU.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 KEYS = {"VNI": 1, "Port": 0, "Learning": False, "GBP": False, "DirectRouting": False, "MTU": 0}
 MAX_VNI = (1 << 24) - 1
-# Outer Ethernet header 14, UDP 8, vxlan 8, and the outer IP header: 20 or 40
+# {family between nodes: bytes}: the inner Ethernet header 14, UDP 8, vxlan 8, and the outer IP header 20 or 40
 OVERHEAD = {4: 50, 6: 70}
 NAMES = {4: "flannel.{}", 6: "flannel-v6.{}"}
 
 
 class Vxlan:
-    """The vxlan backend, see contract.Backend."""
+    """The vxlan backend (contract.Backend)."""
 
     name = "vxlan"
 
@@ -87,12 +88,12 @@ class Vxlan:
                         "dstport": self.keys["Port"] or DEFAULT_PORT, "learning": self.keys["Learning"],
                         "gbp": self.keys["GBP"]}
             address = me.subnets[family].network_address
-            # Frames arrive only from nodes, so router advertisements are ignored.
+            # Only nodes send frames on this link, and no node is a router for the others: ignore router advertisements
             yield Link(name, "vxlan", self.mtu(), self.macs[family], settings, (f"{address}/{address.max_prefixlen}",),
                        {f"ipv6/conf/{name}/accept_ra": "0"} if family == 6 else {})
 
     def _tunnel_end(self, node: Node, family: int) -> tuple[str, Address]:
-        """Return (MAC, public address) of a node's end of the tunnel. Raises ValueError."""
+        """Return (MAC of the node's vxlan link, its public address). Raises ValueError if the record lacks them."""
         if node.backend != self.name:
             raise ValueError(f'its backend is "{node.backend}"')
         if family not in node.public:

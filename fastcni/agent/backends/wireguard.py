@@ -1,14 +1,14 @@
-"""wireguard: packets to other nodes' pods are sent encrypted inside of UDP packets (WireGuard).
+"""Connect nodes by WireGuard: packets to other nodes' pods are sent encrypted inside UDP packets.
 
-Each other node is a peer whose allowed source addresses are its subnets, and one route leads to the whole network. The
-agent makes a private key once and keeps it in its directory; it publishes the public key.
+Each other node is a peer whose allowed IPs are its subnets. One route leads to the complete network. The agent makes a
+private key once, stores it in its directory, and publishes the public key.
 
-Mode      separate (the default): a link for each family, flannel-wg and flannel-wg-v6, and each family's packets go
-          between addresses of that family. ipv4, ipv6, auto: one link, flannel-wg, for both families, between IPv4
-          or IPv6 addresses; auto uses IPv4 if this node has an IPv4 address
+Mode      separate (the default): one link for each family, flannel-wg and flannel-wg-v6. Nodes send a pod's packets
+          between node addresses of the same family. ipv4, ipv6, auto: one link, flannel-wg, for pods of both families.
+          Nodes send between IPv4 or IPv6 addresses; auto uses IPv4 if this node has an IPv4 address
 
-Keys of Backend: ListenPort (51820), ListenPortV6 (51821), PSK (none), PersistentKeepaliveInterval (0 s: none), Mode,
-MTU.
+Keys of Backend and defaults: ListenPort 51820, ListenPortV6 51821, PSK (none), PersistentKeepaliveInterval 0 s (none),
+Mode, MTU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OVERHEAD = 80                   # outer IPv6 header 40, UDP 8, WireGuard 32
 
 
 class Wireguard:
-    """The wireguard backend, see contract.Backend."""
+    """The wireguard backend (contract.Backend)."""
 
     name = "wireguard"
 
@@ -87,7 +87,8 @@ class Wireguard:
                     addresses=tuple(f"{address}/{address.max_prefixlen}" for address in addresses))
 
     def _peer(self, node: Node, outer: int, name: str, subnets: tuple[Prefix, ...]) -> WireguardPeer:
-        """Return the peer of a node. Raises ValueError."""
+        """Return the peer for another node. outer: the family between nodes. name: the link. Raises ValueError if the
+        node's record lacks its key or address."""
         if node.backend != self.name:
             raise ValueError(f'its backend is "{node.backend}"')
         key = next((str(data["PublicKey"]) for data in node.data.values() if "PublicKey" in data), "")
@@ -100,7 +101,8 @@ class Wireguard:
 
 
 def decode_key(text: str, what: str) -> bytes:
-    """Decode a key in the form of wg(8). Raises ConfigurationError, a ValueError."""
+    """Decode a base64 key as wg(8) prints it. Return 32 bytes. what: the key's name in the error. Raises
+    ConfigurationError, which is a ValueError."""
     try:
         key = b64decode(text, validate=True)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Make and keep this node's private WireGuard key. The kernel computes the public key."""
+"""Make and store this node's private WireGuard key. The kernel computes the public key."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from fastcni.kernel.devices import wireguard
 from fastcni.kit.links import find
 
 FILE = "wgkey"
-PROBE = "flannel-wg-key"        # a temporary link
+PROBE = "flannel-wg-key"        # a temporary link, by which the kernel computes a public key
 
 
 def kept(directory: str) -> bytes:
-    """Return the kept private key, or make and keep a new one. Raises OSError."""
+    """Return the private key stored in `directory`, 32 bytes. Without a valid file, make and store a new key. Raises
+    OSError."""
     path = Path(directory, FILE)
     try:
         key = b64decode(path.read_text(encoding="ascii").strip(), validate=True)
@@ -33,7 +34,7 @@ def kept(directory: str) -> bytes:
 
 
 def new() -> bytes:
-    """Return a random private key, with the bits that Curve25519 fixes (RFC 7748, section 5)."""
+    """Return a random private key, 32 bytes, with the bits that Curve25519 fixes (RFC 7748, section 5)."""
     key = bytearray(secrets.token_bytes(wireguard.KEY_BYTES))
     key[0] &= 0xF8
     key[31] = key[31] & 0x7F | 0x40
@@ -41,11 +42,11 @@ def new() -> bytes:
 
 
 def public(private: bytes) -> bytes:
-    """Return the public key of a private one. Raises ConfigurationError if the kernel has no WireGuard, NetlinkError.
-    """
+    """Return the public key for the key `private`. Raises ConfigurationError if the kernel has no WireGuard, and
+    NetlinkError."""
     with closing(wire.open_socket()) as sock, closing(wire.open_socket(uapi.NETLINK_GENERIC)) as generic:
         try:
-            remove(sock, PROBE)         # left by an agent that was killed in this function
+            remove(sock, PROBE)         # an agent that was killed in this function has left the link
             wire.exchange(sock, rtnl.new_link(Batch(), PROBE, "wireguard", None))
         except wire.NetlinkError as e:
             raise ConfigurationError(f"Backend wireguard: {e}; does this kernel have WireGuard?") from None
