@@ -1,4 +1,4 @@
-"""Open the registry that has the nodes' records."""
+"""Open the registry of the nodes' records: etcd, Kubernetes or a file."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ TABLE: dict[str, Callable[[Mapping[str, Any], Logger, Wait], Registry]] = {
 
 
 def open_registry(kind: str, settings: Mapping[str, Any], log: Logger, wait: Wait) -> Registry:
-    """Return the registry of a kind in TABLE. wait(seconds): a pause, which ends when the agent ends."""
+    """Return the registry of a kind in TABLE. wait(seconds): sleep, but return early when the agent ends."""
     return TABLE[kind](settings, log, wait)

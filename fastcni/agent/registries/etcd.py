@@ -3,9 +3,9 @@
     <prefix>/config               the network's configuration
     <prefix>/subnets/<subnets>    a node's record (records.py), with a lease of a day
 
-Differences from flanneld: the lease is kept alive instead of being replaced, and a record is written only if it has not
-changed since this node read it. So a node that was unavailable for longer than its lease never overwrites a record that
-another node has taken. A record without a lease is an operator's reservation, and stays without a lease.
+Differences from flanneld: the agent renews its lease instead of replacing it, and writes a record only if the record
+has not changed since this node read it. So a node that was unavailable for longer than its lease never overwrites a
+record that another node has taken. A record without a lease is an operator's reservation, and stays without a lease.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
 PREFIX = "/coreos.com/network"
 LEASE_S = 86400
-KEEP_S = 600.0                  # between two renewals: a deleted record is noticed by the watch, so they are rare
-TRIES = 10                      # tries to take a subnet while other nodes take it first
+KEEP_S = 600.0                  # seconds between two renewals; the watch notifies a deleted record in between
+TRIES = 10                      # tries to take a subnet or to write the record, if other programs write first
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # seconds before a lost watch is opened again
-MADE_HERE = ("VtepMAC", "PublicKey")        # keys of a node's data that the node makes itself
-CONTEST_S = 5.0
+MADE_HERE = ("VtepMAC", "PublicKey")        # keys of a node's data whose values only this node has
+CONTEST_S = 5.0                 # another node that writes the record twice within this time has the record
 MAX_SHOWN = 200                 # characters of a record in messages
-# All nodes may have to list again at the same time. Each waits for a random time, so that one processor of etcd can
-# answer up to 1,900 of them: 16 us for each record of a list, and 3 us for a list of the records that have changed.
+# All nodes may have to list all records at the same time. Each node waits for a random time, so that one processor of
+# etcd can answer up to 1,900 nodes. A list costs 16 us for each record; a list of changes costs 3 us for each record.
 LIST_S_OF_A_RECORD, CHANGES_S_OF_A_RECORD, MAX_SPREAD_S = 16e-6, 3e-6, 60.0
-IDLE_S = 1500.0                 # seconds; etcd reports its progress every 10 minutes
+IDLE_S = 1500.0                 # the longest silence of a watch in seconds; etcd reports progress every 10 minutes
 
 
 class Etcd:
-    """The registry in etcd, see contract.Registry. settings: those of clients.etcd.Client, "prefix", and "kept", the
-    path of the file with the last records."""
+    """The registry in etcd (contract.Registry). settings: the settings of clients.etcd.Client, "prefix", and "kept",
+    the path of the file with the last records."""
 
     publishes = True
 
@@ -57,11 +57,11 @@ class Etcd:
         self.client, self.log, self.wait = Client(settings), log, wait
         self.prefix = settings.get("prefix", PREFIX).rstrip("/")
         self.directory = f"{self.prefix}/subnets/"
-        self.unreadable: set[str] = set()       # keys of unreadable records that were logged
+        self.unreadable: set[str] = set()       # keys of unreadable records that the log has already named
         self.kept = Kept(settings.get("kept", ""), self.directory, log)
         self.listed: View | None = None         # the records that join() has read, until watch() takes them
         self.watched = False
-        # the lease of this node's record (0: none, None: not known), and the revision that created its key
+        # lease: the id of the record's lease; 0: no lease; None: not known. created: the revision that created its key
         self.lease: int | None = None
         self.created = 0
         self.contested = -CONTEST_S             # when the record last named another node, monotonic
@@ -97,8 +97,8 @@ class Etcd:
         raise SubnetLost(f"no subnet after {TRIES} tries: each time another program changed the record or was faster")
 
     def _list(self) -> list[Pair]:
-        """Return all records. The first watch continues from the last list, so that a start lists only once."""
-        if self.watched:                        # by another thread, which has a View
+        """Return all records. watch() continues from the last list, so that an agent lists only once at its start."""
+        if self.watched:                        # another thread is in watch(), and uses the View
             return self.client.read_range(*etcd_client.below(self.directory))[0]
         self.listed = self.listed or View(self.directory, self.kept.read())
         self.listed.refresh(self.client)
@@ -106,8 +106,8 @@ class Etcd:
 
     def _find_own(self, conf: NetworkConf, me: Node, pairs: Collection[Pair],
                   taken: Mapping[str, Mapping[int, Prefix]]) -> Pair | None:
-        """Return the record that names this node; otherwise the record of its previous subnets if that names no
-        node."""
+        """Return the record that names this node; without it, the record of its previous subnets if that names no
+        node. None without a record whose subnets fit the configuration."""
         former = self.directory + records.key_of(me.subnets) if me.subnets else ""
         candidates = []
         for pair in pairs:
@@ -119,11 +119,10 @@ class Etcd:
         return max(candidates, key=lambda each: each[:3])[-1] if candidates else None
 
     def _write(self, me: Node, seen: Pair | None, lease: int | None) -> bool:
-        """Write the record if it has not changed since it was `seen` (None: did not exist). Return whether it was
-        written.
+        """Write the record `me` if etcd still has the version `seen`; None: no record. Return whether it was written.
 
-        lease: the record's lease; 0: none, for a reservation; None: make a new lease. A missing record is no
-        reservation.
+        lease: the id of the record's lease; 0: no lease, for a reservation; None: make a new lease. A missing record
+        always gets a lease.
         """
         key, value = self.directory + me.name, records.value_of(me)
         if (lease and not self.client.renew(lease, key)) or not (lease or seen):
@@ -141,8 +140,10 @@ class Etcd:
         return outcome.done
 
     def _is_alone(self, me: Node) -> bool:
-        """Return whether no other record overlaps. If records have both families, keys with one common subnet still
-        differ, so two nodes may each have written one. Both nodes check this, and the later one yields."""
+        """Return whether no earlier record overlaps this node's subnets; otherwise delete this node's record.
+
+        Two records with both families may have one subnet in common and still have different keys. So both nodes write
+        their record, then check for the other; the node that wrote later deletes its record."""
         pairs = self._list()
         taken, key = self._read_subnets(pairs), self.directory + me.name
         mine = next((pair for pair in pairs if pair.key == key), None)
@@ -159,7 +160,7 @@ class Etcd:
             (pair,) = self.client.read(self.directory + me.name)
             if pair is not None and self._is_of_another(pair, me):
                 raise SubnetLost(f"another node has {me.name}: {pair.value[:MAX_SHOWN]}")
-            # A record that has lost its lease is a reservation: an operator has kept the value.
+            # An unchanged record without a lease is a reservation by an operator: it stays without a lease
             intact = pair is not None and pair.value == records.value_of(me)
             if self._write(me, pair, pair.lease if pair and intact else self.lease):
                 if pair is None and not self._is_alone(me):
@@ -170,9 +171,11 @@ class Etcd:
         raise Away(f"another program changes the record of {me.name} each time while this node writes it")
 
     def _is_of_another(self, pair: Pair, me: Node) -> bool:
-        """Return whether another node has the record at this node's key. The node that created the key has the subnet,
-        so other content is damage. But two nodes can have taken over one record: if the record names another node again
-        within CONTEST_S, that node writes it."""
+        """Return whether the record at this node's key belongs to another node.
+
+        The node that created the key has the subnet, so other content is usually damage, which this node repairs. But
+        two nodes may have taken over the same record: if it names another node twice within CONTEST_S, that node is
+        alive and has the record."""
         if identities(self._parse(pair)) & identities(me):
             return False
         if pair.created != self.created:
@@ -195,9 +198,9 @@ class Etcd:
         self.client.txn([revision_is(pair.key, pair.revision)], [etcd_client.delete(pair.key)])
 
     def ready(self, me: Node) -> None:
-        """Do nothing: etcd has no such condition."""
+        """Do nothing: only Kubernetes has a condition for this."""
 
-    # -- the others ----------------------------------------------------------------------------------------------------
+    # -- the records of all nodes --------------------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
         def show(view: View) -> None:
@@ -228,11 +231,11 @@ class Etcd:
             self.kept.write(view.pairs.values())
 
     def _follow(self, view: View, show: Callable[[View], object], stop: Callable[[], bool]) -> bool:
-        """Follow the changes after a view, until stop() or until another endpoint should be used. Return False if the
-        records must be listed again. Raises Away."""
+        """Apply etcd's changes to `view`, and call show(view) after each. End when stop() returns true, or when
+        requests use another endpoint than the watch. Return False if all records must be listed again. Raises Away."""
         endpoint, http = "", self.client.http
 
-        def leave() -> bool:        # requests use another endpoint than the watch, whose endpoint may hang
+        def leave() -> bool:        # also if requests have left the watch's endpoint, which may hang
             return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
 
         if not self._goes_on(view):
@@ -256,23 +259,24 @@ class Etcd:
         self.wait(random.uniform(0.0, min(seconds_of_a_record * len(view.pairs) ** 2, MAX_SPREAD_S)))
 
     def _goes_on(self, view: View) -> bool:
-        """Return whether a watch reports all changes since the view. If etcd was restored from a backup, its revisions
-        are those of other changes: the last change of the view is then not the last one of its key."""
+        """Return whether a watch will report all changes since the revision of `view`. If etcd was restored from a
+        backup, the same revision is another change. Then the view's last change is not the last change of its key."""
         return not view.watched or bool(view.last and self.client.txn([revision_is(*view.last)], []).done)
 
     def _parse(self, pair: Pair) -> Node | None:
-        """Return the Node of a record; None if the record cannot be read."""
+        """Return the Node that a record describes; None if the record is unreadable."""
         try:
             return records.read(pair.key.removeprefix(self.directory), pair.value)
         except ValueError:
             return None
 
     def _names_node(self, pair: Pair) -> bool:
-        """Return whether a record names its node, which a damaged record may not."""
+        """Return whether a record names a node by an address, a MAC or a key. A damaged record may name no node."""
         return bool(identities(self._parse(pair)))
 
     def _read_subnets(self, pairs: Collection[Pair]) -> dict[str, Mapping[int, Prefix]]:
-        """Return the subnets of each record from its key, so that a damaged value does not make them free."""
+        """Return {key of a record: its subnets by family}. The subnets are in the key, so that a record with a damaged
+        value keeps its subnets."""
         found: dict[str, Mapping[int, Prefix]] = {}
         for pair in pairs:
             with suppress(ValueError):
@@ -281,8 +285,8 @@ class Etcd:
 
 
 def identities(node: Node | None) -> set[object]:
-    """Return what identifies a record's node: its public addresses, and the MAC and key that it has made. So a node
-    with a new address takes over its record. Otherwise other nodes would see one MAC in two records."""
+    """Return what identifies a record's node: its public addresses, its MAC and its WireGuard key; empty for None. By
+    MAC and key, a node with a new address takes over its old record. Otherwise two records would have the same MAC."""
     if node is None:
         return set()
     made = (data.get(name) for data in node.data.values() for name in MADE_HERE)

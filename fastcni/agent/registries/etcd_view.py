@@ -1,5 +1,4 @@
-"""Keep the records of all nodes as etcd has reported them by lists and by one watch. Each record is decoded once, when
-it changes."""
+"""Keep a copy of all nodes' records in etcd up to date by lists and one watch. A record is decoded when it changes."""
 
 from __future__ import annotations
 
@@ -16,16 +15,16 @@ if TYPE_CHECKING:
     from fastcni.clients.etcd import Client, Pair
     from fastcni.daemon.log import Logger
 
-# All agents may list at the same time. A list of 5,000 records costs etcd 58 ms, so 5,000 lists take minutes.
+# The timeout of a list in seconds. If 5,000 agents list 5,000 records at the same time, etcd needs minutes: 58 ms each.
 LIST_WAIT_S = 60.0
 
 
 class View:
-    """The records below `directory`, from refresh() and the later changes of a watch.
+    """A copy of the records below `directory`, from refresh() and the later changes of a watch.
 
-    pairs: by key; at first those that an earlier agent has kept. revision: that of the last refresh(), later that of
-    the last change; 0 before. last: (key, revision) of the last change, with revision 0 if the key was deleted; None
-    before the first change. watched: whether a watch has followed the refresh.
+    pairs: {key: record}; at first the records that a previous agent has stored. revision: etcd's revision of the last
+    refresh() or change; 0 before. last: (key, revision) of the last change, with revision 0 if the key was deleted;
+    None before the first change. watched: whether a watch was opened after the refresh.
     """
 
     def __init__(self, directory: str, pairs: Collection[Pair]) -> None:
@@ -39,8 +38,8 @@ class View:
     def refresh(self, client: Client) -> None:
         """Make the view equal to etcd's records. Raises Away.
 
-        etcd sends only the records that have changed since the newest record of the view. All records are read if that
-        one has changed, too, because etcd may have been restored from a backup, or if a record was deleted.
+        Read only the records that have changed since the newest record of the view. Read all records if a record was
+        deleted, or if the newest record has changed, because etcd may have been restored from a backup.
         """
         first, end = below(self.directory)
         newest = max(self.pairs.values(), key=lambda pair: pair.revision, default=None)
@@ -58,7 +57,7 @@ class View:
         self.revision, self.last, self.watched = revision, None, False
 
     def update(self, events: Collection[dict[str, Any]]) -> None:
-        """Apply the changes of a watch's message."""
+        """Apply the changes in a message of the watch."""
         for event in events:
             pair = read_pair(event["kv"])
             gone = event.get("type") == "DELETE"
@@ -70,8 +69,8 @@ class View:
             self.revision, self.last = pair.revision, (pair.key, 0 if gone else pair.revision)
 
     def nodes(self, log: Logger, unreadable: set[str]) -> list[Node]:
-        """Return the Nodes of all records. A record that cannot be read is logged and left out. unreadable: the keys of
-        records that were logged before."""
+        """Return the Nodes of all readable records. Log each unreadable record once. unreadable: the keys of logged
+        records; nodes() updates this set."""
         for key in self._unread & self.pairs.keys():
             try:
                 self._nodes[key] = records.read(key.removeprefix(self.directory), self.pairs[key].value)

@@ -1,6 +1,6 @@
-"""Keep the records of all nodes in a file, so that a restarted agent asks etcd only for the records that have changed.
+"""Store the records of all nodes in a file, so that a restarted agent asks etcd only for changed records.
 
-The file lasts over a reboot. Its first line has the digest of the second line, which has the records as JSON.
+The file persists over a reboot. Its first line has the digest of the second line, which has the records as JSON.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.log import Logger
 
-FORMAT = 1                      # raised when the file is written in another way
-EVERY_S = 3600.0                # seconds between two writes; also at the end. 5,000 records are 1 MB
+FORMAT = 1                      # the version of the file's format
+EVERY_S = 3600.0                # seconds between two writes; the agent writes also at its end. 5,000 records are 1 MB
 
 
 class Kept:
-    """path: of the file; "": keep nothing. directory: of the records in etcd; a file of another one is not read."""
+    """The file with the records of all nodes. path: the file's path; "": store nothing. directory: the records'
+    directory in etcd; a file of another directory is not read."""
 
     def __init__(self, path: str, directory: str, log: Logger) -> None:
         self.path, self.directory, self.log = path, directory, log
-        self._due = 0.0 if path else inf        # monotonic
+        self._due = 0.0 if path else inf        # when follow() writes next, monotonic
 
     def read(self) -> list[Pair]:
-        """Return the records; [] without a complete file."""
+        """Return the stored records; [] if the file is missing, damaged or of another version."""
         if not self.path:
             return []
         try:
@@ -47,13 +48,13 @@ class Kept:
             return []
 
     def follow(self, pairs: Collection[Pair]) -> None:
-        """Write the records if the last write was EVERY_S ago."""
+        """Write the records, unless the last write was less than EVERY_S ago."""
         if monotonic() >= self._due:
             self._due = monotonic() + EVERY_S
             self.write(pairs)
 
     def write(self, pairs: Collection[Pair]) -> None:
-        """Replace the file in one step. An error is logged."""
+        """Replace the file in one step. Log an error."""
         if not self.path:
             return
         body = json.dumps([pair.fields() for pair in pairs])
@@ -63,7 +64,7 @@ class Kept:
             self._log(e)
 
     def remove(self) -> None:
-        """Remove the file, for a node that leaves the network. Raises OSError."""
+        """Remove the file: the node leaves the network. Raises OSError."""
         if self.path:
             Path(self.path).unlink(missing_ok=True)
 

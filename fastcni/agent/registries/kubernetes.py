@@ -5,11 +5,11 @@ annotations of its Node publish its address.
     flannel.alpha.coreos.com/backend-type: vxlan
     flannel.alpha.coreos.com/backend-data: '{"VNI":1,"VtepMAC":"82:4b:b6:2f:54:4e"}'        backend-v6-data for IPv6
     flannel.alpha.coreos.com/public-ip: 192.0.2.7                                           public-ipv6
-    flannel.alpha.coreos.com/public-ip-overwrite: 198.51.100.7                              of an operator
-    fastcni.dev/pod-cidrs: 10.244.1.0/24,fd00:10:0:1::/64                                   as spec.podCIDRs
+    flannel.alpha.coreos.com/public-ip-overwrite: 198.51.100.7                              set by an operator
+    fastcni.dev/pod-cidrs: 10.244.1.0/24,fd00:10:0:1::/64                                   the same as spec.podCIDRs
 
 The agent watches only the metadata of all Nodes, without images and conditions. So an annotation repeats the podCIDRs.
-A Node of flanneld has no such annotation, so the agent reads that whole object once.
+A Node that runs flanneld lacks this annotation, so the agent reads its complete Node object once.
 
 The network's configuration is a file, which each node gets from a ConfigMap. All writes are patches of a Node's status;
 deploy/agent.yaml has the needed rights.
@@ -45,19 +45,19 @@ PUBLIC = {4: "public-ip", 6: "public-ipv6"}
 DATA = {4: "backend-data", 6: "backend-v6-data"}
 OVERWRITE = "-overwrite"
 POD_CIDRS = "fastcni.dev/pod-cidrs"
-KEEP_S = 300.0                  # seconds; the watch also detects a change of this Node
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
+KEEP_S = 300.0                  # seconds between two checks of this node's record; the watch also shows its changes
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # seconds before a lost watch is opened again: the pause doubles
 MAX_SHOWN = 200                 # characters of an annotation in the log
-MAX_ASKED = 20                  # Nodes that are read one by one; if there are more, all are listed in pages
-# All nodes may have to list again at the same time. Each waits for a random time, so that one processor of the API
-# server can answer up to 1,000 of them: LIST_S_OF_A_NODE for each Node of each list.
+MAX_ASKED = 20                  # the most Nodes that are read one by one; otherwise all Nodes are listed in pages
+# All agents may have to list all Nodes at the same time. Each agent waits for a random time, so that one processor of
+# the API server can answer up to 1,000 agents. A list costs LIST_S_OF_A_NODE for each Node.
 LIST_S_OF_A_NODE, MAX_SPREAD_S = 60e-6, 60.0
 AVAILABLE = {"type": "NetworkUnavailable", "status": "False", "reason": "FastcniIsUp",
              "message": "fastcni's agent is running on this node"}
 
 
 class Kubernetes:
-    """The nodes and their subnets as annotations of Node objects in the Kubernetes API (a contract.Registry).
+    """The registry in Kubernetes (contract.Registry): the nodes' records are annotations of their Node objects.
 
     settings: "kubeconfig" (a path; "": the service account of the pod), "node" (this node's name), "net_conf" (the path
     of the network's configuration), "annotation_prefix" (begins the names of the annotations).
@@ -71,7 +71,7 @@ class Kubernetes:
         self.prefix = settings.get("annotation_prefix", PREFIX)
         self.log, self.wait = log, wait
         self.unreadable: dict[str, str] = {}
-        self._asked: dict[str, dict[int, Any]] = {}     # uid of a Node without POD_CIDRS: its podCIDRs, which stay
+        self._asked: dict[str, dict[int, Any]] = {}     # {uid of a Node without POD_CIDRS: its podCIDRs by family}
 
     def close(self) -> None:
         self.api.close()
@@ -112,8 +112,8 @@ class Kubernetes:
         self._annotate(dict.fromkeys(self._annotations(me)))
 
     def ready(self, me: Node) -> None:
-        """Clear the condition NetworkUnavailable. A restarted agent finds the condition cleared, and writes nothing,
-        because the API server sends a changed Node to all agents."""
+        """Set the node's condition NetworkUnavailable to False. If it is False already, write nothing, because the API
+        server would send the changed Node to all agents."""
         conditions = (self._own()[0].get("status") or {}).get("conditions") or ()
         if any(AVAILABLE.items() <= condition.items() for condition in conditions):
             return
@@ -121,7 +121,7 @@ class Kubernetes:
         self._patch({"status": {"conditions": [{**AVAILABLE, "lastHeartbeatTime": now, "lastTransitionTime": now}]}})
 
     def _own(self) -> tuple[Object, dict[int, Any]]:
-        """Return this node's object, and its subnets. Raises ConfigurationError, Away."""
+        """Return (this node's Node object, its subnets by family). Raises ConfigurationError, Away."""
         document = self.api.get(f"{NODES}/{self.node}")
         if document is None:
             raise ConfigurationError(f'there is no Node "{self.node}": --node-name names this node')
@@ -141,8 +141,8 @@ class Kubernetes:
         return found
 
     def _annotations(self, me: Node) -> dict[str, str | None]:
-        """Return the annotations of a record, from which _read() returns the record. None: the annotation must not
-        exist."""
+        """Return {name: value} of the annotations that publish the record `me`. None: the annotation must not exist.
+        _read() is the reverse."""
         found: dict[str, str | None] = {"kube-subnet-manager": "true", "backend-type": me.backend}
         cidrs = ",".join(str(me.subnets[family]) for family in FAMILIES if family in me.subnets)
         for family in FAMILIES:
@@ -152,7 +152,8 @@ class Kubernetes:
         return {POD_CIDRS: cidrs, **{f"{self.prefix}/{name}": value for name, value in found.items()}}
 
     def _publish(self, document: Object, me: Node) -> dict[str, str]:
-        """Write the annotations that are missing or different. Return their previous values."""
+        """Write the annotations of `me` that are missing or different in `document`, this node's object. Return {name:
+        previous value} of the changed annotations."""
         there = notes_of(document)
         changes = {name: value for name, value in self._annotations(me).items() if there.get(name) != value}
         if changes:
@@ -168,7 +169,7 @@ class Kubernetes:
         except (Missing, Conflict) as e:
             raise Away(str(e)) from None
 
-    # -- the others ----------------------------------------------------------------------------------------------------
+    # -- the records of all nodes --------------------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
         pause, view = FIRST_PAUSE_S, None
@@ -197,9 +198,9 @@ class Kubernetes:
                 pause = min(2 * pause, MAX_PAUSE_S)
 
     def _list(self, stop: Callable[[], bool]) -> View:
-        """Return all nodes from the API server's cache. A Node is read when it has arrived: all Nodes of a large
-        cluster take much more memory than their records. Raises Expired: list again; Away, also when stop() returns
-        true."""
+        """Return the records of all Nodes from the API server's cache. Each Node is decoded as it arrives, because all
+        Nodes of a large cluster take much more memory than their records. Raises Expired, after which the caller lists
+        again; and Away, also if stop() returns true."""
         known: dict[str, Node | None] = {}
         unknown: list[Object] = []
         uids: set[str] = set()
@@ -219,16 +220,16 @@ class Kubernetes:
         return View(known, revision)
 
     def _goes_on(self, view: View) -> bool:
-        """Return whether a watch reports all changes since the view. After a lost connection the API server may have an
-        older revision, because etcd was restored from a backup."""
+        """Return whether a watch will report all changes since the revision of `view`. After a lost connection, the API
+        server may have an older revision, because etcd was restored from a backup."""
         if view.lost and self.api.revision_of(NODES) < number_of(view.revision):
             return False
         view.lost = False
         return True
 
     def _follow(self, view: View, stop: Callable[[], bool]) -> Iterator[None]:
-        """Apply changes to a view. Yield after each change that matters. Ends when the server ends the watch without an
-        error. Raises Expired, Away."""
+        """Apply the changes of a watch to `view`, and yield after each change of a record. End if the server ends the
+        watch soon and without an error. Raises Expired, Away."""
         while not stop():
             opened = time.monotonic()
             for kind, document in self.api.watch(NODES, view.revision, stop, metadata=True):
@@ -236,7 +237,7 @@ class Kubernetes:
                     name = document["metadata"]["name"]
                     before, now = view.known.get(name), None if kind == "DELETED" else self._read(document)
                     view.known[name] = now
-                    if before != now:           # a kubelet writes its Node every few minutes
+                    if before != now:           # not for the kubelet's writes to its Node every few minutes
                         view.revision = document["metadata"]["resourceVersion"]
                         yield
                 view.revision = document["metadata"]["resourceVersion"]
@@ -244,7 +245,8 @@ class Kubernetes:
                 return
 
     def _read(self, document: Object) -> Node | None:
-        """Return a Node object's record; None if the Node is not in the network, or damaged, which is logged once."""
+        """Return the record in a Node object; None if the Node is not in the network or its annotations are unreadable.
+        Log unreadable annotations once."""
         name, notes = document["metadata"]["name"], notes_of(document)
         if not self._is_member(document):
             return None
@@ -263,7 +265,8 @@ class Kubernetes:
         return node if node.subnets else None
 
     def _subnets(self, document: Object) -> dict[int, Any]:
-        """Return a Node's podCIDRs by family. Raises ValueError, Away."""
+        """Return a Node's podCIDRs by family, from the annotation or from the complete Node object. Raises ValueError,
+        Away."""
         if text := notes_of(document).get(POD_CIDRS):
             return by_family(text.split(","))
         name, uid = document["metadata"]["name"], document["metadata"]["uid"]
@@ -274,7 +277,8 @@ class Kubernetes:
         return self._asked.get(uid, {})
 
     def _ask_all(self, uids: Collection[str]) -> None:
-        """Read the podCIDRs of Nodes without the annotation from one list: a request for each would be too many."""
+        """Read the podCIDRs of the Nodes `uids`, which lack the annotation, from one list of all Nodes: one request for
+        each Node would be too many."""
         for page in self.api.pages(NODES):
             for document in page.get("items") or ():
                 if (uid := document["metadata"]["uid"]) in uids:
@@ -287,9 +291,9 @@ class Kubernetes:
 
 
 class View:
-    """The records of all Nodes by name, None for a Node that is not in the network.
+    """A copy of all Nodes' records. known: {name: record, or None for a Node that is not in the network}.
 
-    revision: the resourceVersion of the last change. lost: whether the watch has ended by an error.
+    revision: the resourceVersion of the last change. lost: whether an error has ended the watch.
     """
 
     def __init__(self, known: dict[str, Node | None], revision: str) -> None:
@@ -305,11 +309,11 @@ def notes_of(document: Object) -> dict[str, str]:
 
 
 def read_subnets(document: Object) -> dict[int, Any]:
-    """Return spec.podCIDRs by family. Raises ValueError."""
+    """Return spec.podCIDRs of a Node object, {family: network}. Raises ValueError."""
     spec = document.get("spec") or {}
     return by_family(spec.get("podCIDRs") or filter(None, [spec.get("podCIDR")]))
 
 
 def by_family(texts: Iterable[str]) -> dict[int, Any]:
-    """Return networks by family. Raises ValueError."""
+    """Return {family: network} of networks such as 10.244.1.0/24. Raises ValueError."""
     return {subnet.version: subnet for subnet in map(ip_network, texts)}

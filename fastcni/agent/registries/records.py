@@ -1,4 +1,4 @@
-"""Encode and read a node's record in etcd, in flannel's form: subnets in the key, the rest as JSON in the value.
+"""Encode and read a node's record in etcd, in flannel's format: the key has the subnets, the value has JSON.
 
     /coreos.com/network/subnets/10.5.52.0-24                        with IPv4 only
     /coreos.com/network/subnets/10.5.52.0-24&2001:cafe:42:1::-64    with both families; 0.0.0.0-0&... with IPv6 only
@@ -26,7 +26,7 @@ DATA = {4: "BackendData", 6: "BackendV6Data"}
 
 
 def key_of(subnets: Mapping[int, Prefix]) -> str:
-    """Return the last part of a record's key."""
+    """Return the last part of a record's key, such as 10.5.52.0-24. subnets: {family: subnet}."""
     first = str(subnets[4]).replace("/", "-") if 4 in subnets else NO_IPV4
     return f"{first}&{str(subnets[6]).replace('/', '-')}" if 6 in subnets else first
 
@@ -39,7 +39,8 @@ def value_of(node: Node) -> str:
 
 
 def read(key: str, value: str) -> Node:
-    """Return the Node of a key's last part and a value. Its name is the key's last part. Raises ValueError."""
+    """Return the Node that a record describes. key: the last part of the record's key, which becomes the Node's name.
+    Raises ValueError."""
     document = read_json(value)
     if not isinstance(document, dict):
         raise ValueError("not a JSON object")
@@ -65,7 +66,7 @@ def read_public(document: Mapping[str, object]) -> list[tuple[int, Address]]:
 
 
 def read_json(text: str) -> Any:
-    """Decode JSON. Raises ValueError, also for text that is nested too deep."""
+    """Decode JSON. Raises ValueError, also for JSON with too many levels."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -73,7 +74,7 @@ def read_json(text: str) -> Any:
 
 
 def read_address(text: str, family: int) -> Address:
-    """Raises ValueError."""
+    """Return the address of this family in `text`. Raises ValueError."""
     found = ip_address(text)
     if found.version != family:
         raise ValueError(f"expected an IPv{family} address, got {text}")

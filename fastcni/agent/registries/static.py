@@ -1,5 +1,6 @@
-"""Use a file as the registry, to try the agent, or for a few nodes without etcd and Kubernetes. Each node has the same
-file, and a change takes effect immediately.
+"""Use a file as the registry: for a trial of the agent, or for a few nodes without etcd and Kubernetes.
+
+Each node must have the same file. The agent reads a changed file within LOOK_S.
 
     {"network": {"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan"}},
      "nodes": [{"name": "one", "subnets": ["10.244.1.0/24"], "public": ["192.0.2.1"]},
@@ -26,20 +27,20 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import NetworkConf
     from fastcni.daemon.log import Logger
 
-LOOK_S = 0.5                    # seconds between two checks of the file's time and inode
+LOOK_S = 0.5                    # seconds between two checks of the file's inode, time and size
 
 
 class Static:
-    """The registry in a file, see contract.Registry. name: this node's name in the file."""
+    """The registry in a file (contract.Registry). path: the file. name: this node's name in the file."""
 
     publishes = False
 
     def __init__(self, path: str, name: str, log: Logger, wait: Callable[[float], object]) -> None:
         self.path, self.name, self.log, self.wait = path, name, log, wait
-        self._read: dict[str, tuple[dict[str, Any], str, Node]] = {}    # {name: (document, backend, the Node)}
+        self._read: dict[str, tuple[dict[str, Any], str, Node]] = {}    # {node's name: (its document, backend, Node)}
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: the registry has no open files."""
 
     def conf(self) -> NetworkConf:
         return confs.read(json.dumps(self._document().get("network", {})))
@@ -60,7 +61,7 @@ class Static:
         """Do nothing: the operator edits the file."""
 
     def ready(self, me: Node) -> None:
-        """Do nothing: a file has no such condition."""
+        """Do nothing: only Kubernetes has a condition for this."""
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
         seen: object = None
@@ -94,8 +95,8 @@ class Static:
         return [node for _, _, node in found]
 
     def _read_again(self, document: dict[str, Any], backend: str) -> Node:
-        """Return the Node of a document: the previous Node if the document has not changed, because parsing four
-        addresses of 5,000 nodes takes 40 ms."""
+        """Return the Node that `document`, an item of "nodes", describes. If the item has not changed, return the
+        previous Node, because parsing the addresses of 5,000 nodes takes 40 ms."""
         if not isinstance(document["name"], str):
             raise TypeError(f"a name is not a text: {document['name']}")
         former = self._read.get(document["name"])
