@@ -1,1 +1,1 @@
-"""Rules by HTTP requests: documents of kind CiliumNetworkPolicy, and HAProxy, which allows or denies the requests."""
+"""HTTP rules: read documents of kind CiliumNetworkPolicy, and run HAProxy, which allows or denies the requests."""

@@ -1,7 +1,8 @@
-"""The log of HAProxy: a datagram for each request, whose JSON is sent on to all listeners.
+"""Receive HAProxy's log, a JSON datagram for each request, and send a record of each request to all listeners.
 
-A listener is a socket `<pid>.sock` in the directory `LISTENERS` next to the agent's socket; `fastcni flows` makes both.
-HAProxy logs allowed requests only while there are listeners (configuration.py): this process is slower than HAProxy.
+A listener is a socket `<pid>.sock` in the directory LISTENERS next to the agent's socket; `fastcni flows` makes both.
+HAProxy logs allowed requests only while a listener exists (configuration.py), because HAProxy handles requests faster
+than the agent can read the log.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LISTENERS = "http-listeners"
-MAX_BYTES, MAX_TAKEN = 16384, 200       # of a datagram; datagrams of one take()
+MAX_BYTES, MAX_TAKEN = 16384, 200       # bytes of a datagram; datagrams that one take() reads
 REASONS = {"target": "the target is no path", "path": "the path has empty, dot or needlessly encoded parts",
            "upgrade": "an upgrade to another protocol than websocket", "host": "more than one Host"}
-DENIED = (403, -1, 0)           # status: denied, and without an answer
+DENIED = (403, -1, 0)           # the status of denied requests; -1 and 0: HAProxy sent no answer
 
 
 class AccessLog:
-    """labels: {id: name of the rule}. counts: of requests by verdict; of those allowed without the most. Raises
-    OSError."""
+    """The socket that receives HAProxy's log. labels: {rule id: name of the rule}. counts: {verdict: requests}, and
+    "unreadable" and "missed" datagrams; allowed HTTP requests count only while a listener exists. Raises OSError."""
 
     def __init__(self, directory: Path) -> None:
         self.listeners, self.labels, self.counts = directory.parent / LISTENERS, dict[str, str](), Counter[str]()
@@ -53,7 +54,7 @@ class AccessLog:
         return list(self.listeners.glob("*.sock"))
 
     def take(self) -> None:
-        """Read datagrams that have arrived, at most MAX_TAKEN."""
+        """Read the datagrams that have arrived, at most MAX_TAKEN, and send their records to the listeners."""
         listeners = self.listening
         with suppress(BlockingIOError):
             for _ in range(MAX_TAKEN):
@@ -62,7 +63,7 @@ class AccessLog:
     def _read(self, data: bytes, listeners: list[Path]) -> None:
         try:
             found = record(json.loads(data), self.labels.get)
-        except (ValueError, TypeError, KeyError):       # HAProxy has cut the line short
+        except (ValueError, TypeError, KeyError):       # HAProxy cuts long lines
             self.counts["unreadable"] += 1
             return
         if found is None:
@@ -74,12 +75,15 @@ class AccessLog:
                 self.sock.sendto(line, str(path))
             except (FileNotFoundError, ConnectionRefusedError):
                 path.unlink(missing_ok=True)            # the listener was killed
-            except BlockingIOError:                     # slow
+            except BlockingIOError:                     # the listener reads too slowly
                 self.counts["missed"] += 1
 
 
 def record(said: dict[str, Any], label: Callable[[str, str], str]) -> dict[str, Any] | None:
-    """A line of the log as `fastcni flows` shows it; None: a connection that ended without a request."""
+    """Return a request as the record that `fastcni flows` shows; None if the connection ended without a request.
+
+    said: the decoded line of HAProxy's log. label(id, ""): returns the name of a rule, "" if the id is unknown.
+    """
     sides = {"both": ("egress", "ingress")}.get(said["side"], (said["side"],))
     rules = {side: label(said[side], "") if said[side] != "-" else "" for side in sides}
     why, tls = said["why"], said["tls"] not in ("", "-")

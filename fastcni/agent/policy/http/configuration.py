@@ -1,22 +1,22 @@
-"""The rules by HTTP requests as HAProxy reads them: a configuration that never changes, and maps.
+"""Write HAProxy's configuration file, which is the same for all policies, and its maps, which hold the HTTP rules.
 
     it = Configuration(state)
-    it.maps                                     # {file: {key: value}}; the running process changes them (process.py)
-    text(listening)                             # of haproxy.cfg
+    it.maps                                     # {file: {key: value}}; process.py changes them in the running process
+    text(listening)                             # the text of haproxy.cfg
 
-A value of the first two maps is a list of names, such as ":b4-1f:g4-2e:". "n4-3d@80" is a set of nftables for a named
-port that contains the address with the port 80.
+A value of the maps pods and peers is a list of names, such as ":b4-1f:g4-2e:". The name "n4-3d@80" means that the
+nftables set n4-3d, of a named port, contains the address with port 80.
 
-    pods                address -> chains of rules that apply to the pod, by the hash of their rules; its named ports
-    peers               address or network -> the sets of nftables that contain the address; its named ports
-    requests-egress     regular expression -> the id of an allowed request; also requests-ingress
+    pods                a pod's address -> hashes of the chains that apply to the pod, and names of its named ports
+    peers               address or network -> the nftables sets that contain it, and names of its named ports
+    requests-egress     regular expression -> the id of an allowed request; the map requests-ingress is alike
     headers-egress      the same for requests with conditions on headers
-    hosts-egress        the same for the names in TLS handshakes
-    listeners           0.0.0.0/0 and ::/0, while somebody wants to know of requests that are allowed
+    hosts-egress        the same for the server names in TLS handshakes
+    listeners           0.0.0.0/0 and ::/0 while a listener wants a log of allowed requests; otherwise no entry
 
-For each request HAProxy joins the values of the first two maps, the port and the request, and searches the maps of
-regular expressions for the joined text (patterns.py). The first bytes of a connection tell TLS from HTTP. TLS passes if
-a request of a line asks for a host and for nothing else, and the name in the handshake is this host.
+For each request HAProxy joins the values of pods and peers, the port and the request to one text, and searches the maps
+of regular expressions for a match (patterns.py). HAProxy distinguishes TLS from HTTP by a connection's first bytes. A
+TLS connection passes if a rule has a host as its only condition, and the name in the handshake is this host.
 """
 
 from __future__ import annotations
@@ -39,22 +39,24 @@ if TYPE_CHECKING:
     Maps = Mapping[str, Mapping[str, str]]
 
 PODS, PEERS, LISTENERS = "pods", "peers", "listeners"
-REQUESTS, HEADERS, HOSTS = "requests-", "headers-", "hosts-"    # begin the names of maps of regular expressions
+REQUESTS, HEADERS, HOSTS = "requests-", "headers-", "hosts-"    # the maps of regular expressions: requests-egress, ...
 SIDES = {"egress": (EGRESS,), "ingress": (INGRESS,), "both": (EGRESS, INGRESS)}
 DIRECTIONS = {EGRESS: "egress", INGRESS: "ingress"}
-ENDS_OF = {EGRESS: ("src", "dst"), INGRESS: ("dst", "src")}     # the pod and its peer
+ENDS_OF = {EGRESS: ("src", "dst"), INGRESS: ("dst", "src")}     # HAProxy's names of (the pod's, the peer's) address
 RULES = tuple(f"{kind}{direction}" for kind in (REQUESTS, HEADERS, HOSTS) for direction in DIRECTIONS.values())
 NOTHING = ":"                   # the list without names
-# HAProxy searches the other family's entries for an address of which its own family has no entry: ::ffff:0:0/96, 6to4
+# If no entry of its own family matches an address, HAProxy searches the entries of the other family, converted by
+# ::ffff:0:0/96 or 6to4. These two networks always match, so that HAProxy never does.
 EVERYWHERE = ("0.0.0.0/0", "::/0")
-MAX_NAMES = 200                 # in a list: a line of a file and the joined text have at most 16 KiB
-MAX_CONNECTIONS = 2000          # of a client at a time, of the 10,000 that HAProxy can have
+MAX_NAMES = 200                 # names in a list: a line of a file and the joined text have at most 16 KiB
+MAX_CONNECTIONS = 2000          # of one client at a time; HAProxy can have 10,000 connections of all clients
 LOG, STATS = "log.sock", "stats.sock"           # sockets, in the directory of the configuration
-WEBSOCKET, TLS = "websocket", "tls"     # the server, and the backend, of connections that are judged once
+WEBSOCKET, TLS = "websocket", "tls"     # HAProxy's server and backend for connections that are judged at their start
 MARKS = {"egress": marks.OUT, "ingress": marks.IN, "both": marks.EITHER}
-# A path in which a server may see another path than the policy: dot segments, also before path parameters and spaces;
-# empty segments; backslashes; fragments; broken percent-encoding; percent-encoding of unreserved characters (RFC 3986,
-# 2.3), of control characters, slash and backslash, twice, or of overlong UTF-8 and surrogates (RFC 3629)
+# Paths that a server may read as another path than the policy does. They have dot segments (also before path parameters
+# and spaces), empty segments, backslashes, fragments, broken percent-encoding, or percent-encoding of unreserved
+# characters (RFC 3986, 2.3), control characters, slash, backslash, encoded characters, overlong UTF-8 or surrogates
+# (RFC 3629)
 ODD_PATH = (r"(^|/)[.]{1,2}(/|;|%3b|%20|$)|//|[\\#]|%(?![0-9a-f]{2})|%([01].|2[def]|3[0-9]|4[1-9a-f]|5[0-9acf]"
             r"|6[1-9a-f]|7[0-9aef]|25(25|2[ef]|5c)|c[01]|e0%[89]|ed%[ab]|f0%8|f[5-9a-f])")
 GLOBAL = """global
@@ -111,7 +113,7 @@ backend {side}
     http-request {deny} "{form}\n" if why
     http-after-response set-header Connection close if {{ var(txn.why) -m found }}
 """
-# own, peer: "src" or "dst". before: what begins the lines of the request (patterns.py)
+# own, peer: "src" or "dst". before: the headers or an empty line, before the lines of the request (patterns.py)
 ENDS = r'{own},map_ip(pods),concat("\n",txn.peer,"\n"),concat(,sess.port,"\n")'
 OF_REQUEST = ENDS + r'{before},concat(,txn.method,"\n"),concat(,txn.host,"\n"),concat(,txn.path,"\n")'
 BY_HOST = r"""    tcp-request content set-var(txn.peer) {peer},map_ip(peers) if tls
@@ -129,7 +131,7 @@ BY_REQUEST = r"""    acl {direction} var(txn.{direction}) -m found
 DENY = "deny deny_status 403 content-type text/plain string"
 FORM = ("a network policy refuses this form of request: expected one Host, a path without empty, dot or needlessly "
         "encoded parts, and no upgrade but to websocket")
-# A weight of 0: only use-server chooses the server, else it would have every second connection.
+# Without weight 0, HAProxy would balance: the server for websockets would get every second connection.
 SERVERS = f"""    use-server {WEBSOCKET} if websocket
     server {WEBSOCKET} 0.0.0.0:0 weight 0
     server original 0.0.0.0:0
@@ -144,8 +146,8 @@ backend {TLS}
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """A request that a line allows. id: a hash of the line and the request. spans: (first, last) of each range of
-    destination ports; (): any port."""
+    """A request that a rule of a chain allows. id: a hash of the rule and the request. line: the rule. spans: (first,
+    last) of each range of destination ports; (): any port."""
 
     id: str
     direction: str
@@ -154,17 +156,17 @@ class Allowed:
     spans: tuple[tuple[int, int], ...]
 
     def pattern(self, chain: str) -> str:
-        """Return the regular expression for connections and requests. chain: the hash of the chain's rules."""
+        """Return the regular expression for the complete joined text. chain: the hash of the chain's rules."""
         return self.ends(chain) + patterns.of_request(self.request)
 
     def ends(self, chain: str) -> str:
-        """Return the regular expression for connections."""
+        """Return the regular expression for the beginning of the joined text, which describes the connection."""
         return patterns.ends(chain, self.line.peer, self.line.named, self.direction == INGRESS, self.spans)
 
 
 class Configuration:
-    """labels: {id: name of the rule}. maps: {file: {key: value}}. cut: addresses and networks whose lists had more than
-    MAX_NAMES names."""
+    """HAProxy's maps for the HTTP rules of a State. labels: {request id: name of the rule}. maps: {file: {key: value}}.
+    cut: the addresses and networks whose lists had more than MAX_NAMES names."""
 
     def __init__(self, state: State) -> None:
         self.labels: dict[str, str] = {}
@@ -194,7 +196,7 @@ class Configuration:
             self.maps[PEERS].setdefault(each, NOTHING)
 
     def _named_ports(self) -> dict[str, dict[str, set[str]]]:
-        """Return {direction: {"set@port": addresses}} of the sets for named ports."""
+        """Return {direction: {"set@port": addresses}} for the nftables sets of named ports."""
         found: dict[str, dict[str, set[str]]] = {EGRESS: {}, INGRESS: {}}
         for direction, each in self._allowed.items():
             for name in {it.line.named for _, it in each if it.line.named}:
@@ -211,7 +213,9 @@ class Configuration:
             self.maps[f"{HOSTS}{direction}"][pattern] = allowed.id
 
     def that_apply(self, source: str, destination: str, port: int, tls: bool) -> set[str]:
-        """Return the ids of the requests that may be allowed on a connection."""
+        """Return the ids of the allowed requests whose rules match a connection's addresses and port.
+
+        tls: whether the connection is TLS; only requests with a host as their only condition match TLS."""
         found = set()
         for direction, each in self._allowed.items():
             own, peer = (source, destination) if direction == EGRESS else (destination, source)
@@ -224,7 +228,7 @@ class Configuration:
 
 
 def prefix(text: str) -> tuple[int, int, int]:
-    """Return the number of bits of an address or network, the length of its prefix, and the prefix as a number."""
+    """Return (32 or 128, prefix length, prefix as a number) of an address or network."""
     address, _, length = text.partition("/")
     packed = read_ip(address)
     bits = 8 * len(packed)
@@ -233,7 +237,7 @@ def prefix(text: str) -> tuple[int, int, int]:
 
 
 def shorten(lists: dict[str, str]) -> list[str]:
-    """Leave MAX_NAMES names in each list, and return the keys of the lists that had more."""
+    """Cut each list to MAX_NAMES names. Return the keys of the lists that had more names."""
     found = [key for key, value in lists.items() if value.count(":") > MAX_NAMES + 1]
     for key in found:
         lists[key] = f":{':'.join(lists[key].split(':')[1:MAX_NAMES + 1])}:"
@@ -241,7 +245,7 @@ def shorten(lists: dict[str, str]) -> list[str]:
 
 
 def text(listening: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the configuration. listening: {side: descriptors}."""
+    """Return the text of haproxy.cfg. listening: {name in SIDES: descriptors of the listening sockets}."""
     return GLOBAL.format(log=LOG, stats=STATS) + "".join(
         part for side in SIDES for part in (*frontend(side, listening[side]), *backend(side))) + TLS_BACKEND
 
@@ -268,7 +272,7 @@ def backend(side: str) -> Iterator[str]:
 
 
 def allowed(state: State, name: str) -> Iterator[Allowed]:
-    """Yield the requests that a chain allows."""
+    """Yield the requests that the chain `name` allows."""
     for line in state.chains[name].lines:
         for request in line.requests:
             id = short_hash(name, replace(line, requests=(), comment=""), request)
@@ -293,19 +297,19 @@ def by_element(sets: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 
 def spans_of(state: State, line: Line) -> tuple[tuple[int, int], ...]:
-    """Return the ranges of destination ports of a line."""
+    """Return the ranges (first, last) of destination ports of a chain's rule; () for any port."""
     ranges = state.sets[line.ports].ranges if line.ports else ()
     return tuple((int.from_bytes(first, "big"), int.from_bytes(last, "big")) for first, last in ranges) or (
         ((line.first, line.last),) if line.first else ())
 
 
 def has_address(texts: set[str], address: str) -> bool:
-    """Return whether a list has an address, or a network that contains it."""
+    """Return whether `texts` has the address, or a network that contains the address."""
     return address in texts or any(ip_address(address) in ip_network(text) for text in texts if "/" in text)
 
 
 def members_of(state: State) -> dict[str, set[str]]:
-    """{chain of rules by requests: addresses of the pods that it applies to}"""
+    """Return {name of a chain of HTTP rules: addresses of the pods to which the chain applies}."""
     found: dict[str, set[str]] = {}
     for direction in PREFIXES.values():
         for version in VERSIONS.values():
@@ -317,7 +321,7 @@ def members_of(state: State) -> dict[str, set[str]]:
 
 
 def texts_of(state: State, name: str) -> set[str]:
-    """The elements of a set as HAProxy reads them."""
+    """Return the elements of the nftables set `name` as HAProxy reads them: addresses, networks, or "address:port"."""
     one = state.sets[name]
     if one.ranges:
         networks = (network for first, last in one.ranges

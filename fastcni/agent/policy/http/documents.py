@@ -1,12 +1,12 @@
-"""Documents of kind CiliumNetworkPolicy (cilium.io/v2), read as policies of their namespace.
+"""Read documents of kind CiliumNetworkPolicy (cilium.io/v2) as policies of their namespace.
 
     read_cilium_policy({"metadata": {"name": "web", "namespace": "shop"}, "spec": {
         "endpointSelector": {"matchLabels": {"app": "web"}},
         "ingress": [{"toPorts": [{"ports": [{"port": "80"}], "rules": {"http": [{"method": "GET"}]}}]}]}})
 
 The module reads endpointSelector, fromEndpoints, toEndpoints, toCIDR and toPorts with rules.http. Any other key is an
-error, so that the document closes the pods that it selects. An item of `ingress` or `egress` gives a Rule for each item
-of its `toPorts`.
+error; the agent then closes the pods that the document selects. An item of `ingress` or `egress` becomes a Rule for
+each item of its `toPorts`.
 
 Keys: https://docs.cilium.io/en/stable/security/policy/language/
 """
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 
 KIND, GROUP = "CiliumNetworkPolicy", "cilium.io/"
 API_VERSION = f"{GROUP}v2"
-SUFFIX = " (Cilium)"            # of the policy's name: a NetworkPolicy may have the same name
+SUFFIX = " (Cilium)"            # ends the policy's name, because a NetworkPolicy may have the same name
 NAMESPACE_LABEL = "io.kubernetes.pod.namespace"
-SOURCES = ("k8s:", "any:")      # begin labels; others are no labels of Kubernetes
+SOURCES = ("k8s:", "any:")      # the prefixes with which Cilium writes keys of Kubernetes labels
 KEYS = {INGRESS: ("ingress", ("fromEndpoints",)), EGRESS: ("egress", ("toEndpoints", "toCIDR"))}
 IPPROTO_TCP = 6
-MAX_DIGITS = 5                  # of a port
-MAX_ITEMS = 64                  # http rules of an item of toPorts, headers of one
-MAX_PORTS = 40                  # of an item of toPorts with http rules; also of Cilium's CRD
-MAX_PATTERN = 7000              # of the joined conditions of a request: HAProxy reads lines of 16 KiB
+MAX_DIGITS = 5                  # digits of a port number
+MAX_ITEMS = 64                  # http rules of an item of toPorts; headers of an http rule
+MAX_PORTS = 40                  # ports of an item of toPorts with http rules; Cilium's CRD has the same limit
+MAX_PATTERN = 7000              # characters of a request's joined conditions: HAProxy reads lines of 16 KiB
 HEADER_NAME = re.compile(r"[0-9A-Za-z_-]{1,128}")
 HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,510}[\x21-\x7e])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The conditions on a request. method, path, host: regular expressions for the complete value, "": any. headers:
-    (name in lower case, value), value "": any."""
+    """The conditions on an HTTP request. method, path, host: regular expressions that match the complete value; "":
+    any value. headers: (name in lower case, value) of each required header; value "": any."""
 
     method: str = ""
     path: str = ""
@@ -67,13 +67,14 @@ class Request:
 
     @property
     def by_host_only(self) -> bool:
-        """Whether the name in a TLS handshake is enough to decide: the conditions name only a host."""
+        """Return whether the host is the only condition, so that the name in a TLS handshake is enough to decide."""
         return bool(self.host) and not (self.method or self.path or self.headers)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRule(Rule):
-    """A rule that allows connections through the proxy, and there the requests that are one of `requests`."""
+    """A rule that allows connections only through the proxy. The proxy allows a request that matches an item of
+    `requests`."""
 
     requests: tuple[Request, ...] = ()
 
@@ -97,7 +98,7 @@ def read_cilium_policy(document: Any) -> Policy:
 
 
 def read_subject(spec: Reader, namespace: str) -> Group:
-    """Read the key `endpointSelector`: pods of the document's namespace. Raises PolicyError."""
+    """Read the key `endpointSelector`, which selects pods of the document's namespace. Raises PolicyError."""
     selector = spec.part("endpointSelector") or spec.wrong("is missing", "endpointSelector")
     group = read_endpoints(selector, namespace)
     if group.namespace != namespace:
@@ -106,8 +107,8 @@ def read_subject(spec: Reader, namespace: str) -> Group:
 
 
 def read_rules(reader: Reader, peer_keys: tuple[str, ...], namespace: str) -> tuple[Rule, ...]:
-    """Read an item of `ingress` or `egress`. An item without peers and ports allows nothing; an item with `toPorts`
-    alone allows these ports to all peers."""
+    """Read an item of `ingress` or `egress`; peer_keys: the item's possible keys of peers. An item without peers and
+    ports allows nothing. An item with `toPorts` alone allows these ports for all peers. Raises PolicyError."""
     reader.only(*peer_keys, "toPorts")
     there = [key for key in peer_keys if reader.value.get(key) is not None]
     if len(there) > 1:
@@ -125,8 +126,8 @@ def read_rules(reader: Reader, peer_keys: tuple[str, ...], namespace: str) -> tu
 
 
 def read_endpoints(reader: Reader, namespace: str) -> Group:
-    """Read an EndpointSelector: pods of this namespace, or of the one that the label io.kubernetes.pod.namespace
-    names."""
+    """Read an EndpointSelector. It selects pods of `namespace`, or of the namespace that its label
+    io.kubernetes.pod.namespace names. Raises PolicyError."""
     reader.only("matchLabels", "matchExpressions")
     labels = {without_source(key): value for key, value in reader.texts("matchLabels").items()}
     namespace = labels.pop(NAMESPACE_LABEL, namespace)
@@ -143,7 +144,7 @@ def without_source(key: str) -> str:
 
 
 def read_ports(reader: Reader, peers: tuple[Peer, ...]) -> Rule:
-    """Read an item of `toPorts`."""
+    """Read an item of `toPorts` as a rule for `peers`. Raises PolicyError."""
     reader.only("ports", "rules")
     rules = reader.part("rules")
     found = reader.each("ports", lambda one: read_port(one, with_http=rules is not None))
@@ -159,7 +160,8 @@ def read_ports(reader: Reader, peers: tuple[Peer, ...]) -> Rule:
 
 
 def read_port(reader: Reader, with_http: bool) -> tuple[Port, ...]:
-    """Read an item of `ports`. HTTP has TCP ports only."""
+    """Read an item of `ports`. Return a Port for each of its protocols. with_http: the ports have rules.http, so return
+    only the TCP port. Raises PolicyError."""
     reader.only("port", "endPort", "protocol")
     text, name = reader.get("port", str, ""), reader.get("protocol", str, "ANY")
     protocols = tuple(PROTOCOLS.values()) if name == "ANY" else (
@@ -180,7 +182,7 @@ def read_port(reader: Reader, with_http: bool) -> tuple[Port, ...]:
 
 
 def read_request(reader: Reader) -> Request:
-    """Read an item of `rules.http`."""
+    """Read an item of `rules.http`. Raises PolicyError."""
     reader.only("method", "path", "host", "headers")
     found = {}
     for key in ("method", "path", "host"):
@@ -199,7 +201,7 @@ def read_request(reader: Reader) -> Request:
 
 
 def read_header(reader: Reader, text: Any) -> tuple[str, str]:
-    """Read "Name: value", or "Name" alone."""
+    """Return (name in lower case, value) of "Name: value"; value is "" for "Name" alone. Raises PolicyError."""
     name, colon, value = (text if isinstance(text, str) else "").partition(":")
     value = value.strip(" ")
     if not HEADER_NAME.fullmatch(name) or (colon and not HEADER_VALUE.fullmatch(value)):
@@ -210,7 +212,10 @@ def read_header(reader: Reader, text: Any) -> tuple[str, str]:
 def closed(namespace: str, name: str, spec: Any, unnamed: str, suffix: str, attempt: Any) -> Policy:
     """Return the policy that replaces an unreadable document. The policy closes the pods of `endpointSelector`, in the
     directions of the keys `ingress` and `egress`. If the selector or the directions are unreadable, the policy closes
-    all pods of the namespace, or both directions. attempt, suffix: see unreadable.py."""
+    all pods of the namespace, or both directions.
+
+    unnamed: the policy's name if the document has none. suffix: ends the name if the name or the selector is
+    unreadable. attempt(read): return read(), or None if it raises PolicyError."""
     group = attempt(lambda: read_subject(Reader("", spec), namespace))
     named = [isinstance(spec, dict) and spec.get(key) is not None for key, _ in KEYS.values()]
     ingress, egress = (() if one or not any(named) else None for one in named)

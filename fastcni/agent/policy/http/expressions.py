@@ -1,4 +1,4 @@
-"""Expressions of nftables rules that give packets to a transparent proxy (linux/netfilter/nf_tables.h)."""
+"""Encode nftables expressions that give packets to a transparent proxy (linux/netfilter/nf_tables.h)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ if TYPE_CHECKING:
 
 
 def set_mark(bits: int) -> tuple[Expression, ...]:
-    """meta mark set meta mark or <bits>. NFTA_META_KEY 2, _SREG 3"""
+    """Return `meta mark set meta mark or <bits>`. Attributes: NFTA_META_KEY 2, _SREG 3."""
     return meta(NFT_META_MARK), set_bits(bits), ("meta", lambda b: b.be32(2, NFT_META_MARK).be32(3, NFT_REG_1))
 
 
 def set_ct_mark(bits: int) -> tuple[Expression, ...]:
-    """ct mark set ct mark or <bits>. NFTA_CT_KEY 2, _SREG 4"""
+    """Return `ct mark set ct mark or <bits>`. Attributes: NFTA_CT_KEY 2, _SREG 4."""
     return ct(NFT_CT_MARK), set_bits(bits), ("ct", lambda b: b.be32(2, NFT_CT_MARK).be32(4, NFT_REG_1))
 
 
 def set_bits(bits: int) -> Expression:
-    """Set bits of the word in register 1, as `or` does. NFTA_BITWISE_SREG 1, _DREG 2, _LEN 3, _MASK 4, _XOR 5"""
+    """Return the expression that sets `bits` in register 1: register = (register & ~bits) ^ bits.
+
+    Attributes: NFTA_BITWISE_SREG 1, _DREG 2, _LEN 3, _MASK 4, _XOR 5.
+    """
     kept, added = ((each & 0xFFFFFFFF).to_bytes(4, nft.ORDER) for each in (~bits, bits))
     return "bitwise", lambda b: (b.be32(1, NFT_REG_1).be32(2, NFT_REG_1).be32(3, 4)
                                  .nest(4).raw(nft.NFTA_DATA_VALUE, kept).end()
@@ -29,15 +32,15 @@ def set_bits(bits: int) -> Expression:
 
 
 def transparent() -> tuple[Expression, ...]:
-    """socket transparent 1. NFTA_SOCKET_KEY 1 (NFT_SOCKET_TRANSPARENT 0), _DREG 2"""
+    """Return `socket transparent 1`. Attributes: NFTA_SOCKET_KEY 1 (NFT_SOCKET_TRANSPARENT is 0), _DREG 2."""
     return ("socket", lambda b: b.be32(1, 0).be32(2, NFT_REG_1)), compare(b"\1")
 
 
 def tproxy(address: bytes, port: int) -> tuple[Expression, ...]:
-    """tproxy ip to <address>:<port>: give the packet to the socket that listens on this address and port. If no socket
-    listens, the rule ends.
+    """Return `tproxy ip to <address>:<port>`, which gives the packet to the socket that listens on this address and
+    port. If no socket listens, the kernel goes on with the next rule. address: packed.
 
-    NFTA_TPROXY_FAMILY 1, _REG_ADDR 2, _REG_PORT 3
+    Attributes: NFTA_TPROXY_FAMILY 1, _REG_ADDR 2, _REG_PORT 3.
     """
     family = NFPROTOS[len(address)]
     return (value(address), value(port.to_bytes(2, "big"), NFT_REG_2),
@@ -45,5 +48,5 @@ def tproxy(address: bytes, port: int) -> tuple[Expression, ...]:
 
 
 def value(data: bytes, register: int = NFT_REG_1) -> Expression:
-    """Load a constant. NFTA_IMMEDIATE_DREG 1, _DATA 2"""
+    """Return the expression that loads `data` into a register. Attributes: NFTA_IMMEDIATE_DREG 1, _DATA 2."""
     return "immediate", lambda b: b.be32(1, register).nest(2).raw(nft.NFTA_DATA_VALUE, data).end()

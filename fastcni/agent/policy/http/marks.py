@@ -1,5 +1,5 @@
-"""Bits of packet marks and connection marks in the node's namespace. No packet from elsewhere carries a mark."""
+"""Define the bits of packet marks and connection marks in the node's namespace. Packets arrive without a mark."""
 
-OUT, IN = 1 << 24, 1 << 25      # of a first packet: rules of egress, of ingress allow it through the proxy only
-PROXIED = 1 << 26               # of a packet: for a socket of the proxy. Of a connection: one end is the proxy
-EITHER = OUT | IN               # bits of a client's connection to the proxy: whose rules judge its requests
+OUT, IN = 1 << 24, 1 << 25      # packet mark: egress (OUT) or ingress (IN) rules allow the connection by proxy only
+PROXIED = 1 << 26               # packet mark: for a socket of the proxy. Connection mark: one end is the proxy
+EITHER = OUT | IN               # connection mark, client to proxy: OUT, IN or both, whose rules judge the requests

@@ -1,7 +1,8 @@
-"""Run the HTTP proxy: one process a node, while a policy has rules by HTTP requests.
+"""Run the HTTP proxy: one HAProxy process on the node, while a policy has HTTP rules.
 
-While the proxy does not run, nftables drops the connections that need the proxy (redirect.py). The agent has the
-listening sockets: while the agent starts a process again, connections wait in the sockets' queues.
+The agent owns the listening sockets and passes them to the process. While the agent restarts the process, new
+connections wait in the sockets' queues. Without these sockets, nftables drops the connections that need the proxy
+(redirect.py).
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.service import Settings
     from fastcni.daemon.log import Logger
 
-DIRECTORY = "http"                 # next to that of attachments
+DIRECTORY = "http"                 # next to the directory of the attachments' records
 LOOPBACK = ("127.0.0.1", "::1")
 BACKLOG = 4096
 IPV6_TRANSPARENT = 75           # linux/in6.h
 TRANSPARENT = {socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TRANSPARENT),
                socket.AF_INET6: (socket.IPPROTO_IPV6, IPV6_TRANSPARENT)}
-BEGIN_S = 0.01                  # between two questions to the runtime API of a new process
-MIN_RETRY_S, MAX_RETRY_S = 0.1, 4.0     # until a process that has ended is started again
-STEADY_S = 30.0                 # a process that has run so long starts again without delay
-LOOK_S = 1.0                    # between two checks of the routes and listeners
-CHANGE_S = 0.1                  # how long the kernel's rules wait for a change of the process's maps
-MAX_LABELS = 1000
+BEGIN_S = 0.01                  # between two checks whether a new process has its runtime API
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 4.0     # from the end of a process to the next start; the pause doubles
+STEADY_S = 30.0                 # after a process that ran this long, the pause is MIN_RETRY_S again
+LOOK_S = 1.0                    # between two checks of the routes, and of the listeners of the log
+CHANGE_S = 0.1                  # how long a change of the kernel's rules waits for the change of HAProxy's maps
+MAX_LABELS = 1000               # names of previous rules that the log of requests still knows
 
 
 class Proxy:
-    """A Part, see parts.py."""
+    """The part of the policy service that runs HAProxy; policy/parts.py has the protocol."""
 
     def __init__(self, engine: Engine, settings: Settings, log: Logger) -> None:
         self.engine, self.log = engine, log
@@ -56,16 +57,16 @@ class Proxy:
         self.process: Process | None = None
         self._begun = 0.0                               # when the process started, monotonic
         self._changes = ThreadPoolExecutor(1, "http-proxy")
-        self._change: Future[None] | None = None        # that the process has not answered yet
+        self._change: Future[None] | None = None        # a change of the maps that has not ended yet
         self._retry_s, self._retry_at = MIN_RETRY_S, 0.0
         self._sockets: dict[str, list[socket.socket]] = {}
         self._direct: list[socket.socket] = []          # sockets that are not transparent, see redirect.py
-        self._linger_until = float("inf")               # after the last rule by HTTP requests
+        self._linger_until = float("inf")               # when to close _direct after the last HTTP rule, monotonic
         self._access: AccessLog | None = None
-        self._denied = 0                                # requests, before this log
-        self._routed = True                             # an agent before this one may have left routes
-        self._bridged: set[str] = set()                 # pods that were named in the log
-        self._cut: set[str] = set()                     # addresses that were named in the log
+        self._denied = 0                                # denied requests that previous AccessLogs have counted
+        self._routed = True                             # whether routes may exist, also of a previous agent
+        self._bridged: set[str] = set()                 # pods that the log has named in http_rules_on_bridge
+        self._cut: set[str] = set()                     # addresses that the log has named in http_rules_cut
         self._poll = select.epoll()
 
     def fileno(self) -> int:
@@ -75,8 +76,8 @@ class Proxy:
         return {"http_requests_denied": self._denied + (self._access.counts["dropped"] if self._access else 0)}
 
     def close(self) -> None:
-        """End the process. The rules stay: connections that need the proxy are dropped until the next agent has started
-        one."""
+        """End the process. The nftables rules stay, and drop connections that need the proxy until the next agent has
+        started a process."""
         self._end()
         self._changes.shutdown()
         for it in self._direct:
@@ -86,11 +87,11 @@ class Proxy:
         self._poll.close()
 
     def changed(self) -> None:
-        """Do nothing, because prepare() has followed the change."""
+        """Do nothing, because prepare() has already applied the change."""
 
     def prepare(self, new_chains: Iterable[str]) -> None:
-        """Follow a change before it is written to the kernel, so that the proxy does not refuse requests of connections
-        that the new rules allow. new_chains: names of new chains."""
+        """Apply a change of the policies to the proxy, before the engine writes it to the kernel. Otherwise the proxy
+        would deny requests that the new rules allow. new_chains: the names of chains that the change adds."""
         state = self.engine.compiler.state
         known = {*self.engine.rules.http, *new_chains}
         if any(name.startswith(HTTP_CHAINS) and name in state.chains for name in known):
@@ -103,7 +104,7 @@ class Proxy:
             return
         try:
             self._keep()
-        except OSError as e:            # the kernel gives no socket, or the disk is full
+        except OSError as e:            # for example: no socket can be made, or the disk is full
             self.log.error("http_proxy_missing", error=str(e), effect="connections with HTTP rules get no answer")
             self.due = monotonic() + MAX_RETRY_S
 
@@ -139,7 +140,7 @@ class Proxy:
         return monotonic() + BEGIN_S if behind else float("inf")
 
     def _open(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)          # a killed agent has left it
+        shutil.rmtree(self.directory, ignore_errors=True)          # files of a killed agent
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             self._access = AccessLog(self.directory)
@@ -161,7 +162,7 @@ class Proxy:
         self.engine.rules.divert({})
 
     def _follow(self, wanted: Configuration) -> None:
-        """Change the maps of the process, or start a process."""
+        """Change the maps of the running process to those of `wanted`, or start a process with them."""
         if self.process and (how := self.process.ended):
             self._forget(self.process)
             self.process = None
@@ -175,9 +176,9 @@ class Proxy:
             self._start(wanted)
 
     def _put(self, process: Process, wanted: Configuration) -> None:
-        """Change the maps of a process, in another thread: while the process is slow, this thread follows other
-        changes. End a process that does not accept a change, because it would allow requests that are no longer
-        allowed."""
+        """Change the maps of `process` in another thread, so that a slow process does not delay this thread for more
+        than CHANGE_S. If the process does not accept the change, end it, because it would allow requests that are no
+        longer allowed."""
         if self._change is None and process.maps != wanted.maps and process.listens:
             self._label(wanted)
             self._change = self._changes.submit(process.put, wanted)
@@ -206,7 +207,8 @@ class Proxy:
         self.log.info("http_proxy_started", pid=self.process.pid, rules=len(set(wanted.labels.values())))
 
     def _label(self, wanted: Configuration) -> None:
-        """Name the rules of these ids in the log of requests, and those of the last MAX_LABELS former ids."""
+        """Give the log of requests the names of the rules in `wanted`. It keeps the names of MAX_LABELS previous
+        rules."""
         assert self._access
         former = [each for each in self._access.labels.items() if each[0] not in wanted.labels]
         self._access.labels = {**dict(former[-MAX_LABELS:]), **wanted.labels}
@@ -215,7 +217,7 @@ class Proxy:
         if process.descriptor >= 0:
             self._poll.unregister(process.descriptor)
         process.end()
-        if self._change:                # the end of the process ends its wait for an answer
+        if self._change:                # ends soon with an error, because the process has ended
             wait((self._change,))
             self._change = None
 
@@ -238,7 +240,7 @@ class Proxy:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _name_bridged(self) -> None:
-        """Log which pods with HTTP rules are at a bridge: none of their connections gets to the proxy."""
+        """Log the pods that have HTTP rules and are attached to a bridge: their connections cannot reach the proxy."""
         compiler = self.engine.compiler
         chains = {name for name, chain in compiler.state.chains.items()
                   if any(jump.startswith(HTTP_CHAINS) for jump in chain.jumps)}
@@ -251,7 +253,7 @@ class Proxy:
         self._bridged = found
 
     def _name_cut(self, wanted: Configuration) -> None:
-        """Log the addresses to which more rules apply than HAProxy can compare."""
+        """Log the addresses whose lists had more than MAX_NAMES names, which is more than HAProxy can compare."""
         for each in sorted(wanted.cut - self._cut):
             self.log.error("http_rules_cut", address=each, most=MAX_NAMES,
                            effect="further policies and peers with HTTP rules do not count for this address")
@@ -259,12 +261,13 @@ class Proxy:
 
 
 def listen(transparent: bool = True) -> list[socket.socket]:
-    """Return sockets on LOOPBACK. transparent: they get connections to any address, by tproxy. Raises OSError."""
+    """Return listening sockets on LOOPBACK. transparent: tproxy can give the sockets connections to any address. Raises
+    OSError."""
     return list(filter(None, (listen_on(text, transparent) for text in LOOPBACK)))
 
 
 def listen_on(text: str, transparent: bool) -> socket.socket | None:
-    """Return a socket on a loopback address, None if IPv6 is disabled. Raises OSError."""
+    """Return a listening socket on the loopback address `text`; None if IPv6 is disabled. Raises OSError."""
     family = socket.AF_INET6 if ":" in text else socket.AF_INET
     try:
         it = socket.socket(family, socket.SOCK_STREAM)
@@ -285,5 +288,5 @@ def listen_on(text: str, transparent: bool) -> socket.socket | None:
 
 
 def ends(sockets: Iterable[socket.socket]) -> tuple[tuple[bytes, int], ...]:
-    """Return the addresses, packed, and ports of sockets."""
+    """Return (packed address, port) of each socket."""
     return tuple((read_ip(it.getsockname()[0]), it.getsockname()[1]) for it in sockets)

@@ -1,16 +1,16 @@
-r"""Regular expressions of policies, which HAProxy compares with complete values.
+r"""Validate the regular expressions of policies, and join the conditions of a request to one regular expression.
 
     read_pattern("GET|HEAD")                    # returned as it is
     read_pattern("(a+)+")                       # PatternError: a repetition repeats a repetition
 
-A pattern is accepted if POSIX extended regular expressions, Python and PCRE2 give it the same meaning. The sender of a
-request chooses the text that is compared, so no pattern may need exponential time.
+A pattern is accepted if POSIX extended regular expressions, Python and PCRE2 give it the same meaning. It must match a
+complete value. The sender of a request chooses the text that is compared, so no pattern may need exponential time.
 
-The module also joins the conditions of a request to one regular expression of PCRE2 for this text, of which \r ends
-lines of headers only (configuration.py):
+HAProxy compares the joined regular expression, in the dialect PCRE2, with this text (configuration.py). Only lines of
+headers end with \r\n:
 
     :chains of the pod:\n
-    :sets that contain the peer:\n
+    :nftables sets that contain the peer:\n
     port\n
     name: value\r\n                             (the headers, for rules with conditions on headers)
     \r\n
@@ -18,8 +18,8 @@ lines of headers only (configuration.py):
     host\n
     path\n
 
-No value contains a line break, so the text has as many lines as the regular expression, and a pattern of a policy never
-matches more than its own line. HAProxy cuts a text that is longer than its buffer. Such a text lacks the last line
+No value contains a line break, so the text has as many lines as the regular expression, and a policy's pattern never
+matches more than its own line. HAProxy cuts a text that is longer than its buffer. A cut text lacks the last line
 break, and does not match.
 """
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = 512                # characters
 MAX_REPEATS = 256               # the largest number in {m,n}: PCRE2 copies the repeated part
-# Parts that only some of the dialects know
+# Character sequences that have a special meaning in only some of the dialects
 SPECIAL = ("(?", "(*", "*+", "++", "?+", "}+", "*?", "+?", "??", "}?", "[[:", "[:", "[.", "[=")
 ESCAPED = re.compile(r"\\(.)")
 CLASSES = "dDwWsS"              # the character classes \d, \D, \w, \W, \s, \S
 
 
 class PatternError(ValueError):
-    """A regular expression that is not accepted. The text of the exception says why."""
+    """An error in a policy's regular expression. The text says why it is not accepted."""
 
 
 def read_pattern(text: str) -> str:
-    """Return the regular expression. Raises PatternError."""
+    """Return `text` unchanged if it is an accepted regular expression. Raises PatternError."""
     if not 0 < len(text) <= MAX_LENGTH:
         raise PatternError(f"expected 1 to {MAX_LENGTH} characters")
     if not text.isascii() or not text.isprintable():
@@ -65,7 +65,9 @@ def read_pattern(text: str) -> str:
 
 
 def check(parsed: Any, repeated: bool) -> None:
-    """Refuse a repetition within a repetition, such as (a+)+: it may need time exponential in the text's length."""
+    """Raise PatternError for a repetition within a repetition, such as (a+)+, which may need exponential time.
+
+    parsed: a parsed expression of re's parser. repeated: whether it is within a repetition."""
     for name, value in parsed:
         repeats = "REPEAT" in str(name)
         if repeats and repeated:
@@ -73,36 +75,41 @@ def check(parsed: Any, repeated: bool) -> None:
         if repeats and (value[0] > MAX_REPEATS or (value[1] > MAX_REPEATS and value[1] != re._parser.MAXREPEAT)):  # type: ignore[attr-defined]
             raise PatternError(f"expected at most {MAX_REPEATS} repetitions")
         for part in parts(value):
-            # An optional part is no loop: (a+)? ends
+            # (a+)? is accepted: an optional part occurs at most once
             check(part, repeated or (repeats and value[1] != 1))
 
 
 def parts(value: Any) -> list[Any]:
-    """Return the parsed expressions within a value of re's parser."""
+    """Return the parsed expressions that a node of re's parser contains."""
     if isinstance(value, re._parser.SubPattern):                # type: ignore[attr-defined]
         return [value]
     return [part for each in value for part in parts(each)] if isinstance(value, list | tuple) else []
 
 
 def ends(chain: str, peer: str, named: str, named_own: bool, spans: Iterable[tuple[int, int]]) -> str:
-    """Return the regular expression for the ends of a connection, which begins the text. peer, named: "": any; spans:
-    (): any. named_own: the named port is the pod's own, not the peer's."""
+    """Return the regular expression for the first three lines of the text: chains, sets of the peer, port.
+
+    chain: the hash of a chain's rules. peer, named: names of nftables sets; "": any. spans: ranges of ports; (): any.
+    named_own: whether the named port is the pod's (ingress); otherwise it is the peer's."""
     lists = [rf"[^\n]*:{each}:[^\n]*\n" if each else r"[^\n]*\n" for each in (chain, peer)]
     of_named = [r"[^\n]*\n", r"[^\n]*\n"]
     of_named[not named_own] = rf"[^\n]*:{named}@(?P<port>[0-9]+):[^\n]*\n"
-    port = rf"(?={''.join(of_named)}(?P=port)\n)" if named else ""      # HAProxy compiles without numbered groups
+    # The group has a name, because HAProxy compiles regular expressions without numbered groups
+    port = rf"(?={''.join(of_named)}(?P=port)\n)" if named else ""
     return rf"(?m)\A{port}{''.join(lists)}{ports(spans)}\n"
 
 
 def ports(spans: Iterable[tuple[int, int]]) -> str:
-    """Return the regular expression for the decimal numbers of these ranges, (first, last)."""
+    """Return the regular expression for the decimal numbers in `spans`, ranges (first, last); (): any number."""
     return f"(?:{'|'.join(each for span in spans for each in digits(*span)) or '[0-9]+'})"
 
 
 def digits(first: int, last: int) -> Iterator[str]:
-    """Yield regular expressions for first to last: each has fixed digits, a range of one digit, and any digits."""
+    """Yield regular expressions that together match the decimal numbers first to last: 80 to 99 is [8-9][0-9].
+
+    Each has fixed digits, one digit of a range, and free digits."""
     while first <= last:
-        free = 0                                        # the number of last digits that may be any
+        free = 0                                        # how many of the last digits are free
         while first % 10 ** (free + 1) == 0 and first + 10 ** (free + 1) - 1 <= last and first:
             free += 1
         unit = 10 ** free
@@ -113,10 +120,10 @@ def digits(first: int, last: int) -> Iterator[str]:
 
 
 def of_request(req: Request) -> str:
-    """Return the regular expression for the lines of a request."""
+    """Return the regular expression for the lines after the port: headers, method, host and path."""
     headers = "".join(f"(?={of_header(name, value)})" for name, value in req.headers)
     if req.headers:
-        # Many servers read _ as -: a header whose name has _ passes only if a condition names the header
+        # Many servers read _ in a header's name as -. A header whose name has _ passes only if a condition names it
         names = "|".join(("[^:_\\r]*", *sorted({name for name, _ in req.headers if "_" in name})))
         headers += rf"(?:(?:{names}):[^\r]*+\r\n)*+"
     lines = "".join(rf"({flags}{pattern or '.*'})\n" for flags, pattern in (
@@ -125,22 +132,24 @@ def of_request(req: Request) -> str:
 
 
 def of_header(name: str, value: str) -> str:
-    """Return the regular expression for headers that have this header once. value: "": any."""
+    """Return the regular expression for a list of headers in which the header `name` occurs once. value: the header's
+    value; "": any."""
     others = rf"(?:(?!{name}:)[^\r]++\r\n)*+"
     wanted = " " + re.escape(value) if value else r"[^\r]*+"
     return rf"{others}{name}:{wanted}\r\n{others}\r\n"
 
 
 def of_host(pattern: str) -> str:
-    """Return the regular expression for the line of a name in a TLS handshake."""
+    """Return the regular expression for the line with the server name of a TLS handshake."""
     return encoded(rf"(?i:{pattern})\n\z")
 
 
 def encoded(pattern: str) -> str:
-    """Return the regular expression without characters that have a meaning in HAProxy's files and its runtime API."""
+    """Return the regular expression with hexadecimal escapes for characters that are special in HAProxy's map files and
+    its runtime API, such as space and semicolon."""
     return re.sub(r"\\?([ ;#<\"'])|\\.", lambda it: f"\\x{ord(it[1]):02x}" if it[1] else it[0], pattern)
 
 
 def word(text: str) -> str:
-    """Return an encoded regular expression as HAProxy's runtime API reads a word."""
+    """Return `text` with doubled backslashes, as HAProxy's runtime API expects in a command."""
     return text.replace("\\", "\\\\")

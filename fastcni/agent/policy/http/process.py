@@ -1,4 +1,4 @@
-"""One process of HAProxy: its start, its end, and changes of its maps by the runtime API."""
+"""Start and end a process of HAProxy, and change its maps by its runtime API."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 PROGRAMS = ("haproxy", "setpriv")
 CONFIGURATION = "haproxy.cfg"   # in the directory of the process
-# The kernel sends no signal if the parent ended before setpriv requested the signal
+# The kernel sends no signal if the parent ended before setpriv requested the signal. So the shell compares its parent
+# with "$0", the pid of the agent
 IF_PARENT_LIVES = '[ "$PPID" = "$0" ] && exec "$@"'
 CAP_SETPCAP = 8
-LINE_BYTES = 16000              # of commands to the runtime API, which reads 16 KiB
-ANSWER_S = 3.0                  # an answer of the runtime API; later the process counts as hanging
+LINE_BYTES = 16000              # the longest line of commands; the runtime API reads 16 KiB
+ANSWER_S = 3.0                  # the longest wait for an answer of the runtime API; then the process counts as hanging
 SESSION = re.compile(r"(?P<session>0x[0-9a-f]+): .* src=(?P<source>[0-9a-f.:]+):\d+ fe=\S+ be=(?P<backend>\S+) "
                      r"srv=(?P<server>\S+)")
 DESTINATION = re.compile(r"^ *frontend=.* addr=(?P<address>[0-9a-f.:]+):(?P<port>\d+)$", re.MULTILINE)
@@ -35,15 +36,16 @@ ERRORS, MAX_ERROR = "errors", 2000      # the file of the process's output; how 
 
 
 class HAProxyError(OSError):
-    """HAProxy cannot be started, or does not accept a change."""
+    """An error when the agent starts HAProxy or changes its maps."""
 
 
 class Process:
-    """A process that runs until end(), or until the thread that has made it ends. maps: its maps. Raises HAProxyError.
-    """
+    """A process of HAProxy. It runs until end(), or until the thread that started it ends. maps: {file: {key: value}}
+    of the running process. Raises HAProxyError."""
 
     def __init__(self, directory: Path, descriptors: Iterable[int], wanted: Configuration) -> None:
-        """Start HAProxy with the `haproxy.cfg` of the directory, whose maps are those of `wanted`."""
+        """Start HAProxy with the files in `directory`: `haproxy.cfg`, and the maps of `wanted`. descriptors: the
+        listening sockets."""
         if missing := [name for name in PROGRAMS if not shutil.which(name)]:
             raise HAProxyError(f"there is no program {missing[0]}: apt-get install haproxy util-linux")
         self.directory, self.wanted, self.maps = directory, wanted, copied(wanted.maps)
@@ -70,7 +72,7 @@ class Process:
 
     @property
     def ended(self) -> str:
-        """Return how the process has ended, "" if it runs."""
+        """Return how the process has ended, such as "signal 9"; "" if it runs."""
         if (status := self._child.poll()) is None:
             return ""
         text = (self.directory / ERRORS).read_text(errors="replace")[:MAX_ERROR].strip()
@@ -80,7 +82,7 @@ class Process:
     def end(self) -> None:
         """End the process and all its connections."""
         if self._child.poll() is None:
-            self._child.kill()                          # a process that hangs heeds no other signal
+            self._child.kill()                          # a hanging process does not react to other signals
             self._child.wait()
         self.release()
 
@@ -93,16 +95,16 @@ class Process:
 
     @property
     def listens(self) -> bool:
-        """Whether the runtime API answers, which it does some milliseconds after the start."""
+        """Return whether the socket of the runtime API exists: some milliseconds after the start."""
         return (self.directory / STATS).exists()
 
     def put(self, wanted: Configuration) -> None:
-        """Make the process's maps those of `wanted`. End connections that were judged once, if a request no longer
-        applies to them.
+        """Change the process's maps to those of `wanted`. End websockets and TLS connections if a request that applied
+        to the connection no longer does.
 
-        New rules come first, because no pod has them, and former rules go last. Between two commands the process
-        allows what the former and the new peers have in common. So it never allows a request that neither the former
-        nor the new policies allow."""
+        put() adds new rules first, because no pod refers to them yet, and removes previous rules last. In between, a
+        peer's list has only the names that the previous and the new list have in common. So the process never allows a
+        request that neither the previous nor the new policies allow."""
         had, before, maps = self.maps, self.wanted, wanted.maps
         less, more = (list(change(PEERS, had[PEERS], maps[PEERS])) for change in (narrowed, widened))
         self._change((*added(had, maps, (*RULES, LISTENERS)), *less))
@@ -114,15 +116,15 @@ class Process:
             self._end_judged_once(before)
 
     def _replace(self, name: str, wanted: Mapping[str, str]) -> None:
-        """Replace the content of a map in one step."""
+        """Replace all entries of the map `name` in one step."""
         if not (version := VERSION.search(answer := self._ask(f"prepare map {name}"))):
             raise HAProxyError(f"HAProxy's runtime API: {answer[:MAX_ERROR]}")
         self._change((*(f"add map @{version[1]} {name} {key} {value}" for key, value in wanted.items()),
                       f"commit map @{version[1]} {name}"))
 
     def _end_judged_once(self, before: Configuration) -> None:
-        """End websockets and TLS if a request of `before` applied to the connection, and no longer does: the websocket
-        may have begun with this request."""
+        """End each websocket and TLS connection to which a request of `before` applied that no longer applies. The
+        websocket may have begun with this request. before: the previous configuration."""
         for line in self._ask("show sess").splitlines():
             if (found := SESSION.match(line)) and (found["backend"] == TLS or found["server"] == WEBSOCKET):
                 if not (end := DESTINATION.search(self._ask(f"show sess {found['session']}"))):
@@ -132,7 +134,7 @@ class Process:
                     self._ask(f"shutdown session {found['session']}")
 
     def _change(self, commands: Iterable[str]) -> None:
-        """Give the process commands that have no answer, in as few lines as possible."""
+        """Send `commands` to the runtime API in as few lines as possible. Raises HAProxyError if it answers."""
         line = b""
         for command in (*(each.encode() for each in commands), b""):
             if line and (not command or len(line) + len(command) > LINE_BYTES):
@@ -142,7 +144,7 @@ class Process:
             line += b"; " + command if line else command
 
     def _ask(self, command: str) -> str:
-        """Return the answer of the runtime API."""
+        """Send `command` to the runtime API, and return its answer. Raises HAProxyError."""
         path = self.directory / STATS
         try:
             with socket.socket(socket.AF_UNIX) as it:
@@ -159,21 +161,21 @@ def copied(maps: Maps) -> dict[str, dict[str, str]]:
 
 
 def added(had: Maps, wanted: Maps, names: Iterable[str]) -> Iterator[str]:
-    """Yield commands that add the keys which maps lack."""
+    """Yield commands that add to the maps `names` the keys that only `wanted` has."""
     for name in names:
         yield from (f"add map {name} {word(key)} {value}" for key, value in wanted[name].items()
                     if key not in had[name])
 
 
 def removed(had: Maps, wanted: Maps, names: Iterable[str]) -> Iterator[str]:
-    """Yield commands that remove the keys which maps are not to have."""
+    """Yield commands that delete from the maps `names` the keys that `wanted` does not have."""
     for name in names:
         yield from (f"del map {name} {word(key)}" for key in had[name] if key not in wanted[name])
 
 
 def narrowed(name: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield commands that take names from lists of a map. A key that `wanted` lacks leads to the names of a network
-    that contains the key."""
+    """Yield commands that delete from the lists of the map `name` the names that `wanted` does not have. A key that
+    `wanted` lacks is deleted; HAProxy then uses the list of a network that contains the address."""
     for key, value in had.items():
         if key not in wanted:
             yield f"del map {name} {key}"
@@ -183,7 +185,7 @@ def narrowed(name: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> It
 
 
 def widened(name: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield commands that complete the lists of a map after narrowed()."""
+    """Yield commands that set the complete lists of `wanted` in the map `name`, after those of narrowed()."""
     for key, value in wanted.items():
         if key not in had:
             yield f"add map {name} {key} {value}"
@@ -192,7 +194,7 @@ def widened(name: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> Ite
 
 
 def may_limit() -> bool:
-    """Whether this process may take capabilities from a program that it starts."""
+    """Return whether this process has CAP_SETPCAP, so that it can limit the capabilities of a program it starts."""
     status = Path("/proc/thread-self/status").read_text()
     effective = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective, 16) >> CAP_SETPCAP & 1)

@@ -1,5 +1,6 @@
-"""How connections get to the proxy: nftables rules, a routing rule and a route. `nft list table inet fastcni-policy`
-prints the rules, which exist while a pod has rules by HTTP requests, as
+"""Redirect connections to the HTTP proxy by nftables rules, a routing rule and a route.
+
+The rules exist while a pod has HTTP rules. `nft list table inet fastcni-policy` prints
 
     chain http-out-... { ip daddr @g4-... tcp dport 80 meta mark set meta mark | 0x01000000 accept }
     chain proxy-egress {
@@ -29,7 +30,7 @@ prints the rules, which exist while a pod has rules by HTTP requests, as
         type filter hook output priority filter; policy accept;
         meta l4proto != tcp accept
         tcp flags & (syn | ack) != syn ct state established accept
-        fib saddr type local accept                                 (what the node itself sends)
+        fib saddr type local accept                                 (packets of the node itself)
         ct mark set ct mark | 0x04000000
         ...                                                         (the rules of the chain `egress`)
     }
@@ -40,25 +41,28 @@ and `ip rule` and `ip route show table 4604750`
     from all fwmark 0x4000000/0x4000000 lookup 4604750
     local default dev lo
 
-A proxied connection has two halves, neither of which passes the hook `forward`. So the policies of both ends decide on
-its first packet before the proxy gets it, and again when the proxy connects to the destination with the address of the
-source. The chain of `forward` drops a packet that should have gone to the proxy: without the proxy, the routing rule or
-the route, connections are closed. HAProxy judges all requests of a connection by the rules that led its first packet
-to the proxy, also when rules come for the other end. Then cut.py deletes the connection's flow, and the first rule of
-proxy-divert drops the next packet. The second rule leaves out first packets: `socket transparent` would
-match a connection in TIME_WAIT, and the client would repeat the packets 10 ms later.
+A proxied connection has two halves: from the client to the proxy, and from the proxy to the destination. Neither half
+passes the hook `forward`. So the policies of both ends judge the first packet before the proxy gets it. They judge
+again when the proxy connects to the destination with the client's address. The chain proxy-forward drops packets that
+should have gone to the proxy: if the proxy, the routing rule or the route is missing, the connection fails.
 
-Linux does not forward a packet for which it finds a socket of the node, and an ended connection of the proxy stays one
-for a minute (TIME_WAIT). A first packet that need not go to the proxy would be dropped, if its ends are those of such a
-connection. So `tproxy` names a socket that is not transparent: the kernel then removes the socket in TIME_WAIT, does
-not give the packet to the named socket, and forwards it (nf_tproxy_handle_time_wait4()). The chain proxy-divert with
-this rule alone stays LINGER_S after the last rule by HTTP requests.
+HAProxy judges all requests of a connection by the direction, egress or ingress, whose rules sent the first packet to
+the proxy. If later the other end gets HTTP rules, cut.py deletes the connection's flow, and the first rule of
+proxy-divert drops the next packet. The second rule does not match first packets (SYN): `socket transparent` would match
+a connection in TIME_WAIT, and the client would repeat the packet 10 ms later.
 
-HAProxy gets a connection to a Service behind the translation, so it judges requests by the pod's address. Where
-start_haproxy.py does not know the machine, HAProxy would judge them by the address of the Service (SO_ORIGINAL_DST). So
-on such machines these connections over IPv4 are dropped.
+Linux does not forward a packet for which it finds a socket of the node, and an ended connection of the proxy keeps its
+socket for a minute (TIME_WAIT). So Linux would drop the first packet of a new connection with the same addresses and
+ports that need not go to the proxy. Therefore `tproxy` names a socket that is not transparent: the kernel then removes
+the socket in TIME_WAIT, and forwards the packet instead of giving it to the named socket
+(nf_tproxy_handle_time_wait4()). When the last HTTP rule is removed, the chain proxy-divert stays with this rule alone
+for LINGER_S.
 
-On a bridge with br_netfilter, packets of its ports lose the socket that tproxy gives them, and are dropped.
+A connection to a Service reaches HAProxy after destination NAT, so HAProxy judges requests by the pod's address. On
+machines that start_haproxy.py does not support, HAProxy would use the address of the Service (SO_ORIGINAL_DST). On such
+machines, the rules drop IPv4 connections that have destination NAT.
+
+On a bridge with br_netfilter, packets of the bridge's ports lose the socket that tproxy assigns, and are dropped.
 """
 
 from __future__ import annotations
@@ -81,12 +85,12 @@ if TYPE_CHECKING:
     from fastcni.agent.batches import Requests
 
     Rule = tuple[nft_rules.Expression, ...]
-    Listeners = Mapping[int, tuple[tuple[bytes, int], ...]]     # by marks: where the proxy listens, packed and port;
-                                                                # DIRECT: sockets that are not transparent
+    Listeners = Mapping[int, tuple[tuple[bytes, int], ...]]     # {marks: (packed address, port) of the proxy's sockets}
+                                                                # DIRECT has the sockets that are not transparent
 
 ROUTE_TABLE = 0x46434E
-DIRECT = 0                      # the marks of a first packet that need not go to the proxy
-LINGER_S = 180.0                # FIN_WAIT_2 and TIME_WAIT, of 60 s each, and some more
+DIRECT = 0                      # the mark of a first packet that need not go to the proxy
+LINGER_S = 180.0                # FIN_WAIT_2 and TIME_WAIT take 60 s each; the rest is a reserve
 EGRESS, INGRESS, DIVERT, FORWARD = "proxy-egress", "proxy-ingress", "proxy-divert", "proxy-forward"
 OUT_EGRESS, OUT_INGRESS = "proxy-out-egress", "proxy-out-ingress"
 BASE_CHAINS = {                 # (hook, priority)
@@ -107,9 +111,10 @@ NOT_TCP = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,)), NFT_CMP_
 
 
 def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
-    """Yield the rules of BASE_CHAINS: (chain, rule). listeners: the proxy's; without listeners, the rules drop the
+    """Yield the rules of BASE_CHAINS as (chain, rule). listeners: the proxy's sockets; without them, the rules drop the
     packets that should go to the proxy."""
-    # A first packet from a port that was in use before belongs to the former connection, as conntrack sees it.
+    # NO_SYN, because conntrack takes the first packet from a port that was in use before for a packet of the previous
+    # connection, which is established.
     known = *NO_SYN, *nft_rules.established()
     judged = list(rules.permanent_rules(known))
     for name, source in JUDGED.items():
@@ -130,7 +135,7 @@ def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
 
 
 def divert_rules(listeners: Listeners) -> Iterator[Rule]:
-    """The rules of the chain DIVERT."""
+    """Yield the rules of the chain DIVERT."""
     to_proxy = (*expressions.transparent(), *expressions.set_mark(PROXIED), accept())
     yield *NO_SYN, *nft_rules.any_mark(EITHER), *expressions.transparent(), drop()
     yield *NO_SYN, *to_proxy
@@ -147,8 +152,8 @@ def divert_rules(listeners: Listeners) -> Iterator[Rule]:
 
 
 def reopening_rules(listeners: Listeners) -> Iterator[Rule]:
-    """Yield rules that remove a socket of the proxy in TIME_WAIT, if a first packet that does not go to the proxy meets
-    it."""
+    """Yield rules by which the kernel removes a TIME_WAIT socket of the proxy for a first packet with the same
+    addresses and ports that does not go to the proxy."""
     for packed, port in listeners.get(DIRECT, ()):
         yield (*rules.port_rules.of_family(len(packed)), *FIRST, meta(NFT_META_MARK), mask(word(EITHER)),
                compare(word(DIRECT)), *expressions.transparent(), *expressions.tproxy(packed, port))
@@ -159,7 +164,7 @@ def word(number: int) -> bytes:
 
 
 def add_chains(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
-    """Add BASE_CHAINS with their rules. DIVERT may exist."""
+    """Add BASE_CHAINS with their rules. The chain DIVERT may already exist."""
     for name in BASE_CHAINS:
         add_chain(requests, family, table, name)
     for name, rule in chain_rules(listeners):
@@ -167,7 +172,7 @@ def add_chains(requests: Requests, family: int, table: str, listeners: Listeners
 
 
 def add_chain(requests: Requests, family: int, table: str, name: str) -> None:
-    """Add an empty chain, in place of one that may exist."""
+    """Add the base chain `name` if it is missing, and delete its rules."""
     hook, priority = BASE_CHAINS[name]
     requests.add(nft.add_base_chain, family, table, name, kind="filter", hook=hook, priority=priority)
     requests.add(nft_rules.flush_chain, family, table, name)
@@ -181,7 +186,7 @@ def divert(requests: Requests, family: int, table: str, listeners: Listeners) ->
 
 
 def linger(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
-    """Add DIVERT with `reopening_rules` alone."""
+    """Replace the rules of the chain DIVERT by those of reopening_rules()."""
     add_chain(requests, family, table, DIVERT)
     for rule in reopening_rules(listeners):
         requests.add(nft_rules.add_rule, family, table, DIVERT, *rule)
@@ -196,17 +201,18 @@ def del_chains(requests: Requests, family: int, table: str, names: Iterable[str]
 # -- routing -----------------------------------------------------------------------------------------------------------
 
 def put_routes(families: Iterable[int]) -> None:
-    """Add the routing rules and the routes of this namespace; those that exist stay. Raises NetlinkError."""
+    """Add the routing rule and the route of each address family, if they are missing. Raises NetlinkError."""
     exchange(set(families), False, (EEXIST,))
 
 
 def del_routes() -> None:
-    """Delete the routing rules and the routes. Raises NetlinkError."""
+    """Delete the routing rules and the routes to the proxy. Raises NetlinkError."""
     exchange((AF_INET, AF_INET6), True, (ENOENT, ESRCH, EAFNOSUPPORT, EOPNOTSUPP))
 
 
 def exchange(families: Iterable[int], delete: bool, harmless: Iterable[int]) -> None:
-    """Send the requests about rules and routes. harmless: errors that mean that nothing has to be done."""
+    """Add or delete the routing rule and the route of each family. harmless: errno values that are ignored. Raises
+    NetlinkError."""
     batch = Batch()
     for family in families:
         routing.mark_rule(batch, family, PROXIED, ROUTE_TABLE, delete=delete)
