@@ -1,18 +1,18 @@
-"""`fastcni flows`: which pods talk to whom on this node, and what drops their packets.
+"""`fastcni flows`: show which pods of this node have connections to whom, and which rules drop their packets.
 
-    table        the nftables tables that select packets, while a process collects flows
-    packets      addresses and ports of a packet
-    traces       the kernel's messages about a packet -> the chain that drops it, the rules of policies that let it pass
-    isolation    drops between isolated ports of a bridge, which no rule decides
-    pods         the names of pods by address
-    policies     the names of policies
-    connections  the events of conntrack
-    requests     HTTP requests that an agent's proxy has judged
+    table        writes nftables tables that select packets, while a process collects flows
+    packets      reads addresses and ports of a packet
+    traces       finds in the kernel's trace messages the chain that drops a packet, and policy rules that accept it
+    isolation    finds drops between isolated ports of a bridge, which no nftables rule makes
+    pods         finds the name of the pod with an address
+    policies     finds the names of policies
+    connections  reads the events of conntrack
+    requests     reads the HTTP requests that an agent's proxy has allowed or denied
     records      Flow, one line of the output
-    collector    all of these
-    kept         `fastcni serve --flows`: the last flows, and their number
+    collector    collects flows from all these sources
+    kept         `fastcni serve --flows`: stores the last flows, and counts all
     metrics      the number of flows for Prometheus
 
-While no process collects flows there is no rule, no socket and no thread for them. The collecting process writes the
-tables, and the kernel removes them when that process ends. Policies, firewall and plugins do not depend on flows.
+While no process collects flows, fastcni has no rules, sockets or threads for them. The collecting process writes the
+tables, and the kernel removes the tables when that process ends. Policies, firewall and plugins do not depend on flows.
 """

@@ -1,4 +1,4 @@
-"""Collect the flows of this node: drops by traces of nftables, connections by events of conntrack."""
+"""Collect the flows of this node: drops from nftables traces, connections from conntrack events, and HTTP requests."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
     from fastcni.flows.packets import Packet
 
-TRACE_BYTES = 8 << 20           # of buffers, as the kernel counts; table.PACKETS have 20 messages each, and 1 kB each
+TRACE_BYTES = 8 << 20           # receive buffer, as the kernel counts: table.PACKETS packets, each 20 messages of 1 kB
 UNSUPPORTED = (EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)
 
 
 class Unsupported(OSError):
-    """The kernel cannot report packets. The text of the exception says why."""
+    """An error: the kernel cannot trace packets for this process. The text says why."""
 
 
 class Collector:
-    """The flows in the calling thread's network namespace. Raises Unsupported, and OSError.
+    """The collector of flows in the calling thread's network namespace. Raises Unsupported, and OSError.
 
-    cache_dirs: of results of runtimes. agents: sockets of agents with policies.
+    cache_dirs: the directories where runtimes store the results of ADD. agents: the sockets of agents with policies.
     """
 
     def __init__(self, cache_dirs: Sequence[str], agents: Iterable[str]) -> None:
@@ -59,18 +59,18 @@ class Collector:
             raise
 
     def close(self) -> None:
-        """End the reports of the kernel, which removes the tables when their socket is closed."""
+        """Stop collecting. The kernel removes the nftables tables when their socket is closed."""
         for sock in (self.sock, self.tracing, self.connections.sock, self.isolation.sock):
             sock.close()
         self.requests.close()
 
     @property
     def sampled(self) -> bool:
-        """Whether there are too many new connections to show all."""
+        """Return whether the node has so many new connections that only a sample is read."""
         return self.connections.sampled
 
     def collect(self, wait_s: float) -> list[Flow]:
-        """Return the flows since the last call, or [] if there are none within wait_s."""
+        """Return the flows since the last call. Wait at most wait_s seconds for the first flow; then return []."""
         if not self.sampled and not select.select(
                 [self.tracing, self.connections.sock, *self.requests.socks], [], [], wait_s)[0]:
             return []

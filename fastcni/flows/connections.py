@@ -1,7 +1,7 @@
-"""New connections, by events of conntrack. Of too many connections only a sample is read: those of short moments.
+"""Read new connections from conntrack events. On a busy node, read only a sample: the events of short moments.
 
-While a socket is in the group, the kernel makes an event for each connection, in 2 us of processor time, and a reader
-needs 20 us for an event. So the socket of a busy node leaves the group for most of the time.
+While a socket is in the multicast group, the kernel makes an event for each new connection, which takes 2 us of
+processor time; reading an event takes 20 us. So on a busy node, the socket is outside the group most of the time.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import time
 
 from fastcni.kernel import conntrack, uapi, wire
 
-PAUSE_S = 0.1                   # between two readings; events wait in buffers meanwhile
-MOMENT_S = 0.002                # of each PAUSE_S, in which the socket of a busy node listens
-MAX_EVENTS = 75                 # in one reading; after more events the next readings are samples
-CALM = 10                       # readings in a row without many events, after which all connections are seen again
-BUFFER_BYTES = 256 << 10        # as the kernel counts: some 300 events
+PAUSE_S = 0.1                   # seconds between two calls of read(); the kernel buffers events
+MOMENT_S = 0.002                # seconds of each PAUSE_S in which the socket is in the group, on a busy node
+MAX_EVENTS = 75                 # if read() gets more events than this, the next calls read only samples
+CALM = 10                       # calls of read() in a row with few events, after which all connections are read again
+BUFFER_BYTES = 256 << 10        # the receive buffer, as the kernel counts: about 300 events
 
 
 class Connections:
-    """sock: readable if there are any. left: how many readings will still be samples."""
+    """The socket for conntrack's events of new connections. sock: readable when events have arrived. left: how many of
+    the next calls of read() read only samples."""
 
     def __init__(self) -> None:
         self.sock, self.left = wire.open_socket(uapi.NETLINK_NETFILTER, (conntrack.NFNLGRP_CONNTRACK_NEW,)), 0
@@ -26,11 +27,11 @@ class Connections:
 
     @property
     def sampled(self) -> bool:
-        """Whether some connections are not seen."""
+        """Return whether read() returns only a sample of the connections."""
         return self.left > 0
 
     def wait(self) -> None:
-        """Let PAUSE_S pass."""
+        """Sleep for PAUSE_S. If only samples are read, join the group for the last MOMENT_S."""
         if not self.sampled:
             time.sleep(PAUSE_S)
             return
@@ -40,7 +41,7 @@ class Connections:
         wire.leave(self.sock, conntrack.NFNLGRP_CONNTRACK_NEW)
 
     def read(self) -> list[bytes]:
-        """Return the events since the last call, as payloads."""
+        """Return the payloads of the events since the last call, and decide whether the next calls read samples."""
         found: list[bytes] = []
         lost: list[bool] = []
         wire.drain(self.sock, lambda _, payload: found.append(payload), lambda: lost.append(True))

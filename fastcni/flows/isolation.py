@@ -1,7 +1,7 @@
-"""Drops between ports with portIsolation of the plugin bridge, which no rule decides and no hook sees.
+"""Find packets that a bridge drops because of the key portIsolation of the plugin bridge. No nftables hook sees them.
 
-A bridge forwards nothing between isolated ports: the request of one pod for the MAC of the other is the first packet
-that is lost, and mostly the last one that the pod sends.
+A bridge forwards nothing between isolated ports. The first packet that is lost is one pod's request for the MAC of the
+other pod (ARP or neighbour solicitation). Without an answer, the pod usually sends no other packet.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from fastcni.flows.traces import Asking
     from fastcni.kernel.rtnl import Link
 
-KEPT_S = 1.0                    # how long the read ports are used
+KEPT_S = 1.0                    # seconds after which the node's ports are read again
 
 
 class Isolation:
-    """The isolated ports of the node. A call reads them again if the last reading is older than KEPT_S. sock: of
-    rtnetlink."""
+    """The isolated bridge ports of the node. drops() reads them again after KEPT_S. sock: an rtnetlink socket. ports:
+    {interface index: link}. indexes: {link name: interface index}."""
 
     def __init__(self, pods: Pods) -> None:
         self.pods, self.until, self.sock = pods, 0.0, wire.open_socket()
@@ -30,8 +30,8 @@ class Isolation:
         self.indexes: dict[str, int] = {}
 
     def drops(self, asking: Asking) -> bool:
-        """Return whether the bridge does not forward the request, because the port of the pod that is meant is isolated
-        too."""
+        """Return whether the bridge drops a request for a MAC: the port where it arrives and the port of the pod with
+        the requested address are both isolated ports of one bridge."""
         self._refresh()
         port, pod = self.ports.get(asking.iif), self.pods.at(asking.packet.destination)
         if port is None or pod is None:

@@ -1,16 +1,18 @@
-"""`fastcni serve --flows`: the last flows of the node, and their number. The answer to the control request NAME:
+"""Store the last flows of the node, and count all flows, for `fastcni serve --flows`.
 
-    {"flows": [{"time": 1763900000.123, ...}]}          see records.py; the oldest first
+The server answers the control request NAME with the stored flows (records.py), the oldest first:
 
-and in the document of `fastcni-status` the key "flows":
+    {"flows": [{"time": 1763900000.123, ...}]}
 
-    {"dropped": 12, "last": [{...}]}                    of the last minute; the newest drops
+The key "flows" of its status has the number of drops in the last minute, and the newest drops:
+
+    {"dropped": 12, "last": [{...}]}
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from json import dumps  # in C: fastcni.spec.json takes twice as long
+from json import dumps  # written in C; fastcni.spec.json would take twice as long
 from threading import Event, Lock, Thread
 from time import time
 from typing import TYPE_CHECKING, Any
@@ -27,16 +29,16 @@ if TYPE_CHECKING:
     from fastcni.server.service import Server
 
 NAME = "fastcni-flows"          # has the characters of a plugin's name, but no plugin has this name
-SIZE = 10_000                   # flows that are kept
-SHOWN = 5                       # of the newest drops
-SPAN_S = 60.0
-WAIT_S = 1.0                    # for a flow, before the thread looks whether the server ends
-MAX_COUNTS = 1000               # combinations of labels: others are counted with policy OTHER
+SIZE = 10_000                   # the most flows that are stored
+SHOWN = 5                       # the newest drops that the status shows
+SPAN_S = 60.0                   # the seconds in which the status counts drops
+WAIT_S = 1.0                    # how long the thread waits for a flow before it checks whether the server ends
+MAX_COUNTS = 1000               # the most combinations of labels; further combinations are counted as OTHER
 OTHER = "other"
 
 
 class Kept:
-    """A part of the server. open_collector(): begins to collect. Raises OSError."""
+    """The server's store of flows. open_collector(): returns a Collector; raises OSError."""
 
     def __init__(self, open_collector: Callable[[], Collector]) -> None:
         self.open_collector = open_collector
@@ -47,8 +49,8 @@ class Kept:
         self.thread: Thread | None = None
 
     def attach(self, server: Server) -> None:
-        """Answer the control request, and describe the drops. The sockets are opened in this thread, which is in the
-        node's network namespace."""
+        """Make the server answer the control request, and show drops in its status. Open the collector's sockets in the
+        calling thread, which is in the node's network namespace."""
         self.log = server.logger
         try:
             self.collector = self.open_collector()
@@ -59,7 +61,7 @@ class Kept:
         server.described["flows"] = self.summary
 
     def start(self) -> None:
-        """Start the thread; a later call tries again if the thread could not be started."""
+        """Start the thread that collects flows. If the thread cannot be started, call start() again later."""
         if self.collector and self.thread is None:
             thread = Thread(target=self._run, args=(self.collector,), name="flows", daemon=True)
             if start_thread(thread, self.log):
@@ -76,12 +78,12 @@ class Kept:
         while not self.ended.is_set():
             try:
                 self.note(collector.collect(WAIT_S))
-            except Exception:           # a defect of fastcni: the server goes on
+            except Exception:           # a bug of fastcni must not end the server
                 self.log.exception("server_fault")
                 return
 
     def note(self, found: list[Flow]) -> None:
-        """Keep flows."""
+        """Store and count flows."""
         with self.lock:
             self.flows += found
             for flow in found:
@@ -91,12 +93,12 @@ class Kept:
                 self.counts[key] += 1
 
     def copy_counts(self) -> dict[tuple[str, str, str, str], int]:
-        """Return {(verdict, by, policy, network): number}."""
+        """Return {(verdict, by, policy, network): number of flows}."""
         with self.lock:
             return dict(self.counts)
 
     def document(self) -> bytes:
-        """The answer to the control request."""
+        """Return the JSON answer to the control request NAME."""
         with self.lock:
             flows = list(self.flows)
         return f'{{"flows": [{", ".join([dumps(flow.document()) for flow in flows])}]}}'.encode()
@@ -110,6 +112,6 @@ class Kept:
 
 
 def ask(path: str, timeout_s: float = control.TIMEOUT_S) -> dict[str, Any] | None:
-    """Return the answer of the server at the socket `path`; None if the server records no flows. Raises OSError, as
-    control.ask()."""
+    """Return the flows of the server at the socket `path`, {"flows": [...]}; None if the server collects no flows.
+    Raises the OSError of control.ask()."""
     return control.ask(path, NAME, {}, timeout_s)

@@ -1,4 +1,4 @@
-"""The numbers of flows for Prometheus: `fastcni serve --flows --metrics ADDRESS`. docs/flows.md describes them."""
+"""Export the number of flows to Prometheus: `fastcni serve --flows --metrics ADDRESS` (docs/flows.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FlowsCollector(Collector):
-    """The flows that a server has kept or forgotten."""
+    """The Prometheus collector that counts all flows since the server's start."""
 
     def __init__(self, kept: Kept) -> None:
         self.kept = kept

@@ -1,4 +1,4 @@
-"""The addresses, the protocol and the ports of a packet, from its headers or from conntrack."""
+"""Read the addresses, the protocol and the ports of a packet from its headers or from a conntrack flow."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ if TYPE_CHECKING:
     from fastcni.kernel.conntrack import Flow as Connection
 
 IPPROTO_ICMP, IPPROTO_ICMPV6 = 1, 58
-NEIGHBOUR_SOLICITATION = 135    # RFC 4861; to ff02::1:ff00:0/104 and the last three bytes of its target
+NEIGHBOUR_SOLICITATION = 135    # RFC 4861; sent to ff02::1:ff00:0/104 plus the last three bytes of the target
 PROTOCOLS = {IPPROTO_ICMP: "icmp", IPPROTO_TCP: "tcp", IPPROTO_UDP: "udp", IPPROTO_ICMPV6: "icmpv6",
              IPPROTO_SCTP: "sctp"}
 WITH_PORTS = {IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP}
-ARP_BYTES = 28                  # of Ethernet and IPv4 (RFC 826)
+ARP_BYTES = 28                  # an ARP packet for Ethernet and IPv4 (RFC 826)
 ON_LINK = (b"\xff\x02", b"\xe0\0\0")    # multicast of one link: ff02::/16, 224.0.0.0/24
 
 
 class Packet(NamedTuple):
-    """Addresses are packed. A port is None for a protocol without ports, and in a fragment that does not have it.
+    """The addresses, protocol and ports of a packet. Addresses are packed. A port is None for a protocol without ports,
+    and for later fragments.
 
-    target: of a neighbour solicitation, the first 12 bytes and the last three of the address whose MAC is asked for. A
-    trace message does not have the 13th byte.
+    target: in a neighbour solicitation, the first 12 and the last three bytes of the address whose MAC is requested; a
+    trace message does not contain the 13th byte. b"" in other packets.
     """
 
     protocol: str
@@ -34,18 +35,18 @@ class Packet(NamedTuple):
 
     @property
     def on_link(self) -> bool:
-        """Whether the packet is multicast of one link, as of neighbour discovery: no flow."""
+        """Return whether the destination is a link-local multicast address, as in neighbour discovery: not a flow."""
         return self.destination.startswith(ON_LINK)
 
 
 def protocol_text(number: int) -> str:
-    """Return "tcp", or "protocol 47"."""
+    """Return the name of an IP protocol, such as "tcp", or "protocol 47" for an unknown number."""
     return PROTOCOLS.get(number, f"protocol {number}")
 
 
 def read(network: bytes, transport: bytes) -> Packet | None:
-    """Read the headers in a trace message, of IPv4, IPv6, or an ARP request; None for others. transport: b"" in a later
-    fragment."""
+    """Return the packet whose headers a trace message has; None if it is not IPv4, IPv6 or ARP. network: the network
+    header. transport: the first bytes of the transport header; b"" in a later fragment."""
     if len(network) == ARP_BYTES:
         return Packet("arp", network[14:18], None, network[24:28], None)
     version = network[0] >> 4 if network else 0
@@ -64,7 +65,7 @@ def read(network: bytes, transport: bytes) -> Packet | None:
 
 
 def of_connection(connection: Connection) -> Packet:
-    """Return the first packet of a connection as the hook forward sees it: behind DNAT, before masquerade."""
+    """Return the first packet of a connection as the hook forward sees it: after destination NAT, before source NAT."""
     if connection.protocol in WITH_PORTS:
         return Packet(protocol_text(connection.protocol), connection.source, connection.source_port,
                       connection.replier, connection.replier_port)

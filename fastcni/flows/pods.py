@@ -1,4 +1,4 @@
-"""The pods of this node by their addresses, from the result caches of runtimes."""
+"""Find the pod of this node that has an address, from the result caches of runtimes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from fastcni.flows.packets import Packet
 
 FORMER_S = 60.0                 # how long the flows of a deleted pod still have the pod's name
-SETTLED_NS = 100_000_000        # a change of a directory in the same tick of the clock as the last one is not seen
+SETTLED_NS = 100_000_000        # two changes of a directory within one tick of the clock have the same time
 
 
 class Pod(NamedTuple):
-    """name: NAMESPACE/NAME, or the container id. links: its links on the host."""
+    """A pod on one network. name: NAMESPACE/NAME, or the container id. links: the names of its links on the host."""
 
     name: str
     network: str
@@ -30,16 +30,17 @@ class Pod(NamedTuple):
 
 
 class Pods:
-    """The pods by address. cache_dirs: directories with a directory `results`. refresh() reads the changed files
-    there."""
+    """The node's pods, by address. cache_dirs: directories that contain a directory `results`. refresh() reads the
+    changed files in these directories."""
 
     def __init__(self, cache_dirs: Sequence[str]) -> None:
         self.results = [Results(Cache(directory).results()) for directory in cache_dirs]
         self.by_address: dict[bytes, Pod] = {}
-        self.former: dict[bytes, float] = {}            # by address: until when the deleted pod is named
+        self.former: dict[bytes, float] = {}            # {address of a deleted pod: when to forget its name, monotonic}
 
     def refresh(self) -> None:
-        """Read the files that are new. Without a change this is one stat() for each directory."""
+        """Read new and changed files, and forget deleted pods after FORMER_S. Without a change, this costs one stat()
+        for each directory."""
         now = monotonic()
         for each in self.results:
             new, gone = each.changes()
@@ -52,11 +53,12 @@ class Pods:
             del self.by_address[packed], self.former[packed]
 
     def at(self, packed: bytes) -> Pod | None:
-        """Return the pod that has an address."""
+        """Return the pod that has the address `packed`; None if no pod of this node has it."""
         return self.by_address.get(packed)
 
     def meant(self, packet: Packet) -> Packet:
-        """Return a neighbour solicitation as a packet to the pod whose MAC is asked for, others unchanged."""
+        """Return a neighbour solicitation with the address of the pod whose MAC it requests as the destination. Return
+        other packets unchanged."""
         if packet.target:
             for packed in self.by_address:
                 if len(packed) == 16 and packed[:12] + packed[13:] == packet.target:
@@ -65,14 +67,14 @@ class Pods:
 
 
 class Results:
-    """The files of one cache. seen: {name: (inode, time of the last change, addresses)}."""
+    """The result files of one cache. seen: {name of a file: (inode, time of the last change in ns, addresses)}."""
 
     def __init__(self, directory: str) -> None:
         self.directory, self.changed = directory, 0
         self.seen: dict[str, tuple[int, int, tuple[bytes, ...]]] = {}
 
     def changes(self) -> tuple[list[tuple[bytes, Pod]], set[bytes]]:
-        """Return the addresses of new or changed files with their pods, and the addresses of files that are gone."""
+        """Return ([(address, pod)] of new and changed files, the addresses of deleted files) since the last call."""
         now = time_ns()
         try:
             changed = os.stat(self.directory).st_mtime_ns
@@ -93,14 +95,15 @@ class Results:
 
 
 def stats(directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the name and the stat of each file in a directory, but of files that a DEL removes at this moment."""
+    """Yield the name and stat(2) result of each file in a directory. Skip files that a DEL removes at the same time."""
     for entry in os.scandir(directory):
         with suppress(FileNotFoundError):
             yield entry.name, entry.stat()
 
 
 def read(path: str) -> Iterator[tuple[bytes, Pod]]:
-    """Yield each address of a cached result with its pod; none of a file that is damaged or gone."""
+    """Yield (address, pod) for each address of the result in the file `path`. Yield nothing if the file is damaged or
+    no longer exists."""
     try:
         found = caches.read(path, read_file(path), 0.0)
     except (OSError, ValueError):

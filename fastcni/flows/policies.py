@@ -1,4 +1,4 @@
-"""Which policies decide: the comments of their rules, and the agent's answer for a pod that they restrict."""
+"""Find the names of the policies that allow or drop a packet, from nftables comments and from the agent."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-KEPT_S = 5.0                    # a name is looked up again after this time: policies change
-MAX_KEPT = 4096
+KEPT_S = 5.0                    # seconds after which a name is looked up again, because policies change
+MAX_KEPT = 4096                 # the most names in the cache
 
 
 class Policies:
-    """Names of policies. sock: of nfnetlink. paths: sockets of agents."""
+    """A cache of policies' names. sock: an nfnetlink socket. paths: the agents' sockets."""
 
     def __init__(self, sock: wire.Socket, paths: Iterable[str]) -> None:
         self.sock, self.paths = sock, tuple(paths)
         self.known: dict[Hashable, tuple[float, str]] = {}
 
     def restricting(self, family: int, chain: str, source: bytes, destination: bytes) -> str:
-        """Return the policies that select the pod at which a base chain of the policies' tables drops a packet: the
-        source for egress, the destination for ingress."""
+        """Return the names of the policies that restrict the pod for which the base chain `chain` drops a packet. The
+        pod is the source if the chain is for egress, the destination if it is for ingress."""
         direction = DIRECTIONS.get(chain) if family == FAMILY else None
         direction = direction or OF_PORTS.get((family, chain), "")
         packed = source if direction == EGRESS else destination
         return self._kept((packed, direction), lambda: self._ask(packed, direction.lower()))
 
     def of_rule(self, chain: str, rule: int) -> str:
-        """Return the policy of a rule that accepts; of a cluster policy "no-guests ingress[0] (name of the rule)", also
-        if the rule drops."""
+        """Return the name of the policy that a rule comes from; "" if the rule no longer exists. For a cluster policy,
+        return the rule's name, too: "no-guests ingress[0] (name of the rule)". rule: the handle."""
         return self._kept((chain, rule), lambda: self._read(chain, rule))
 
     def _ask(self, packed: bytes, direction: str) -> str:
@@ -48,7 +48,7 @@ class Policies:
             try:
                 found.update(name for pod in policies.ask(path, request)["pods"] for name in pod.get(direction, ()))
             except (policies.Away, CniError):
-                continue                    # without the agent its rules stay, but not the names
+                continue                    # after the agent's end, its rules stay, but no process knows the names
         return ", ".join(sorted(found))
 
     def _read(self, chain: str, rule: int) -> str:
@@ -56,7 +56,7 @@ class Policies:
             rules = wire.dump(self.sock, nft.NFT_MSG_GETRULE, nft.nfgenmsg(FAMILY), f"list chain {chain}",
                               nft_rules.rules_of(TABLE, chain))
         except wire.NetlinkError:
-            return ""                       # the policy was deleted meanwhile
+            return ""                       # the policy was just deleted
         comments = dict(nft_rules.read_rule(payload) for _, payload in rules)
         name, _, _ = (comment := comments.get(rule, "")).partition(" ")         # "shop/web ingress[0]"
         return name if "/" in name else comment

@@ -1,4 +1,4 @@
-"""A flow: who talks to whom, whether the packet passes, and what decides that."""
+"""Define Flow: the two ends of a packet or request, whether it was allowed or dropped, and by what."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ALLOWED, DROPPED = "allowed", "dropped"                             # verdicts
-POLICY, FIREWALL, ISOLATION, HTTP = "policy", "firewall", "isolation", "http"      # by what
+POLICY, FIREWALL, ISOLATION, HTTP = "policy", "firewall", "isolation", "http"      # values of Flow.by
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """One end of a flow.
 
-    pod: NAMESPACE/NAME, or the container id if the runtime gave no name; "": no pod of this node. network, container:
-    "" likewise. port: None for a protocol without ports.
+    pod: NAMESPACE/NAME, or the container id if the runtime gave no name. pod, network and container are "" if the
+    address is not a pod's on this node. port: None for a protocol without ports.
     """
 
     pod: str
@@ -32,10 +32,11 @@ class End:
 class Flow:
     """One line of `fastcni flows`.
 
-    time: Unix seconds. by: POLICY, FIREWALL, ISOLATION, or HTTP for a request that no rule allows; "" for an allowed
-    flow that no policy restricts. policy: the names of policies, with ", " between them: of those that allow the flow,
-    or that restrict the pod at which it is dropped. chain: what dropped it, "inet fastcni-policy ingress". request: of
-    HTTP, its method, host and path, the status of the answer, and the reason why it was denied; {} of other flows.
+    time: Unix seconds. verdict: ALLOWED or DROPPED. by: what decided: POLICY, FIREWALL, ISOLATION, or HTTP for a
+    request that no rule allows; "" for an allowed flow that no policy restricts. policy: the names of the policies that
+    allow the flow, or that restrict the pod for which it was dropped, separated by ", ". chain: the chain that dropped
+    the packet, such as "inet fastcni-policy ingress". request: for an HTTP request, its method, host and path, the
+    status of the answer, and the reason for a denial; {} for other flows.
     """
 
     time: float
@@ -50,11 +51,11 @@ class Flow:
 
     @property
     def network(self) -> str:
-        """The network of the pod that the flow goes to, else of the pod that it comes from."""
+        """Return the network of the destination's pod; if the destination is no pod, that of the source's pod."""
         return self.destination.network or self.source.network
 
     def document(self) -> dict[str, Any]:
-        """Return the object of `--json`. asdict() takes ten times as long."""
+        """Return the flow as `--json` prints it. dataclasses.asdict() would take ten times as long."""
         return {"time": self.time, "verdict": self.verdict, "by": self.by, "policy": self.policy,
                 "protocol": self.protocol, "source": self.source.document(),
                 "destination": self.destination.document(), "chain": self.chain,

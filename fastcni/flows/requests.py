@@ -1,4 +1,4 @@
-"""HTTP requests that the agents' proxies have judged: each agent sends them to the sockets of a directory."""
+"""Receive the HTTP requests that the agents' proxies have allowed or denied, from the agents, by datagram sockets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fastcni.agent.policy.http.access_log import LISTENERS, MAX_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-MAX_TAKEN = 500                 # of one call, so that other flows are shown, too
+MAX_TAKEN = 500                 # the most requests that read() takes from one agent, so that other flows are shown, too
 
 
 class Requests:
-    """The listeners for agents' requests. agents: sockets of agents with policies. A directory that cannot be made is
-    left out: no agent has run there."""
+    """The sockets to which agents send HTTP requests. agents: the paths of the agents' sockets. If the directory for a
+    socket cannot be made, no agent has run there, and the agent is left out."""
 
     def __init__(self, agents: Iterable[str]) -> None:
         self.paths: list[Path] = []
@@ -48,7 +48,7 @@ class Requests:
             path.unlink(missing_ok=True)
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that have arrived, see access_log.record()."""
+        """Yield the records that have arrived. access_log.record() describes their keys."""
         for it in self.socks:
             with suppress(BlockingIOError):
                 for _ in range(MAX_TAKEN):

@@ -1,4 +1,4 @@
-"""The nftables tables that select the packets that the kernel traces, see traces.py.
+"""Write the nftables tables that select packets for the kernel's traces, which traces.py reads.
 
 `nft list ruleset` prints the tables as follows; the number is the process ID:
 
@@ -21,14 +21,14 @@
         chain report { limit rate 100/second burst 100 packets meta nftrace set 1 accept }
     }
 
-The table of the family bridge has the same for what a bridge forwards, because the table above sees these frames only
-with br_netfilter. There is no conntrack for them: packets of TCP other than SYN take the place of established ones.
-Its chain `asking` reports ARP requests and neighbour solicitations, from which isolation.py tells that a port is
-isolated.
+A table of the family bridge has the same rules for frames that a bridge forwards, because the table above sees these
+frames only with br_netfilter. These frames have no conntrack: instead of established connections, the table skips TCP
+packets other than SYN. Its chain `asking` reports ARP requests and neighbour solicitations, from which isolation.py
+finds drops between isolated ports.
 
-The first limit shares the second one fairly: 10,000 allowed connections a second between two pods do not hide one that
-is dropped between others, or at another port. The tables belong to the socket that wrote them. So the kernel removes
-them when this process ends, also by SIGKILL, and no other program removes them meanwhile.
+The limit for each flow shares the limit of the chain `report` fairly: 10,000 allowed connections a second between two
+pods do not hide a dropped connection between other pods or to another port. The socket that wrote the tables owns them.
+So the kernel removes the tables when this process ends, also by SIGKILL, and no other program can remove them before.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ FAMILIES = (nft.NFPROTO_INET, nft.NFPROTO_BRIDGE)
 BEFORE = -400                   # the priority of the chains: before those of other programs
 NEW, REPORT, ASKING, ASKED = "new", "report", "asking", "asked"
 WITH_PORTS, PORTS_ID = "with-ports", 1
-SET_ID = 2                      # the kernel finds the others by their names
-TIMEOUT_MS, MAX_KEYS = 10_000, 16_384           # of the dynamic sets
-# A second: packets of one source, destination and port; packets in all; the same of requests for MACs
+SET_ID = 2                      # the same for the other sets, which the kernel finds by their names
+TIMEOUT_MS, MAX_KEYS = 10_000, 16_384           # of an element, and of the elements of a dynamic set
+# Limits for each second: packets of one source, destination and port; all packets; requests for one MAC; all requests
 PER_FLOW, PACKETS, PER_REQUEST, REQUESTS = 1, 100, 1, 50
-BURST = 2                       # of one source, destination and port
+BURST = 2                       # packets of one source, destination and port
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
-VERSIONS = {4: 4, 16: 6}        # of IP, by length of an address
+VERSIONS = {4: 4, 16: 6}        # {length of an address in bytes: version of IP}
 ETHER_TYPES = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
 ARP_OPERATION, ARP_REQUEST = (nft_rules.NFT_PAYLOAD_NETWORK_HEADER, 6, 2), b"\0\1"
@@ -80,9 +80,10 @@ def name() -> str:
 
 
 def write(sock: wire.Socket) -> None:
-    """Write the tables; they last as long as the socket. A kernel without the family bridge gets the other one only.
+    """Write the tables, which exist as long as `sock`. If the kernel lacks the family bridge, write only the other
+    table.
 
-    Raises NetlinkError; errno is EINVAL before Linux 5.12, which knows no owners of tables, and EPERM without root's
+    Raises NetlinkError; errno is EINVAL before Linux 5.12, where a socket cannot own a table, and EPERM without root's
     rights.
     """
     for family in FAMILIES:
@@ -101,7 +102,7 @@ def write(sock: wire.Socket) -> None:
 
 
 def hooks(family: int) -> Iterator[tuple[str, int]]:
-    """Yield (name, hook) of the base chains."""
+    """Yield (name, hook) of the base chains in the table of a family."""
     if family == nft.NFPROTO_BRIDGE:
         yield from (("forward", nft.NF_BR_FORWARD), (ASKING, nft.NF_BR_PRE_ROUTING))
     else:
@@ -123,7 +124,7 @@ def add_sets(batch: Batch, family: int) -> None:
 
 
 def rules(family: int) -> Iterator[tuple[str, Rule]]:
-    """Yield (chain, rule)."""
+    """Yield the rules of a family's table as (chain, rule)."""
     bridge = family == nft.NFPROTO_BRIDGE
     yield "forward", (nft_rules.jump(NEW),)
     if bridge:
@@ -147,7 +148,10 @@ def is_protocol(number: int) -> Rule:
 
 
 def limited(length: int, ports: bool) -> Rule:
-    """update @new4 { ip saddr . ip daddr . meta l4proto . th dport limit ... }; without ports @other4"""
+    """Return the rule `update @new4 { ip saddr . ip daddr . meta l4proto . th dport limit ... }`, without its verdict.
+
+    length: of an address, 4 or 16. ports: for protocols with ports; if False, the set is @other4, without th dport.
+    """
     second = NFT_REG32_00 + length // 4
     behind = second + length // 4
     return (nft_rules.meta(nft_rules.NFT_META_L4PROTO),
@@ -159,7 +163,10 @@ def limited(length: int, ports: bool) -> Rule:
 
 
 def asking() -> Iterator[tuple[str, Rule]]:
-    """arp operation request update @asked4 { iifname . arp daddr ip limit ... } jump asked; and of IPv6"""
+    """Yield the rules of the chains ASKING and ASKED as (chain, rule). For IPv4 the first rule is
+
+    arp operation request update @asked4 { iifname . arp daddr ip limit ... } jump asked
+    """
     questions = {4: (*nft_rules.ether_type(uapi.ETH_P_ARP), nft_rules.payload(ARP_OPERATION),
                      nft_rules.compare(ARP_REQUEST)),
                  16: (*nft_rules.ether_type(uapi.ETH_P_IPV6),
@@ -169,4 +176,4 @@ def asking() -> Iterator[tuple[str, Rule]]:
         asked = nft_rules.update_limit(f"asked{VERSIONS[length]}", SET_ID, PER_REQUEST, PER_REQUEST)
         yield ASKING, (*question, *target, asked, nft_rules.jump(ASKED))
     yield ASKED, (nft_rules.limit(REQUESTS, REQUESTS), *nft_rules.set_nftrace(True))
-    yield ASKED, nft_rules.set_nftrace(False)           # other chains report nothing of it
+    yield ASKED, nft_rules.set_nftrace(False)           # so that later chains do not report the same packet

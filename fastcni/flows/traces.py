@@ -1,7 +1,8 @@
-"""The decisions of this node's rules about the packets that table.py selects, from the kernel's trace messages.
+"""Read the kernel's trace messages about the packets that table.py selects: which chain drops or accepts each packet.
 
-The first message of a packet in each base chain has the headers, later ones only the packet's number. One message shows
-a drop; the rules of policies that a packet passes show what lets it through.
+In each base chain, a packet's first message has the headers; later messages have only the packet's number. A message
+with the verdict drop names the chain that drops the packet. Messages with the verdict accept name the rules of policies
+that allow it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ if TYPE_CHECKING:
     from fastcni.flows.packets import Packet
     from fastcni.kernel.nft_trace import Trace
 
-ALLOWED_S = 10.0                # how long the trace of one packet stands for other packets of its flow
-MAX_PACKETS = 4096              # packets followed at once; a packet's messages arrive within microseconds
+ALLOWED_S = 10.0                # how long the rules that accepted one packet are used for other packets of its flow
+MAX_PACKETS = 4096              # packets in memory; all messages about a packet arrive within microseconds
 ISOLATING = {(table.FAMILY, table.TABLE, nftables.CHAIN),
              (table.BRIDGE_FAMILY, table.TABLE, nftables.PORTS)}
 ISOLATING_CHAINS = (iptables.STAGE_1, iptables.STAGE_2)
 
 
 class Drop(NamedTuple):
-    """A packet that a chain drops. base: the base chain that led to it. handle: of the rule."""
+    """A packet that a chain drops. base: the base chain that jumped to `chain`. handle: the handle of the rule; 0 if
+    the chain's policy drops the packet."""
 
     packet: Packet
     family: int
@@ -40,7 +42,7 @@ class Drop(NamedTuple):
 
     @property
     def by(self) -> str:
-        """POLICY, FIREWALL or ISOLATION."""
+        """Return what the chain belongs to: POLICY, FIREWALL or ISOLATION."""
         if self.table.startswith(TABLE):
             return POLICY
         if self.chain in ISOLATING_CHAINS or (self.family, self.table, self.chain) in ISOLATING:
@@ -49,20 +51,21 @@ class Drop(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The chain, as in "ip filter DOCKER"."""
+        """Return the chain with its family and table, such as "ip filter DOCKER"."""
         return f"{nft.FAMILIES.get(self.family, self.family)} {self.table} {self.chain}"
 
 
 class Asking(NamedTuple):
-    """An ARP request or a neighbour solicitation that a bridge gets. iif: the index of its port."""
+    """An ARP request or a neighbour solicitation that arrives at a bridge. iif: the interface index of the port where
+    it arrives."""
 
     iif: int
     packet: Packet
 
 
 class Followed:
-    """A packet that passes chains. base: the base chain. allowed: (chain, handle) of the rules of policies that
-    accepted it."""
+    """A packet whose trace messages arrive. base: the last base chain. allowed: (chain, handle) of the policies' rules
+    that accepted the packet."""
 
     __slots__ = ("packet", "base", "allowed")
 
@@ -72,15 +75,17 @@ class Followed:
 
 
 class Traces:
-    """note() takes one message after the other. allowed: by packet, without its source port: until when it is known
-    which rules of policies it passes, and these. One packet of each such flow is traced in a second."""
+    """The packets in the trace messages. note() reads the messages in their order. followed: {packet's number: packet}.
+
+    allowed: {packet without its source port: (monotonic time when the entry ends, rules that accept the packet)}. Each
+    second, the kernel traces at most one packet of a flow, so the entry is used for the flow's other packets."""
 
     def __init__(self) -> None:
         self.followed: dict[int, Followed] = {}
         self.allowed: dict[Packet, tuple[float, list[tuple[str, int]]]] = {}
 
     def note(self, trace: Trace) -> Drop | Asking | None:
-        """Return the drop, or the request for a MAC, that a message reports."""
+        """Read a trace message. Return the drop or the request for a MAC that it reports; None for other messages."""
         if trace.table.startswith(PREFIX):
             packet = (packets.read(trace.network, trace.transport) if trace.chain == ASKED and trace.table == name()
                       else None)
@@ -98,7 +103,8 @@ class Traces:
         return None
 
     def _begin(self, trace: Trace) -> None:
-        """The first message in a base chain. The kernel gives the number of a packet to a later packet again."""
+        """Read a packet's first message in a base chain. If its number had other headers before, it is a new packet,
+        because the kernel reuses numbers."""
         followed, packet = self.followed.get(trace.id), packets.read(trace.network, trace.transport)
         if packet is None:
             self.followed.pop(trace.id, None)
@@ -110,7 +116,7 @@ class Traces:
         followed.base = trace.chain
 
     def _allow(self, followed: Followed, trace: Trace) -> None:
-        if trace.chain == followed.base:       # not of a policy: the pod's own lease, and so on
+        if trace.chain == followed.base:       # rules of base chains come from no policy
             return
         followed.allowed.append((trace.chain, trace.handle))
         if len(self.allowed) >= MAX_PACKETS:
@@ -118,6 +124,6 @@ class Traces:
         self.allowed[followed.packet._replace(source_port=None)] = monotonic() + ALLOWED_S, followed.allowed
 
     def allowing(self, packet: Packet) -> list[tuple[str, int]]:
-        """Return the rules of policies that let a packet through."""
+        """Return (chain, handle) of the rules of policies that accept a packet of this flow; [] if they are unknown."""
         until, rules = self.allowed.get(packet._replace(source_port=None), (0.0, []))
         return rules if until >= monotonic() else []
