@@ -1,14 +1,14 @@
 """The code that the server, the agent and the dhcp daemon share.
 
-    log                one line for each event and each request
-    events             the events of the log for operators
-    kubernetes_events  sends these as Kubernetes Events of the node
-    listening          the listening socket, its directory, its handover by systemd
-    systemd_notify     messages to systemd about the state of the process
+    log                writes one line for each event and each request
+    events             lists the events of the log that operators need
+    kubernetes_events  sends these events as Kubernetes Events of the node
+    listening          opens the listening socket, or takes the socket that systemd passes
+    systemd_notify     sends messages to systemd about the state of the process
     attended           the contract of objects that an event loop serves
-    background         the threads for work that no answer waits for
-    wakeup             how one thread wakes another
-    backoff            how long a repeated action waits
+    background         runs work in threads, so that answers do not wait for it
+    wakeup             lets one thread wake another
+    backoff            delays a repeated action
     stamp              detects that a file has changed
     garbage            limits the runs of Python's garbage collector
 """

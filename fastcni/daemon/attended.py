@@ -1,5 +1,5 @@
-"""Define Attended, the contract of objects that an event loop serves: it waits on a descriptor and until a time, then
-calls attend()."""
+"""Define Attended, the contract of objects that an event loop serves. The loop waits until the object's descriptor is
+readable or its time is due, then calls attend()."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol
 
 
 class Attended(Protocol):
-    """An object with a descriptor and a time to wait for."""
+    """An object that an event loop serves: it has a descriptor, a time, and work to do."""
 
     @property
     def due(self) -> float:
-        """Return when to call attend() without an event, in monotonic seconds; infinite: only after an event."""
+        """Return when to call attend() even if the descriptor is not readable, in monotonic seconds; inf: never."""
         ...
 
     def fileno(self) -> int:

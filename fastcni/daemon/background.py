@@ -1,8 +1,8 @@
-"""Run work that no answer waits for in background threads.
+"""Run jobs in background threads, so that no answer to a request waits for them.
 
 The thread that became free last runs the next job, because its stack is still in the processor's caches. Each thread
-waits at its own gate, so a job wakes one thread. With one queue for all, such as queue.SimpleQueue, a thread that takes
-a job would wake another, which then competes with the request for the GIL.
+waits at its own gate, so a job wakes only one thread. With one queue for all threads, such as queue.SimpleQueue, a
+thread that takes a job would wake another thread, which then competes with the request for the GIL.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
     Job = tuple[Callable[..., object], tuple[Any, ...]]
 
-CANNOT_START = (RuntimeError, MemoryError)      # errors of Thread.start(): pids.max; no memory
-LONG_MS = 3600 * 1000           # waits at a gate need a limit
+CANNOT_START = (RuntimeError, MemoryError)      # errors of Thread.start(): pids.max is reached; no memory
+LONG_MS = 3600 * 1000           # the limit of a wait at a gate; a worker then waits again
 
 
 class Background:
-    """The background threads. background(fn, *args) runs fn(*args) in a thread. Threads are started when they are
-    needed, and kept.
+    """The background threads. background(fn, *args) runs fn(*args) in a thread. A thread starts when it is needed, and
+    then waits for further jobs.
 
-    max_threads: if all of these are busy, a job waits for a free thread. If there is no thread and none can be started,
-    for example because of pids.max, the caller runs the job. home: a descriptor of the server's network namespace,
-    which the threads enter. Otherwise a new thread would stay in the namespace of the worker that starts it, and keep
-    that alive if it is a pod's.
+    max_threads: the most threads. If all threads are busy, a job waits for a free thread. If no thread is free and none
+    can be started, for example because of pids.max, the caller runs the job. home: a descriptor of the server's network
+    namespace, which the threads enter. Otherwise a new thread would stay in the namespace of the worker that starts it,
+    and keep a pod's namespace alive.
     """
 
     def __init__(self, max_threads: int, home: int) -> None:
@@ -56,7 +56,7 @@ class Background:
         run(fn, args)
 
     def _start_one(self, job: Job) -> bool:
-        """Start a thread with its first job. Return False if that is impossible."""
+        """Start a thread with its first job. Return False if no thread can be started."""
         worker = Worker(job)
         try:
             Thread(target=self._work, args=(worker,), name=f"background-{self.size + 1}", daemon=True).start()
@@ -76,8 +76,8 @@ class Background:
                     self.free.append(worker)
 
     def _enter_home(self) -> None:
-        """Enter the server's namespace. If that fails, the thread works nevertheless, because its jobs use open
-        sockets."""
+        """Enter the server's namespace. After an error, the thread continues in its namespace, because its jobs use
+        sockets that are already open."""
         try:
             netns.ensure(self.home)
         except netns.Lost:
@@ -99,7 +99,7 @@ class Worker:
         self.gate.open()
 
     def take(self) -> Job:
-        """Wait for the next job. No reference to a finished job is kept."""
+        """Wait for the next job and return it. Keep no reference to the job."""
         while not self.gate.wait(LONG_MS):
             continue
         job = self.job
@@ -108,7 +108,7 @@ class Worker:
 
 
 def start_thread(thread: Thread, log: Logger) -> bool:
-    """Start a thread. If that is impossible, log it and return False: the same thread can be started later."""
+    """Start a thread. If Python cannot start it, log the reason and return False; call start_thread() again later."""
     try:
         thread.start()
     except CANNOT_START as e:
@@ -121,4 +121,4 @@ def run(fn: Callable[..., object], args: tuple[Any, ...]) -> None:
     try:
         fn(*args)
     except OSError:
-        return                          # a job's socket was closed in between
+        return                          # the job's socket has been closed

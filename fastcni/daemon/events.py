@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class Event(NamedTuple):
-    """An event. level: the level of its log line. fields: the fields that identify its subject. meaning: one
-    sentence."""
+    """An event of the log. level: the level of its log line. fields: the fields that Kubernetes Events show. meaning:
+    one sentence for operators."""
 
     level: str
     fields: tuple[str, ...]

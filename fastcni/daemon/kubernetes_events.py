@@ -1,8 +1,8 @@
-"""Send events of the log as Kubernetes Events of this node: `kubectl events --for node/NAME`. See events.py.
+"""Send the events that events.py lists as Kubernetes Events of this node: `kubectl events --for node/NAME`.
 
-A log line only adds to a table, and a thread sends it, so an unavailable API server delays nothing else. All lines of
-one event about one subject are one Event: the first line is sent immediately, later lines only change its count, at
-most once in SERIES_S.
+The thread that logs a line only adds it to a table. Another thread sends it, so that an unavailable API server delays
+no request. All lines of one event about one subject become one Event: the first line is sent immediately, and later
+lines only change the Event's count, at most once in SERIES_S.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ IN_CLUSTER = "in-cluster"
 NAMESPACE = "default"           # of Events about objects without a namespace
 PATH = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
 CONTROLLER = "fastcni.dev/server"
-# Fields that identify an event's subject; other fields may differ from line to line
+# The fields that identify an event's subject. The other fields may differ from line to line
 THINGS = ("plugin", "network", "range", "table", "space", "block", "address", "store", "pod")
-MAX_SERIES = 256                # in the table
+MAX_SERIES = 256                # series in the table
 SERIES_S = 60.0                 # seconds between two updates of an Event's count
 ENDED_S = 1800.0                # seconds without a line after which the next line is a new Event
-RETRY_S = 10.0                  # seconds after a failure
+RETRY_S = 10.0                  # seconds until the next try after a failure
 STOP_S = 1.0                    # seconds that the server's stop waits for the last Events
 MAX_NODE_NAME = 200             # characters in the name of an Event, which may have 253
 MAX_NOTE = 1024                 # bytes, the API's limit
 
 
 class Series:
-    """The lines of one event about one subject. fields: those of the first line. count: the number of lines. sent: the
-    count that the API server has. name: the Event's name, "" before it exists. last: the Unix time of the last line.
-    due: when the next count may be sent, by time.monotonic()."""
+    """The lines of one event about one subject. fields: the fields of the first line. count: the number of lines. sent:
+    the count that the API server has. name: the name of the Kubernetes Event; "" before it exists. last: the Unix time
+    of the last line. due: when the next count may be sent, in monotonic seconds."""
 
     __slots__ = ("count", "due", "event", "fields", "last", "name", "sent")
 
@@ -59,8 +59,9 @@ class Series:
 
 
 class KubernetesEvents:
-    """where: the path of a kubeconfig, or IN_CLUSTER. node: this node's name in the cluster; "": NODE_NAME of the
-    environment, otherwise the host name. receive() is a structlog processor."""
+    """The table of events and the thread that sends them. where: the path of a kubeconfig, or IN_CLUSTER. node: this
+    node's name in the cluster; "": the environment variable NODE_NAME, otherwise the host name. receive() is a
+    structlog processor."""
 
     def __init__(self, where: str, node: str = "") -> None:
         self.api = Api(in_cluster if where == IN_CLUSTER else lambda: read_kubeconfig(where))
@@ -89,17 +90,17 @@ class KubernetesEvents:
         self.wake.set()
 
     def _make_room(self) -> bool:
-        """Forget the oldest series that was sent. Return whether there was one."""
+        """Remove the oldest completely sent series from the table. Return False if the table has no such series."""
         sent = next((key for key, one in self.series.items() if one.sent == one.count), None)
         return sent is not None and bool(self.series.pop(sent))
 
     def attach(self, server: Logs) -> None:
-        """Log failures in this server's log."""
+        """Log failures to send events in the log of `server`."""
         self.log: Logger = server.logger
         self.unsent = RateLimited(self.log.warning, 60.0)
 
     def start(self) -> None:
-        """Start the thread if it does not run. A thread cannot always be started."""
+        """Start the thread if it does not run. If Python cannot start it, call start() again later."""
         if self.thread.ident is None and not self.stopping.is_set():
             start_thread(self.thread, self.log)
 
@@ -119,14 +120,14 @@ class KubernetesEvents:
             ends = self.stopping.is_set()       # read before the last lines are sent
             try:
                 pause = self.send_due(everything=ends)
-            except Exception:           # a defect of fastcni: the server continues
+            except Exception:           # a bug of fastcni must not end the server
                 self.log.exception("server_fault")
                 pause, self.retry_at = RETRY_S, time.monotonic() + RETRY_S
         self.api.close()
 
     def send_due(self, *, everything: bool = False) -> float | None:
-        """Send the series that are due, or with `everything` all that wait. Return the seconds until the next series is
-        due, None if none waits."""
+        """Send the series that are due; everything: send all series with unsent lines. Return the seconds until the
+        next series is due; None if no series has unsent lines."""
         now, pause = time.monotonic(), None
         if self.left_out:
             self.unsent("kubernetes_event_unsent", lines=self.left_out, why=f"{MAX_SERIES} others wait")
@@ -138,14 +139,14 @@ class KubernetesEvents:
                 except (Away, Conflict) as e:
                     self.unsent("kubernetes_event_unsent", reason=reason_of(one.event), why=str(e))
                     self.retry_at = now + RETRY_S
-                    return RETRY_S      # the others would wait for the same API server
+                    return RETRY_S      # the other series would fail, too: they need the same API server
                 one.due = now + SERIES_S
             if one.sent < one.count:    # further lines arrived while the series was sent
                 pause = min(pause or SERIES_S, max(0.1, one.due - now))
         return pause
 
     def _waiting(self) -> list[Series]:
-        """Return the series with unsent lines. Forget series that have ended."""
+        """Return the series with unsent lines. Remove series without a line for ENDED_S from the table."""
         with self.lock:
             ended = [key for key, one in self.series.items()
                      if one.sent == one.count and one.last < time.time() - ENDED_S]
@@ -184,10 +185,10 @@ def document(node: str, name: str, event: str, fields: Mapping[str, Any], count:
 
 
 def reason_of(event: str) -> str:
-    """Return the reason of an event: PoolNearlyFull for pool_nearly_full."""
+    """Return the reason of a Kubernetes Event: PoolNearlyFull for the event pool_nearly_full."""
     return event.title().replace("_", "")
 
 
 def micro_time(moment: float) -> str:
-    """Return a Unix time as the API's MicroTime."""
+    """Return a Unix time as a MicroTime of the Kubernetes API."""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(moment))}.{int(moment % 1 * 1e6):06d}Z"

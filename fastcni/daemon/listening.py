@@ -1,4 +1,4 @@
-"""Open the listening socket: in a directory of the server's own, or passed by systemd (sd_listen_fds(3))."""
+"""Open the listening socket in the server's own directory, or take the one that systemd passes (sd_listen_fds(3))."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ ATTEMPT = "/run/fastcni/autostart"     # when a plugin file last tried to start 
 LOCK_ATTEMPTS = 100
 BACKLOG = 4096                  # the kernel limits it to net.core.somaxconn
 HANDED_OVER_FD = 3              # SD_LISTEN_FDS_START
-# {type: (name, key of systemd.socket(5))}
+# {type of socket: (its name, the key of systemd.socket(5) for it)}
 KINDS: dict[int, tuple[str, str]] = {socket.SOCK_SEQPACKET: ("SEQPACKET", "ListenSequentialPacket"),
                                      socket.SOCK_STREAM: ("STREAM", "ListenStream")}
 
 
 class ListenError(Exception):
-    """No socket could be opened; the text is for the operator."""
+    """An error when the server opens its listening socket. The text is for the operator."""
 
 
 class Listening:
-    """A listening socket. sock: the socket, non-blocking. path: its file if this server made it; None: systemd passed
-    the socket. lock: the descriptor of take_lock(), None without a path."""
+    """A listening socket. sock: the socket, non-blocking. path: the socket's file, if this server made it; None if
+    systemd passed the socket. lock: the descriptor of take_lock(); None without a path."""
 
     def __init__(self, sock: socket.socket, path: str | None = None, lock: int | None = None) -> None:
         self.sock, self.path, self.lock = sock, path, lock
@@ -39,7 +39,7 @@ class Listening:
         return self.path is None
 
     def unlink(self) -> None:
-        """Remove the socket's file: new callers go one-shot, and another server may take the path."""
+        """Remove the socket's file. New requests then run one-shot, without the server."""
         if self.path:
             try:
                 os.unlink(self.path)
@@ -47,14 +47,14 @@ class Listening:
                 return                  # the file or its directory no longer exists, so no caller finds the socket
 
     def unlock(self) -> None:
-        """Let another server listen at the path."""
+        """Release the lock, so that another server can listen at the path."""
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
 
 
 def listen(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Listening:
-    """Return a Listening: the socket that systemd passes, otherwise a new socket at `path`. Raises ListenError.
+    """Return the socket that systemd passes; without systemd, make a socket at `path`. Raises ListenError.
 
     open_to_all: whether the modes of directory and socket let all users connect; the acceptor checks each user id.
     kind: SOCK_SEQPACKET or SOCK_STREAM.
@@ -69,7 +69,8 @@ def listen(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> L
 
 
 def handed_over(env: Mapping[str, str], kind: int = socket.SOCK_SEQPACKET) -> socket.socket | None:
-    """Return the socket that systemd opened for this process, or None. Raises ListenError for another kind."""
+    """Return the socket that systemd passes to this process; None without one. env: the environment. Raises ListenError
+    if the socket is not of type `kind`."""
     if env.get("LISTEN_PID") != str(os.getpid()) or not env.get("LISTEN_FDS", "").isdigit():
         return None
     if env["LISTEN_FDS"] != "1":
@@ -86,7 +87,7 @@ def handed_over(env: Mapping[str, str], kind: int = socket.SOCK_SEQPACKET) -> so
 
 
 def make(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Listening:
-    """Make a socket at `path`, and its directory if that is missing. Replace the socket file of a dead server.
+    """Make a socket at `path`, and its directory if it is missing. Replace the socket file of a dead server.
 
     Raises ListenError, OSError.
     """
@@ -119,8 +120,9 @@ def make(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Lis
 def take_lock(path: str) -> int:
     """Lock the lock file next to `path`, so that only one server listens at the path. Return its descriptor.
 
-    The file's mode is 0600, so that only the server's user and root can lock it. In a sticky directory like /tmp any
-    user can create the file first and lock it. The server removes such a file. Raises ListenError, OSError.
+    The file's mode is 0600, so that only the server's user and root can lock it. In a sticky directory such as /tmp,
+    another user can create and lock the file before the server does. The server removes this user's file. Raises
+    ListenError, OSError.
     """
     name = f"{path}.lock"
     for _ in range(LOCK_ATTEMPTS):
@@ -146,7 +148,7 @@ def take_lock(path: str) -> int:
 
 
 def forget_attempt() -> None:
-    """Empty the file ATTEMPT, so that the next request may start another server when this server has ended. Raises
+    """Empty the file ATTEMPT, so that after this server's end the next request may start a new server. Raises
     OSError."""
     if os.path.lexists(ATTEMPT) and (attempt := open_lock(ATTEMPT)) is not None:
         os.ftruncate(attempt, 0)
@@ -154,8 +156,8 @@ def forget_attempt() -> None:
 
 
 def open_lock(name: str) -> int | None:
-    """Open the existing lock file. Return None if it no longer exists, or if it was another user's and has been
-    removed.
+    """Open the existing lock file, and return its descriptor. If it is another user's, remove it and return None.
+    Return None also if it no longer exists.
 
     Raises OSError.
     """
@@ -173,13 +175,14 @@ def open_lock(name: str) -> int | None:
 
 
 def is_ours(found: os.stat_result) -> bool:
-    """Return whether this is a regular file of root or of the server's user, with only one hard link, because any user
-    can make a hard link to a file of root."""
+    """Return whether `found` is a regular file of root or of the server's user with only one hard link. A file with
+    more links is not trusted, because any user can make a hard link to a file of root."""
     return stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and found.st_nlink == 1
 
 
 def remove(path: str) -> None:
-    """Remove a file. Rename a directory of another user, which may contain files. Raises OSError."""
+    """Remove the file at `path`. If it is another user's directory, rename it, because it may contain files. Raises
+    OSError."""
     found = os.lstat(path)
     if stat.S_ISDIR(found.st_mode) and found.st_uid not in (0, os.geteuid()):
         os.rename(path, f"{path}.{secrets.token_hex(8)}")
@@ -188,8 +191,8 @@ def remove(path: str) -> None:
 
 
 def is_still_at(name: str, lock: int) -> bool:
-    """Return whether the name still belongs to the open file, because another process may have replaced it before it
-    was locked."""
+    """Return whether `name` is still the name of the open file `lock`. Another process may have replaced the file
+    before this process locked it."""
     try:
         return os.path.samestat(os.lstat(name), os.fstat(lock))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Write the log to stderr, syslog or journald: a line for each request, as logfmt or JSON; journald gets fields."""
+"""Write the log to stderr, syslog or journald: a line for each request or event, as logfmt, JSON or journald fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import NamedTuple
 from fastcni.kernel import logs
 from fastcni.kit.call.request_log import JOURNAL, LOG_DAEMON, SYSLOG, journal_entry, readable
 
-# structlog imports rich, where it is installed, for coloured tracebacks: 50 ms and 5 MB, and no log here has colours.
+# structlog imports the package rich, if it is installed, for coloured tracebacks: 50 ms and 5 MB. fastcni's logs have
+# no colours, so this prevents the import.
 absent: Any = None
 loaded = sys.modules.setdefault("rich", absent)
 import structlog  # noqa: E402
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from structlog.typing import Processor
 
     class Logger(Protocol):
-        """The contract of loggers: those of make(), and that of `dhcp daemon`, which has no structlog. There is one
-        method for each level; exception() logs an error with the traceback of the current exception."""
+        """The contract of loggers: the loggers of make(), and the logger of `dhcp daemon`, which does not use
+        structlog. Each level has a method; exception() logs an error with the traceback of the current exception."""
 
         def debug(self, event: str, **fields: Any) -> object: ...
         def info(self, event: str, **fields: Any) -> object: ...
@@ -44,7 +45,7 @@ SPECIAL = frozenset(' "=\\')
 
 
 class LogOptions(NamedTuple):
-    """The options of the log, arguments of make()."""
+    """The options of the log, in the order of make()'s arguments."""
 
     level: str = "info"         # debug, info, warning or error
     fmt: str = "logfmt"         # or json
@@ -52,8 +53,8 @@ class LogOptions(NamedTuple):
 
 
 def make(level: str, fmt: str, to: str = "", receivers: Iterable[Processor] = ()) -> Logger:
-    """Return a logger: log.info(event, key=value, ...). level, fmt, to: as in LogOptions. fmt has no effect with
-    journald, which gets fields. receivers: functions that get the fields of each line."""
+    """Return a logger: call log.info(event, key=value, ...). level, fmt, to: as in LogOptions; fmt has no effect on
+    journald, which gets fields. receivers: structlog processors that get the fields of each line."""
     render: Any = logfmt if fmt == "logfmt" else structlog.processors.JSONRenderer(serializer=as_json)
     if to == "journald":
         render = journal_fields
@@ -64,8 +65,8 @@ def make(level: str, fmt: str, to: str = "", receivers: Iterable[Processor] = ()
 
 
 class Lines(structlog.WriteLogger):
-    """A logger that writes lines, and drops lines that it cannot write (the reader has ended, the disk is full), so
-    that no request fails because of the log."""
+    """A logger that writes lines to a file. It drops lines that it cannot write, for example because the disk is full,
+    so that no request fails because of the log."""
 
     def msg(self, message: str) -> None:
         try:
@@ -77,8 +78,8 @@ class Lines(structlog.WriteLogger):
 
 
 class Syslog:
-    """A logger that sends lines to /dev/log, facility daemon (RFC 3164 without a time, which the log daemon adds). If
-    /dev/log is missing or busy, lines are lost."""
+    """A logger that sends lines to /dev/log, with the facility daemon (RFC 3164). The lines have no time; the log
+    daemon adds it. If /dev/log is missing or busy, lines are lost."""
 
     def __init__(self, path: str = SYSLOG) -> None:
         self.path = path
@@ -108,9 +109,9 @@ class Syslog:
 
 
 class Journal(Syslog):
-    """A logger that sends entries to journald in its native protocol, with the fields of one-shot requests:
-    FASTCNI_EVENT and so on. If journald is missing or busy, entries are lost. The arguments of the methods come from
-    journal_fields()."""
+    """A logger that sends entries to journald in its native protocol, with the same field names as one-shot requests:
+    FASTCNI_EVENT and so on. If journald is missing or busy, entries are lost. The methods get the dict that
+    journal_fields() returns."""
 
     def __init__(self, path: str = JOURNAL) -> None:
         super().__init__(path)
@@ -120,10 +121,10 @@ class Journal(Syslog):
 
 
 class RateLimited:
-    """A limit for an event that callers can cause at will: one line in `seconds`, which has the number of dropped
-    lines.
+    """A limit for the log lines of an event that any caller can cause: one line in `seconds`. The line has the number
+    of lines dropped before it.
 
-    log: a method of a logger. There is no lock for threads, so the number may be slightly wrong.
+    log: a method of a logger. Threads use no lock, so the number may be slightly wrong.
     """
 
     def __init__(self, log: Callable[..., Any], seconds: float = 10.0) -> None:
@@ -139,32 +140,33 @@ class RateLimited:
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the first names, and the number of the remaining ones: "a, b, c and 4 more"."""
+    """Return the first MAX_NAMES names and the number of further names: "a, b, c and 4 more"."""
     return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
 
 
 def as_json(event: Mapping[str, Any], **_: object) -> str:
-    """Return a line of JSON. Bytes that are not UTF-8, for example in a container id, become question marks."""
+    """Return an event as a line of JSON. Bytes that are not UTF-8, for example in a container id, become question
+    marks."""
     return to_utf8(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
 
 
 def stamp(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add level, timestamp and exception; a structlog processor. It replaces three processors of structlog, which make
-    nine function calls for each line."""
+    """Add level, timestamp and exception to an event; a structlog processor. It replaces three processors of structlog,
+    which make nine function calls for each line."""
     event["level"] = SAME_LEVEL.get(method, method)
     event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return structlog.processors.format_exc_info(logger, method, event) if "exc_info" in event else event
 
 
 def logfmt(_: object, __: str, event: MutableMapping[str, Any]) -> str:
-    """Render key=value in the order of the call; a structlog processor. It is faster than structlog's
+    """Render an event as key=value, in the order of the call; a structlog processor. It is faster than structlog's
     LogfmtRenderer."""
     first = f"timestamp={event.pop('timestamp')} level={event.pop('level')} event={text(event.pop('event'))}"
     return f"{first} {logfmt_fields(event)}" if event else first
 
 
 def logfmt_fields(fields: Mapping[str, Any]) -> str:
-    """Return the fields as key=value."""
+    """Return the fields as key=value, separated by spaces."""
     texts: Iterable[str] = [*map(str, fields.values())]
     if "" in texts or not plain("".join(texts)):        # one check for most lines, not one for each value
         texts = map(text, texts)
@@ -172,13 +174,14 @@ def logfmt_fields(fields: Mapping[str, Any]) -> str:
 
 
 def journal_fields(_: object, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[dict[str, str]], dict[str, Any]]:
-    """Return the arguments for Journal; a structlog processor. Time and level are journald's own fields."""
+    """Return the arguments for a method of Journal; a structlog processor. Leave out time and level, which journald has
+    in its own fields."""
     fields = {"event": event.pop("event"), **event}
     return ({name: readable(value) for name, value in fields.items() if name not in ("timestamp", "level")},), {}
 
 
 def text(value: str) -> str:
-    """Return a value of logfmt: in quotes if it is empty or has a space, a quote or an equals sign."""
+    """Return `value` for logfmt: in quotes if it is empty or has a space, a quote, a backslash or an equals sign."""
     if value and plain(value):
         return value
     return to_utf8(json.dumps(value, ensure_ascii=False))

@@ -8,7 +8,7 @@ Stamp = tuple[int, ...]
 
 
 def stamp(path: str) -> Stamp:
-    """Return a value that differs after the file was written, replaced or got other permissions; () if stat(2) fails.
+    """Return a value that changes if the file is written, replaced or gets other permissions; () if stat(2) fails.
 
     The last number is the time of the last change, st_ctime_ns. Two changes within one tick of the file system's clock
     may have the same time.

@@ -14,18 +14,18 @@ TIMEOUT_S = 1.0                 # the longest wait of a thread if systemd's rece
 
 
 class Notifier:
-    """A connection to systemd. notify("READY=1") sends to the socket that NOTIFY_SOCKET names; without NOTIFY_SOCKET it
-    does nothing.
+    """A sender of messages to systemd. notify("READY=1") sends to the socket that the variable NOTIFY_SOCKET names;
+    without this variable, notify() does nothing.
 
-    environ: os.environ. An address that begins with @ is in the abstract namespace (unix(7)). If systemd does not
-    receive a message, the server logs that and continues.
+    environ: os.environ. An address that begins with @ is in the abstract namespace (unix(7)). If a message cannot be
+    sent, notify() logs a warning.
     """
 
     def __init__(self, environ: Mapping[str, str], log: Logger) -> None:
         self.address, self.log = environ.get("NOTIFY_SOCKET", ""), log
 
     def notify(self, text: str) -> None:
-        """Send one message of lines NAME=VALUE."""
+        """Send one message. text: lines of NAME=VALUE."""
         if not self.address:
             return
         address = "\0" + self.address[1:] if self.address[0] == "@" else self.address

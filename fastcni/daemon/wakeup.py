@@ -1,4 +1,4 @@
-"""Let any thread end another thread's wait in epoll(7)."""
+"""Define Wakeup, by which any thread ends another thread's wait in poll(2) or epoll(7)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 
 
 class Wakeup:
-    """An eventfd(2) that is registered for EPOLLIN. The woken thread calls clear()."""
+    """An eventfd(2). The waiting thread polls it for reading, and calls clear() after its wait. Other threads call
+    wake()."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
