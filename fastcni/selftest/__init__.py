@@ -1,13 +1,13 @@
-"""`fastcni selftest`: two pods on each network of the node, and packets between them, the node and an outside host.
+"""`fastcni selftest`: add two pods to each network, and test packets between them, the node and an outside host.
 
     records     Check, one line of the report, and Failed, which a probe raises
-    node        reads faults that an ADD would repair silently, before the first ADD
-    namespaces  network namespaces that end with this process
-    outside     a host outside of the node: a namespace behind a veth link
-    peer        another node, by its address or by the agent's list of nodes
-    sockets     a server of TCP and UDP in each namespace, and the probes of clients
-    icmp        echo requests
-    pods        the two pods of a network: ADD, CHECK and DEL
-    policies    a policy that closes and opens one of the pods
-    run         the order of the checks of one network in one mode
+    node        finds, before the first ADD, faults that an ADD would repair silently
+    namespaces  makes network namespaces that end with this process
+    outside     makes a host outside of the node: a namespace behind a veth link
+    peer        finds another node by its address or its name in the agent's list
+    sockets     runs a TCP and UDP server in each namespace, and the clients' probes
+    icmp        sends echo requests
+    pods        makes the two pods of a network: ADD, CHECK and DEL
+    policies    writes a policy that closes and opens one of the pods
+    run         runs the checks of each network in each mode
 """

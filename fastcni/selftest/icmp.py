@@ -14,13 +14,14 @@ HEADER = struct.Struct("!BBHHH")            # type, code, checksum, identifier, 
 ECHO = {socket.AF_INET: (8, 0), socket.AF_INET6: (128, 129)}        # request, reply
 PROTOCOLS = {socket.AF_INET: socket.IPPROTO_ICMP, socket.AF_INET6: socket.IPPROTO_ICMPV6}
 IP_BYTES = {socket.AF_INET: 20, socket.AF_INET6: 40}
-RESEND_S = 0.3
+RESEND_S = 0.3                  # seconds without a reply after which the request is sent again
 
 
 def ping(namespace: int, address: str, seconds: float, packet_bytes: int = 0) -> bool:
-    """Return whether a host answers an echo request within `seconds`; the request is repeated. packet_bytes: the length
-    of the packet with its IP header, which no router may fragment; 0: as short as possible. Raises OSError if the
-    request cannot be sent."""
+    """Send echo requests from a namespace to `address`. Return whether the host answers one within `seconds`.
+
+    namespace: a descriptor. packet_bytes: the length of a request with its IP header, which no router may fragment; 0:
+    as short as possible. Raises OSError if a request cannot be sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     request, reply = ECHO[family]
     sock = namespaces.call(namespace, lambda: socket.socket(family, socket.SOCK_RAW, PROTOCOLS[family]))
@@ -39,7 +40,7 @@ def ping(namespace: int, address: str, seconds: float, packet_bytes: int = 0) ->
 
 
 def packet(kind: int, identifier: int, number: int, data: bytes) -> bytes:
-    """Return an echo request. The kernel computes the checksum of ICMPv6, but not that of ICMP."""
+    """Return an echo request with a checksum. The kernel overwrites the checksum of ICMPv6, but not of ICMP."""
     empty = HEADER.pack(kind, 0, 0, identifier, number) + data
     return HEADER.pack(kind, 0, checksum(empty), identifier, number) + data
 
@@ -52,13 +53,13 @@ def checksum(data: bytes) -> int:
 
 
 def awaits(sock: socket.socket, family: int, reply: int, identifier: int, seconds: float) -> bool:
-    """Return whether an echo reply with this identifier arrives within `seconds`."""
+    """Return whether an echo reply with this identifier arrives within `seconds`. reply: the ICMP type of a reply."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if not select.select([sock], [], [], left)[0]:
             return False
         data = sock.recv(sockets.MAX_DATAGRAM)
-        start = 4 * (data[0] & 0x0F) if family == socket.AF_INET else 0        # the IPv4 header comes along
+        start = 4 * (data[0] & 0x0F) if family == socket.AF_INET else 0        # raw IPv4 sockets return the IP header
         if len(data) >= start + HEADER.size:
             kind, _, _, found, _ = HEADER.unpack_from(data, start)
             if (kind, found) == (reply, identifier):

@@ -1,7 +1,7 @@
-"""Make network namespaces that exist only as long as this process has a descriptor.
+"""Make network namespaces that exist only as long as this process has a descriptor of them.
 
-The namespaces have no file in /run/netns. So the kernel removes them with all their links, even if this process is
-killed.
+The namespaces have no file in /run/netns. So the kernel removes a namespace and all its links when this process ends,
+even if it is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import netns, rtnl, wire
 
 CLONE_NEWNET = 0x40000000       # linux/sched.h
-LOOPBACK = 1                    # index of lo in a new namespace
+LOOPBACK = 1                    # the interface index of lo in a new namespace
 
 Answer = TypeVar("Answer")
 
@@ -39,19 +39,18 @@ def new() -> int:
 
 
 def path_of(fd: int) -> str:
-    """Return the path by which other processes open the namespace, for CNI_NETNS."""
+    """Return the path of the namespace for CNI_NETNS, by which other processes can open it."""
     return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 def call(fd: int, function: Callable[[], Answer]) -> Answer:
-    """Call a function inside of the namespace of a descriptor. A socket that the function opens stays in that
-    namespace."""
+    """Call `function` in the namespace `fd`, and return its result. A socket that it opens stays in that namespace."""
     with netns.inside(fd):
         return function()
 
 
 def in_thread(function: Callable[[], Answer]) -> Answer:
-    """Call a function in a new thread, which ends with the function. Raises the function's exceptions."""
+    """Call `function` in a new thread, wait for it, and return its result. Raises the function's exception."""
     answers: list[Answer] = []
     errors: list[BaseException] = []
 

@@ -1,7 +1,7 @@
-"""Find faults that an ADD would repair silently: a bridge that is down, a missing gateway address, forwarding that is
-off.
+"""Find faults of the node that an ADD would repair silently: a bridge that is down, a missing gateway address, or
+forwarding that is off.
 
-The self-test checks these before its first ADD, because until an ADD repairs such a fault, running pods are cut off.
+The self-test looks for these faults before its first ADD: they cut off running pods until the next ADD.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUTED = ("bridge", "ptp", "flannel")       # plugins that switch forwarding on
 
 
 def checks(cni: CNI, net: NetworkList, mode: str) -> Iterator[Check]:
-    """Yield the checks of a network that pods already use, that is, whose bridge exists or which has attachments."""
+    """Yield the results of the checks of `net`, if its bridge exists or pods are attached to it."""
     plugins = [plugin for plugin in flattened(net.plugins) if plugin.type in ROUTED]
     attached = [it for it in cni.attachments() if it.network == net.name]
     sock = wire.open_socket()
@@ -47,8 +47,8 @@ def checks(cni: CNI, net: NetworkList, mode: str) -> Iterator[Check]:
 
 
 def check(name: str, net: NetworkList, mode: str, function: Callable[[], str | None]) -> Check:
-    """Call the function of a check and return its Check. The function raises Failed or OSError, or returns why the
-    check does not apply."""
+    """Call the function of the check `name`, and return the Check. The function returns None if the check has passed,
+    or the reason why it does not apply. It raises Failed or OSError if the check has failed."""
     started = time.perf_counter()
     fault: Failed | None = None
     left_out = None
@@ -65,7 +65,7 @@ def check(name: str, net: NetworkList, mode: str, function: Callable[[], str | N
 
 
 def missing_bridges(net: NetworkList) -> list[str]:
-    """Return the names of the network's bridges that do not exist. An ADD makes them, and no DEL removes them."""
+    """Return the names of the network's bridges that do not exist. An ADD makes these bridges, and DEL leaves them."""
     sock = wire.open_socket()
     try:
         return [name for plugin in flattened(net.plugins) if plugin.type == "bridge"
@@ -75,7 +75,7 @@ def missing_bridges(net: NetworkList) -> list[str]:
 
 
 def delete_bridges(names: Iterable[str]) -> None:
-    """Delete bridges that only pods of the self-test used. A bridge with another pod stays."""
+    """Delete the bridges `names`, which ADDs of the self-test have made. A bridge that has another pod stays."""
     sock = wire.open_socket()
     try:
         for name in names:
@@ -100,8 +100,8 @@ def require_up(bridge: str, up: bool) -> None:
 
 
 def require_gateways(net: NetworkList, bridge: str, there: set[str]) -> None:
-    """Raise Failed if a gateway is missing on the bridge. there: the bridge's addresses. Only the gateways of
-    host-local's ranges are checked."""
+    """Raise Failed if the bridge lacks a gateway's address. there: the bridge's addresses. Check only the gateways of
+    host-local's ranges."""
     for it in ranges_of([net]):
         gateway = ip_text(it.range.gateway)
         if gateway not in there:

@@ -14,16 +14,16 @@ from fastcni.selftest.records import Failed
 from fastcni.spec import address as addresses
 
 INSIDE = "eth0"                 # the name of the outside host's link
-# Networks for measurements (RFC 2544) and local ones (RFC 4193); each run takes four addresses.
+# A network for measurements (RFC 2544) and a local network (RFC 4193); each run takes four addresses of each.
 NETWORKS = (addresses.read_ip("198.18.0.0"), addresses.read_ip("fd5f:2544::"))
 PLACES, STEP = 1 << 14, 4
 
 
 class Outside:
-    """The outside host.
+    """A host outside of the node: a namespace and its veth link to the node.
 
-    link: the node's end of the veth link. node, host: the addresses of both ends, {4 or 6: text}. namespace: a
-    descriptor. server: the host's server. Raises OSError.
+    link: the name of the node's end. node: the addresses of the node's end, {4 or 6: text}. host: the addresses of the
+    outside host. namespace: a descriptor. server: the server on the outside host. Raises OSError.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Outside:
             raise
 
     def close(self) -> None:
-        """Remove the namespace, and with it the link."""
+        """Remove the namespace and the veth link."""
         self.server.close()
         os.close(self.namespace)
         sock = wire.open_socket()
         try:
-            wire.attempt(sock, rtnl.del_link(Batch(), name=self.link))      # it may have gone with the namespace
+            wire.attempt(sock, rtnl.del_link(Batch(), name=self.link))      # the kernel may have deleted it already
         finally:
             sock.close()
 
@@ -62,7 +62,7 @@ class Outside:
                     packed = addresses.plus(network, STEP * place + number)
                     _, refused = wire.attempt(end, rtnl.new_address(
                         Batch(), link.index, packed, 8 * len(packed) - 2, nodad=len(packed) == 16))
-                    if not refused:             # a kernel or node without IPv6 refuses its address
+                    if not refused:             # without IPv6, the kernel refuses the IPv6 address
                         known[4 if len(packed) == 4 else 6] = addresses.ip_text(packed)
         finally:
             inside.close()
@@ -87,8 +87,8 @@ def mac(number: int) -> bytes:
 
 
 def free_place(sock: wire.Socket) -> int:
-    """Return the number of a block of four addresses that the node reaches only by its default route, or not at all.
-    Raises Failed."""
+    """Return the number of a free block of four addresses in NETWORKS: no route of the node leads there, except a
+    default route. Raises Failed."""
     used = [route for family in (uapi.AF_INET, uapi.AF_INET6) for _, payload in wire.dump(
         sock, uapi.RTM_GETROUTE, rtmsg(family, 0), "list routes")
         if (route := rtnl.read_route(payload)) and route.prefix]
@@ -100,7 +100,7 @@ def free_place(sock: wire.Socket) -> int:
 
 
 def overlaps(route: rtnl.Route, packed: bytes) -> bool:
-    """Return whether a route leads to one of the four addresses from `packed` on."""
+    """Return whether a route leads to one of the four addresses that begin with `packed`."""
     if len(route.dst) != len(packed):
         return False
     prefix = min(route.prefix, 8 * len(packed) - 2)

@@ -1,7 +1,7 @@
-"""Find the other node of `fastcni selftest --peer`: its addresses, and those that it has in the subnet of its pods.
+"""Find the addresses of the other node of `fastcni selftest --peer`, including its addresses in its pods' subnet.
 
-The other node's kernel answers the echo requests. No process listens for the self-test on that node, so the self-test
-opens nothing to attackers.
+The other node's kernel answers the self-test's echo requests. No process listens on that node for the self-test, so
+attackers get no new open port.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ RESOLVER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other node. node: {4 or 6: its addresses}. pods: {4 or 6: its addresses in the subnet of its pods}: the
-    network address, which a tunnel's link has, and the first one, which the bridge has."""
+    """The other node. node: {4 or 6: its addresses}. pods: {4 or 6: its addresses in the subnet of its pods}. These are
+    the subnet's network address, which a tunnel's link has, and the subnet's first address, which the bridge has."""
 
     node: dict[int, list[str]] = field(default_factory=dict)
     pods: dict[int, list[str]] = field(default_factory=dict)
 
 
 def find(text: str, directory: str) -> Peer:
-    """Return the node with this address or name. directory: the directory of the agent's files. Raises CniError for a
-    name that neither the agent's list nor the resolver knows."""
+    """Return the node whose address or name is `text`. directory: the directory of the agent's files. Raises CniError
+    for a name that neither the agent's list nor the resolver knows."""
     try:
         known = peer_list.read(directory)
     except (OSError, ValueError) as e:

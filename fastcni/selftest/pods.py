@@ -1,4 +1,4 @@
-"""Make the two pods of the self-test on one network: their namespaces, servers, and a runtime's requests."""
+"""Make the self-test's pods: a namespace, a server, and requests of a runtime, as ADD, CHECK and DEL, for each pod."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 IFNAME = "eth0"
-PREFIX = "fastcni-selftest-"            # begins container IDs; the process ID follows
+PREFIX = "fastcni-selftest-"            # the beginning of container IDs; the process ID follows
 
 
 class Pod:
-    """One pod. arguments: more CNI_ARGS. Raises OSError.
+    """A pod of the self-test on one network. number: 1 or 2. arguments: additional CNI_ARGS. Raises OSError.
 
-    namespace: a descriptor. server: the pod's server. ips: packed addresses of ADD. gateways, texts: {4 or 6: the first
-    address as text}. result: the result of ADD.
+    namespace: a descriptor. server: the pod's server. result: the result of ADD. ips: the packed addresses in the
+    result. texts: {4 or 6: the first address as text}. gateways: {4 or 6: the first gateway as text}.
     """
 
     def __init__(self, cni: CNI, net: NetworkList, number: int,
@@ -48,7 +48,7 @@ class Pod:
         return f"pod {self.number}"
 
     def add(self, capabilities: Mapping[str, Any]) -> None:
-        """Send ADD. Raises Failed."""
+        """Send ADD, and store its result. capabilities: the capability arguments. Raises Failed."""
         self.runtime = RuntimeConf(f"{PREFIX}{os.getpid()}-{self.number}", namespaces.path_of(self.namespace), IFNAME,
                                    [("IgnoreUnknown", "1"), *self.arguments], capabilities)
         # Before ADD: if this process is killed during ADD, the next self-test finds the pod in the cache.
@@ -76,7 +76,7 @@ class Pod:
             raise Failed("CHECK", str(e), "fastcni doctor") from None
 
     def delete(self) -> None:
-        """Send DEL, and search for objects that DEL has left. Raises Failed."""
+        """Send DEL, and check that the pod's link and its cached result no longer exist. Raises Failed."""
         if self.runtime is None:
             return
         runtime, self.runtime = self.runtime, None
@@ -96,7 +96,8 @@ class Pod:
             raise Failed("DEL", "the result of ADD is still in the cache", f"fastcni gc {self.net.name}")
 
     def close(self) -> None:
-        """Delete the pod, in any state. Raises Failed if its DEL fails; the namespace is removed then, too."""
+        """Send DEL if an ADD was sent, end the server, and remove the namespace. Raises Failed if DEL fails; the
+        namespace is removed nevertheless."""
         try:
             self.delete()
         finally:
@@ -116,7 +117,8 @@ class Pod:
 
 
 def leftovers(cni: CNI, network: str) -> list[RuntimeConf]:
-    """Return the attachments to a network of self-tests whose process has ended without their DEL."""
+    """Return the attachments of previous self-tests to a network. The process of such a self-test has ended without a
+    DEL."""
     found = []
     for it in cni.attachments():
         pid = it.container_id.removeprefix(PREFIX).partition("-")[0]

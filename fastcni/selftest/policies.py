@@ -1,5 +1,4 @@
-"""Write the self-test's network policies: files in the agent's directory that close and open one of the self-test's
-pods."""
+"""Write the self-test's network policy, a file in the agent's directory that closes or opens a pod of the self-test."""
 
 from __future__ import annotations
 
@@ -17,15 +16,15 @@ from fastcni.runtime.parse import flattened
 from fastcni.selftest.records import Failed
 from fastcni.spec.errors import CniError
 
-PREFIX = "fastcni-selftest-"    # begins names of files and namespaces; the process ID follows
-SETTLED_S = 3.0                 # seconds until the agent must have applied a file
-PAUSE_S = 0.05
-ROLE = "selftest"               # a label; its value is the number of the pod
+PREFIX = "fastcni-selftest-"    # the beginning of names of files and Kubernetes namespaces; the process ID follows
+SETTLED_S = 3.0                 # seconds within which the agent must apply a file
+PAUSE_S = 0.05                  # seconds between two tries to connect
+ROLE = "selftest"               # a label of the pods; its value is the number of the pod
 
 
 def directory_of(net: NetworkList) -> str | None:
-    """Return the directory of the agent that the network's plugin `policy` uses; "" if its policies are in the
-    Kubernetes API. None if the network has no such plugin, or if its agent does not answer, which ADD then reports."""
+    """Return the policy directory of the agent that the network's plugin `policy` uses; "" if the agent reads policies
+    from the Kubernetes API. Return None without this plugin, or if the agent does not answer; ADD then reports this."""
     for plugin in flattened(net.plugins):
         if plugin.type == "policy":
             try:
@@ -37,24 +36,26 @@ def directory_of(net: NetworkList) -> str | None:
 
 
 def without_policy(net: NetworkList) -> NetworkList:
-    """Return the network without the plugin `policy`, which waits for an object of each pod in the Kubernetes API."""
+    """Return the network without the plugin `policy`. With the Kubernetes API, this plugin would wait for a Pod object,
+    which the self-test's pods do not have."""
     return replace(net, plugins=tuple(plugin for plugin in net.plugins if plugin.type != "policy"))
 
 
 class Policy:
-    """A policy for the second pod's ingress. directory: the directory of the agent's files."""
+    """A network policy for the second pod's ingress. directory: the agent's policy directory."""
 
     def __init__(self, directory: str) -> None:
         self.namespace = f"{PREFIX}{os.getpid()}"
         self.path = Path(directory, f"{self.namespace}.json")
 
     def arguments(self, number: int) -> list[tuple[str, str]]:
-        """Return CNI_ARGS that name a pod for the agent."""
+        """Return the CNI_ARGS that give pod `number` a name, a namespace and a label for the agent."""
         return [("K8S_POD_NAMESPACE", self.namespace), ("K8S_POD_NAME", f"pod-{number}"),
                 ("LABELS", f"{ROLE}:{number}")]
 
     def write(self, *, opens: bool) -> None:
-        """Restrict the second pod's ingress to the first pod, or allow no ingress. Raises OSError."""
+        """Write the policy. opens: allow the second pod ingress from the first pod; otherwise allow no ingress. Raises
+        OSError."""
         rules = [{"from": [{"podSelector": {"matchLabels": {ROLE: "1"}}}]}] if opens else []
         document = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
                     "metadata": {"name": "selftest", "namespace": self.namespace},
@@ -69,8 +70,8 @@ class Policy:
         self.path.with_suffix(".new").unlink(missing_ok=True)
 
     def require(self, connects: Callable[[], object], *, opens: bool) -> None:
-        """Write the policy, and wait until a connection from the first pod to the second succeeds or fails accordingly.
-        Raises Failed, OSError."""
+        """Write the policy, and wait until connects(), a connection from the first to the second pod, succeeds (opens)
+        or fails (not opens). Raises Failed after SETTLED_S, and OSError."""
         self.write(opens=opens)
         deadline = time.monotonic() + SETTLED_S
         while is_open(connects) != opens:
@@ -89,7 +90,7 @@ def is_open(connects: Callable[[], object]) -> bool:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove the files of self-tests whose process has ended. Raises OSError."""
+    """Remove policy files of previous self-tests, whose process has ended. Raises OSError."""
     for path in Path(directory).glob(f"{PREFIX}*"):
         pid = path.stem.removeprefix(PREFIX)
         if pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):

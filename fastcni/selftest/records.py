@@ -12,9 +12,9 @@ class Check:
     """One line of the report.
 
     name: the check, such as "gateway" or "outside-ipv6". network: the network's name. mode: ONE_SHOT or WARM.
-    ms: the check's duration in milliseconds. For a failed check: hop: where it failed, such as "bridge cni0"; what: the
-    observation; command: a shell command that repairs the fault or shows more. All three are "" if `ok` is true, except
-    for a check that does not apply to the network: what then says why.
+    ms: the check's duration in milliseconds. A failed check has hop: where it failed, such as "bridge cni0"; what: the
+    observation; and command: a shell command that repairs the fault or shows more. For a passed check, they are "". For
+    a check that does not apply to the network, `ok` is true and `what` is the reason.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Check:
 
 
 class Failed(Exception):
-    """A probe failed. hop, what, command: as in Check."""
+    """The error of a failed probe. hop, what, command: as in Check."""
 
     def __init__(self, hop: str, what: str, command: str = "fastcni doctor") -> None:
         super().__init__(what)

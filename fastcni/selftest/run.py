@@ -1,4 +1,4 @@
-"""Run the checks of a network: two pods, packets between them, the node and a host outside, then DEL."""
+"""Run the checks of a network: add two pods, test packets between them, the node and a host outside, then send DEL."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from fastcni.selftest.peer import Peer
 from fastcni.selftest.pods import Pod, leftovers
 from fastcni.selftest.records import ONE_SHOT, Check, Failed
 
-PROBE_S = 1.5                   # a probe's limit; probes run at the same time
-BULK_S = 1.2
+PROBE_S = 1.5                   # the longest wait of a probe; probes run at the same time
+BULK_S = 1.2                    # the duration of the TCP stream of the bandwidth check
 POLICY_S = 0.3                  # seconds for one attempt to connect
 RATE = 8_000_000                # bit/s of the bandwidth check
 BURST = 80_000                  # bits
-ALLOWED = 1.3                   # factor by which a TCP stream of BULK_S may exceed the limit
+ALLOWED = 1.3                   # the factor by which a TCP stream of BULK_S may exceed RATE
 Probe = Callable[[], str | None]        # raises Failed or OSError, or returns why the check does not apply
 BRIDGE_FILTER = "net.bridge.bridge-nf-call-iptables"
-TESTED = {"portMappings": "host-port", "bandwidth": "bandwidth"}       # {capability: its check}
-NOT_REACHED = ("macvlan", "ipvlan")     # pods of these plugins do not reach their own node, by design
+TESTED = {"portMappings": "host-port", "bandwidth": "bandwidth"}       # {capability: the check that tests it}
+NOT_REACHED = ("macvlan", "ipvlan")     # with these plugins, a pod cannot reach its own node, by design of the kernel
 
 
 class Network:
-    """One network in one mode. host: a descriptor of the node's namespace. policy: a Policy for its pods, if an agent
-    with policy files answers. peer: the other node of --peer."""
+    """The checks of one network in one mode. host: a descriptor of the node's namespace. server: the node's server.
+    policy: the Policy for the pods, if an agent with policy files answers. peer: the other node of --peer."""
 
     def __init__(self, cni: CNI, net: NetworkList, mode: str, outside: Outside, host: int,
                  server: sockets.Server, peer: Peer | None = None) -> None:
@@ -57,7 +57,7 @@ class Network:
             self.net = policies.without_policy(net)
 
     def checks(self) -> Generator[Check, None, None]:
-        """Add two pods, yield each check, and delete the pods, also if the caller stops early."""
+        """Add two pods, run the checks, and yield each result. Then delete the pods, even if the caller stops early."""
         with ExitStack() as opened:
             pods = [Pod(self.cni, self.net, number, self.policy.arguments(number) if self.policy else ())
                     for number in (1, 2)]
@@ -88,7 +88,7 @@ class Network:
     def _close(self, pod: Pod) -> None:
         try:
             pod.close()
-        except Failed:                  # the check "del" has reported it, or "add" the reason
+        except Failed:                  # the check "del" or "add" has already reported an error
             return
 
     def _check(self, name: str, function: Probe) -> Check:
@@ -111,7 +111,7 @@ class Network:
     # -- the probes of packets -----------------------------------------------------------------------------------------
 
     def _probes(self, one: Pod, two: Pod) -> Iterator[tuple[str, Probe]]:
-        """Yield the names and probes of each address family that both pods have."""
+        """Yield (name, probe) for each address family that both pods have, and for the network's name servers."""
         for family in sorted(one.texts.keys() & two.texts.keys()):
             suffix = "-ipv6" if family == 6 else ""
             yield f"pod{suffix}", self._between(partial(self._pod_to_pod, one, two, family))
@@ -151,7 +151,7 @@ class Network:
 
     def _probes_of_peer(self, peer: Peer, pod: Pod, family: int,
                         suffix: str) -> Iterator[tuple[str, Probe]]:
-        """Yield the probes from a pod to another node, and to the addresses of that node in its pods' subnet."""
+        """Yield (name, probe) from a pod to another node, and to that node's addresses in its pods' subnet."""
         ways = ("peer", "the way to the other node", peer.node), ("peer-pods", "the way to the pods there", peer.pods)
         for name, hop, addresses in ways:
             if found := addresses.get(family):
@@ -159,12 +159,13 @@ class Network:
                 yield f"{name}-mtu{suffix}", partial(self._to_peer, pod, hop, found, pod.mtu())
 
     def _between(self, probe: Probe) -> Probe:
-        """Return the probe of packets from pod to pod, or one that says why the network forbids such packets."""
+        """Return `probe`, which sends packets from pod to pod. If the network forbids these packets, return a probe
+        that returns the reason."""
         return partial(str, f"not tested: {self.apart}") if self.apart else probe
 
     def _can_hairpin(self) -> bool:
-        """Return whether the configuration lets a pod reach itself by a host port. If br_netfilter translates the
-        address inside of the bridge, that needs the bridge's key hairpinMode."""
+        """Return whether a pod can reach itself by a host port. If br_netfilter applies destination NAT in the bridge,
+        this needs the key hairpinMode of the plugin bridge."""
         bridges = [plugin for plugin in flattened(self.net.plugins) if plugin.type == "bridge"]
         return all(plugin.values.get("hairpinMode") for plugin in bridges) or not (
             sysctl.exists(BRIDGE_FILTER) and sysctl.read(BRIDGE_FILTER) == "1")
@@ -188,7 +189,8 @@ class Network:
                          f"ip address show to {gateway}")
 
     def _to_peer(self, pod: Pod, hop: str, addresses: Sequence[str], size: int) -> None:
-        """Send echo requests of `size` bytes (0: the shortest) until one of the addresses answers."""
+        """Send echo requests of `size` bytes (0: as short as possible) until one of the addresses answers. Raises
+        Failed."""
         what = f"{pod.name}'s echo requests" + (f" of {size} bytes, the MTU of its link" if size else "")
         for address in addresses:
             with sending(hop, f"{pod.name} cannot send {size} bytes to {address}"):
@@ -238,7 +240,7 @@ class Network:
 
 
 def apart(plugins: Iterable[PluginConf]) -> str:
-    """Return why the pods of one bridge do not reach each other, "" if they do."""
+    """Return why the configuration forbids packets between pods; "" if it allows them."""
     for plugin in plugins:
         bridge = plugin.values.get("delegate") if plugin.type == "flannel" else plugin.values
         if isinstance(bridge, dict) and bridge.get("portIsolation") is True:
@@ -250,7 +252,7 @@ def apart(plugins: Iterable[PluginConf]) -> str:
 
 @contextmanager
 def sending(hop: str, what: str, command: str = "fastcni doctor") -> Iterator[None]:
-    """Raise Failed with this text if sending fails."""
+    """Raise Failed with `hop`, `what` and `command` if the body raises OSError."""
     try:
         yield
     except OSError as e:
@@ -265,10 +267,10 @@ def each(pods: Iterable[Pod], method: Callable[[Pod], None]) -> None:
 
 def run(cni: CNI, nets: list[NetworkList], modes: list[str],
         peer: Peer | None = None) -> Generator[Check, None, None]:
-    """Yield the checks of each network in each mode; with a peer also those of the path to that node. Raises OSError,
-    and CniError if pods of earlier tests cannot be deleted.
+    """Run the checks of each network in each mode, and yield the results. peer: check also the path to this node.
+    Raises OSError, and CniError if pods of previous self-tests cannot be deleted.
 
-    The plugins are executed. In ONE_SHOT mode they find no server.
+    The self-test executes the plugins as a runtime does. In ONE_SHOT mode, the plugins find no server.
     """
     with ExitStack() as opened:
         host = netns.open_own()
@@ -294,6 +296,6 @@ def run(cni: CNI, nets: list[NetworkList], modes: list[str],
 
 
 def for_mode(cni: CNI, mode: str) -> CNI:
-    """Return the runtime whose plugins run in a mode."""
+    """Return a copy of the runtime `cni` whose plugins run in `mode`, ONE_SHOT or WARM."""
     environ = {**os.environ, "FASTCNI_SOCKET": ""} if mode == ONE_SHOT else None
     return CNI(cni.plugin_dirs, cni.conf_dir, cni.cache.directory, Exec(environ))

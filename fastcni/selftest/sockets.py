@@ -1,4 +1,4 @@
-"""Run the servers of the self-test, one in each namespace, and the probes of its clients."""
+"""Run the self-test's TCP and UDP servers, one in each namespace, and the probes of its clients."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import time
 from fastcni.selftest import namespaces
 
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, PMTUDISC_DO = 10, 23, 2     # linux/in.h, linux/in6.h
-HEADERS: dict[int, int] = {socket.AF_INET: 28, socket.AF_INET6: 48}     # bytes of IP and UDP
+HEADERS: dict[int, int] = {socket.AF_INET: 28, socket.AF_INET6: 48}     # {family: bytes of the IP and UDP headers}
 MAX_DATAGRAM = 1 << 16
 BULK = bytes(1 << 14)
-WHO_AM_I = b"?"                 # first byte of a connection that asks for its own address
+WHO_AM_I = b"?"                 # a client sends this as its first byte to get its own address
 
 
 class Server:
     """A TCP and UDP server on all addresses of a namespace, on one port, in a thread.
 
-    A TCP connection that sends WHO_AM_I gets the client's address as text, and ends. Other connections are read until
-    they end. A UDP datagram is answered by its length as text.
+    After WHO_AM_I on a TCP connection, the server sends the client's address as text, and closes the connection. It
+    reads other connections until they end. It answers a UDP datagram by the datagram's length as text.
 
-    port: the port of TCP and UDP. received: the number of bytes that TCP connections have sent.
+    port: the port of TCP and UDP. received: the number of bytes received by TCP.
     """
 
     def __init__(self, namespace: int) -> None:
@@ -80,8 +80,8 @@ class Server:
 
 
 def bind() -> tuple[socket.socket, socket.socket]:
-    """Return a listening TCP socket and a UDP socket on one port, for IPv6 and IPv4; only for IPv4 if the kernel has no
-    IPv6."""
+    """Return a listening TCP socket and a UDP socket on the same port. They serve IPv6 and IPv4, or only IPv4 if the
+    kernel has no IPv6."""
     for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             listening = socket.socket(family, socket.SOCK_STREAM)
@@ -100,7 +100,7 @@ def bind() -> tuple[socket.socket, socket.socket]:
 
 
 def plain(address: str) -> str:
-    """Return an IPv4 address without the prefix of an IPv4-mapped one."""
+    """Return an address, without the prefix ::ffff: if it is an IPv4-mapped address."""
     return address.removeprefix("::ffff:")
 
 
@@ -118,9 +118,10 @@ def connect(namespace: int, address: str, port: int, seconds: float) -> str:
 
 
 def datagram(namespace: int, address: str, port: int, packet_bytes: int, seconds: float) -> bool:
-    """Send a UDP packet of `packet_bytes` with its IP header, which no router may fragment. Return whether the Server
-    answers that it arrived complete. Raises OSError; errno is EMSGSIZE if the MTU of a link on the path is too
-    small."""
+    """Send a UDP packet to a Server. Return whether the Server answers that the packet arrived complete.
+
+    packet_bytes: the packet's length with its IP header; no router may fragment it. Raises OSError; errno is EMSGSIZE
+    if the MTU of a link on the path is too small."""
     family = family_of(address)
     size = packet_bytes - HEADERS[family]
     with namespaces.call(namespace, lambda: socket.socket(family, socket.SOCK_DGRAM)) as sock:
@@ -137,7 +138,7 @@ def datagram(namespace: int, address: str, port: int, packet_bytes: int, seconds
 
 
 def forbid_fragments(sock: socket.socket, family: int) -> None:
-    """Forbid this host and routers to fragment the socket's packets."""
+    """Set the socket option by which neither this host nor a router may fragment the socket's packets."""
     if family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)
     else:
@@ -180,7 +181,7 @@ def rate(namespace: int, address: str, server: Server, seconds: float) -> float:
 
 
 def free_port() -> int:
-    """Return a TCP port that no process of the node has now."""
+    """Return the number of a TCP port that no process of the node uses."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.bind(("0.0.0.0", 0))
         found: int = sock.getsockname()[1]
@@ -188,7 +189,7 @@ def free_port() -> int:
 
 
 def has_address(address: str) -> bool:
-    """Return whether the node has an address."""
+    """Return whether this node has the address."""
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as sock:
         try:
             sock.bind((address, 0))
@@ -198,7 +199,7 @@ def has_address(address: str) -> bool:
 
 
 def has_route(namespace: int, address: str) -> bool:
-    """Return whether the kernel of a namespace has a route to an address. Sends nothing."""
+    """Return whether a namespace has a route to the address, without sending a packet."""
     with namespaces.call(namespace, lambda: socket.socket(family_of(address), socket.SOCK_DGRAM)) as sock:
         try:
             sock.connect((address, 1))
