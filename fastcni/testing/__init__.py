@@ -1,11 +1,11 @@
-"""The test kit for CNI plugins: a fake kernel, real namespaces, and fixtures of pytest for both.
+"""The test kit for CNI plugins: a fake kernel, real network namespaces, and pytest fixtures for both.
 
-    pytest_plugins = ["fastcni.testing"]        # in conftest.py: the fixtures
+    pytest_plugins = ["fastcni.testing"]        # in conftest.py: makes the fixtures available
 
-Conformance       the tests that every plugin must pass: subclass it
-fake_runtime      a fixture: requests to plugins on a fake node (fake_node.Node), no root
-real_runtime      a fixture: requests to plugins in a fresh namespace, which is the host; as host_netns, it needs root
-pod_netns         a fixture: a function that makes a namespace for a pod and returns its name
+Conformance       a class of tests that every plugin must pass; derive a test class from it
+fake_runtime      a fixture that sends requests to plugins on a fake node (fake_node.Node), without root
+real_runtime      a fixture that sends requests to plugins in a fresh namespace, which stands for the host; needs root
+pod_netns         a fixture: a function that makes a namespace for a pod and returns its name; needs root
 witnesses         a module that reads links, addresses and routes by ip(8)
 
 The test kit needs pytest (pip install fastcni[testing]). No other module of fastcni imports it.

@@ -23,20 +23,20 @@ from fastcni.testing.fake_messages import HOST, POD
 from fastcni.testing.fake_node import Node
 from fastcni.testing.fake_runtime import POD_PATH, FakeRuntime
 
-MAX_REFUSALS = 500              # requests of one ADD
+MAX_REFUSALS = 500              # the most requests that one ADD may send
 
 
 class Conformance:
-    """Subclass it as Test..., and set:
+    """The tests that every plugin must pass. Derive a class Test... from it, and set:
 
     plugin     the CNI type. The plugin's distribution must be installed, or `module` set
     module     "package.module" of a plugin whose distribution is not installed
-    conf       keys of a network configuration, which override those of FakeRuntime.conf()
+    conf       keys of a network configuration, which override the keys of FakeRuntime.conf()
     bad_confs  configurations that ADD must reject with code 7, each with a different fault
-    asks_kernel  False for a plugin that sends no netlink request, as most IPAM plugins
-    prepare()  make the objects that the plugin expects on the node
-    after      for a chained plugin (KIND = "chained"): keys of the configuration of the previous plugin, ptp, whose
-               result is prevResult; ptp gives the pod eth0 with 10.22.0.2/16
+    asks_kernel  False for a plugin that sends no netlink request; most IPAM plugins send none
+    prepare()  makes the objects that the plugin expects on the node
+    after      for a chained plugin (KIND = "chained"): keys of the previous plugin's configuration. By default the
+               previous plugin is ptp, which gives the pod eth0 with 10.22.0.2/16. Its result is prevResult
     """
 
     plugin = ""
@@ -49,10 +49,10 @@ class Conformance:
         "routes": [{"dst": "0.0.0.0/0"}]}}
 
     def prepare(self, node: Node) -> None:
-        """Make on a fresh node the objects that the plugin expects, for example a master link."""
+        """Make the objects that the plugin expects on a fresh node, for example a master link."""
 
     def earlier(self) -> dict[str, Any] | None:
-        """Run ADD of the previous plugin. Return its result, None unless the plugin under test is a chained plugin."""
+        """Run ADD of the previous plugin if the plugin under test is chained. Return the result; otherwise None."""
         if plugins.kind_of(self.plugin) != "chained":
             return None
         status, result = self.runtime("ADD", self.runtime.conf("", **self.after))
@@ -70,7 +70,9 @@ class Conformance:
         self.fresh()
 
     def fresh(self, refuse: int = -1) -> Node:
-        """Replace the node by a fresh one, see FakeRuntime.fresh()."""
+        """Replace the node by a fresh node, prepare it, and run the previous plugin. Return the node.
+
+        refuse: the number of the plugin's request that the node answers with EIO; -1: none."""
         self.runtime.fresh()
         self.prepare(self.runtime.node)
         self.at_first = self.runtime.node.facts()
@@ -98,17 +100,17 @@ class Conformance:
         return result
 
     def delete_earlier(self) -> None:
-        """Run DEL of the previous plugin, as the last DEL of the list."""
+        """Run DEL of the previous plugin, which comes after DEL of the plugin under test."""
         if self.previous:
             assert self.runtime("DEL", self.runtime.conf("", **self.after, prevResult=self.previous)) == (0, None)
 
     def delete(self, previous: Mapping[str, Any] | None = None, **env: str) -> None:
-        """Run a DEL that must succeed and print nothing."""
+        """Run a DEL that must succeed and print nothing. previous: its prevResult. env: CNI variables to override."""
         assert self.runtime("DEL", self.network(prevResult=previous), **env) == (0, None)
 
     def assert_nothing_is_left(self, before: dict[str, Any], when: str) -> None:
-        """Assert that the node is as before, except for a bridge, which stays for the next pod, and that no address is
-        held."""
+        """Assert that host-local holds no address, and that the node has the state `before`. A bridge may stay for the
+        next pod. when: the end of an error message."""
         bridges = {index for index, link in self.runtime.node.links[HOST].items() if link.kind == "bridge"}
         found = self.runtime.node.facts()
         found["links"] = {link for link in found["links"] if link[2] != "bridge"}
@@ -159,7 +161,7 @@ class Conformance:
 
     @pytest.mark.parametrize("command", ["ADD", "CHECK", "DEL", "GC", "STATUS"])
     def test_nothing_but_one_document_is_printed(self, command: str, capfd: pytest.CaptureFixture[str]) -> None:
-        """The caller prints the document. Output of the plugin itself would be additional."""
+        """fastcni prints the document, so the plugin itself must not write to stdout."""
         keys = {} if command == "ADD" else {"prevResult": self.add()}
         status, document = self.runtime(command, self.network(**keys, **{"cni.dev/valid-attachments": []}))
         assert capfd.readouterr().out == ""
@@ -174,8 +176,8 @@ class Conformance:
     # -- the rollback ------------------------------------------------------------------------------------
 
     def test_an_add_is_rolled_back_at_each_refused_request(self) -> None:
-        """In turn, the kernel answers each request of the ADD with EIO. Either the ADD fails, the node is as before,
-        and DEL succeeds; or the ADD does not need that request, and DEL removes everything."""
+        """For each request of the ADD, run an ADD in which the kernel answers this request with EIO. If the ADD fails,
+        the node is as before and DEL succeeds. If the ADD does not need the request, DEL removes everything."""
         for position in range(MAX_REFUSALS):
             before = self.fresh(refuse=position).facts()
             status, document = self.runtime("ADD", self.network())
@@ -225,7 +227,7 @@ class Conformance:
 
     @pytest.mark.parametrize("path", [POD_PATH, ""], ids=["netns deleted", "no CNI_NETNS"])
     def test_del_without_the_namespace_succeeds(self, path: str) -> None:
-        """The kernel has deleted the namespace with its links, and the other ends of their pairs."""
+        """Before this DEL, the kernel has deleted the namespace, its links, and the host's ends of veth pairs."""
         result, node = self.add(), self.runtime.node
         for link in list(node.links[POD].values()):
             node.remove(POD, link)

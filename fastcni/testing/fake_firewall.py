@@ -1,4 +1,4 @@
-"""Model nftables: tables, chains with the number of their rules, sets with their elements."""
+"""Model nftables for tests: tables, chains with the number of their rules, and sets with their elements."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Firewall:
         self.sets: dict[tuple[int, str, str], dict[bytes, tuple[bytes, str]]] = {}
 
     def owned(self) -> set[tuple[int, str, str, bytes]]:
-        """Return the elements that belong to an attachment by their comment; other elements are for all pods of a
-        bridge."""
+        """Return the elements that have a comment, which names an attachment, as (family, table, set, key). Elements
+        without a comment are for all pods of a bridge."""
         return {(*where, key) for where, found in self.sets.items() for key, (comment, _) in found.items() if comment}
 
     def serve(self, kind: int, flags: int, payload: bytes) -> Replies:
@@ -40,7 +40,7 @@ class Firewall:
             return [(nft.NFT_MSG_NEWCHAIN, self.encoded_chain(*chain))
                     for chain in self.chains if chain[0] == family]
         if kind == nft.NFT_MSG_GETRULE:
-            return []                           # the reference plugins' rules, which this node never had
+            return []                           # fastcni searches for rules of the reference plugins; there are none
         if table not in self.tables:
             raise Refused(ENOENT)
         if kind == nft.NFT_MSG_GETTABLE:

@@ -1,4 +1,4 @@
-"""Model links: deleting one end of a veth pair deletes the other, and a name is unique in its namespace."""
+"""Model links for tests: deleting one end of a veth pair deletes the other end; names are unique in a namespace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.testing.fake_node import NodeSocket
 
 CREATE = 0x400
-MAX_PORTS = 1023                # of a bridge
+MAX_PORTS = 1023                # the most ports of a bridge
 
 
 class Link:
@@ -29,7 +29,7 @@ class Link:
         self.mtu, self.flags, self.master, self.promiscuity = 1500, 0, 0, 0
         self.txqlen, self.alias = 1000, ""
         self.parent, self.data = 0, b""         # IFLA_LINK and IFLA_INFO_DATA of a link with a parent
-        self.peer: tuple[str, Link] | None = None       # with the name of its namespace
+        self.peer: tuple[str, Link] | None = None       # a veth link's other end: (its namespace, the link)
 
     def facts(self) -> tuple[Any, ...]:
         return (self.name, self.kind, self.address, self.mtu, self.flags, self.master, self.promiscuity, self.txqlen,
@@ -60,7 +60,7 @@ class Links(Routing):
         return link
 
     def ports(self, where: str, master: int) -> int:
-        """Return the number of links with this master."""
+        """Return the number of links in the namespace `where` with the master `master`, an interface index."""
         return sum(link.master == master for link in self.links[where].values()) if master else 0
 
     def named(self, where: str, payload: bytes) -> Link:
@@ -114,14 +114,16 @@ class Links(Routing):
                 self.change_table(where, link.index, self.table_of(where, link.master))
 
     def table_of(self, where: str, master: int) -> int:
-        """Return the routing table of the links with this master: a VRF's table, otherwise the main table."""
+        """Return the routing table for links with this master: the VRF's table if it is a VRF; otherwise the main
+        table."""
         vrf = self.links[where].get(master)
         if vrf is None or vrf.kind != "vrf":
             return uapi.RT_TABLE_MAIN
         return number(attributes(vrf.data)[uapi.IFLA_VRF_TABLE])
 
     def move(self, where: str, link: Link, found: dict[int, bytes]) -> str:
-        """Move a link into another namespace, where it is down; return that namespace."""
+        """Move a link from the namespace `where` into another namespace, in which it is down. Return the name of the
+        new namespace. found: the attributes of the request."""
         there = self.namespaces[number(found[uapi.IFLA_NET_NS_FD])]
         if self.link(text(found[uapi.IFLA_IFNAME]), there):
             raise Refused(EEXIST)
@@ -187,7 +189,7 @@ class Links(Routing):
         if link.kind:
             info = attr(uapi.IFLA_INFO_KIND, link.kind.encode() + b"\0")
             info += attr(uapi.IFLA_INFO_DATA, link.data) if link.data else b""
-            if link.master in self.links[where]:        # a port of a bridge, without hairpin and isolation
+            if link.master in self.links[where]:        # a port of a bridge; hairpin mode and isolation are off
                 port = attr(uapi.IFLA_BRPORT_MODE, b"\0") + attr(uapi.IFLA_BRPORT_ISOLATED, b"\0")
                 info += attr(uapi.IFLA_INFO_SLAVE_KIND, b"bridge\0") + attr(uapi.IFLA_INFO_SLAVE_DATA, port)
             data += attr(uapi.IFLA_LINKINFO | 0x8000, info)

@@ -1,4 +1,4 @@
-"""Encode netlink attributes and errors for the models of a node."""
+"""Encode and decode netlink attributes for the models of a node, and define Refused, the kernel's error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model neighbours and the FDB of bridges."""
+"""Model neighbour entries and the FDB of bridges for tests."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MESSAGES = (uapi.RTM_NEWNEIGH, uapi.RTM_DELNEIGH, uapi.RTM_GETNEIGH)
 
 
 class Neighbours:
-    """The model of neighbours. entries: {(namespace, index of the link, packed): (MAC, protocol)}. fdb: {(namespace,
-    MAC): index of the port}.
+    """The model of neighbours. entries: {(namespace, index of the link, packed address): (MAC, protocol)}. fdb:
+    {(namespace, MAC): index of the bridge's port}.
     """
 
     def __init__(self) -> None:
@@ -56,6 +56,6 @@ class Neighbours:
                                    + attr(uapi.NDA_PROTOCOL, u32(protocol)[:1]))
 
     def forget(self, where: str, index: int) -> None:
-        """Delete the neighbours of a deleted link, or the FDB entries of a deleted port."""
+        """Delete the neighbours and FDB entries of the deleted link `index` in the namespace `where`."""
         self.entries = {key: value for key, value in self.entries.items() if key[:2] != (where, index)}
         self.fdb = {key: port for key, port in self.fdb.items() if (key[0], port) != (where, index)}

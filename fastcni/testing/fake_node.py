@@ -1,8 +1,8 @@
-"""Model a node: links, addresses, routes, qdiscs, nftables elements and sysctls of a host and one pod.
+"""Model a node for tests: links, addresses, routes, qdiscs, nftables elements and sysctls of a host and one pod.
 
-The model has the behaviour of the kernel that plugins depend on: adding an existing object fails, deleting a missing
-object fails, a transaction of nftables succeeds or fails as a whole. The parts are fake_links.py, fake_routing.py,
-fake_shaping.py and fake_firewall.py.
+The model behaves like the kernel where plugins depend on it. Adding an existing object fails. Deleting a missing object
+fails. After an error, an nftables transaction changes nothing. The parts of the model are fake_links.py,
+fake_routing.py, fake_neighbours.py, fake_shaping.py and fake_firewall.py.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class NodeSocket(Socket):
         return len(data)
 
     def getsockopt(self, level: int, name: int, size: int) -> bytes:
-        """Return the unique cookie of a namespace: SO_NETNS_COOKIE is the only option that plugins read."""
+        """Return a value for SO_NETNS_COOKIE, the only socket option that plugins read: the cookie of the namespace."""
         return b"\xff" * size
 
 
 class Node(Links):
-    """The model of a node. batches: the sent messages, one (namespace, [type of message]) for each send().
+    """The model of a node. batches: for each send(), (namespace, [types of its messages]).
 
-    refuse: the number of the request that is answered with EIO, counted from 0 since the Node was made. asked: the
-    number of requests so far.
+    refuse: the number of the request that the node answers with EIO; the first request is 0; -1: none. asked: the
+    number of requests so far. here: the namespace of the calling thread.
     """
 
     def __init__(self, refuse: int = -1) -> None:
@@ -56,10 +56,9 @@ class Node(Links):
         self.firewall = Firewall()
 
     def facts(self, *, shared: bool = False) -> dict[str, Any]:
-        """Return all state, for comparisons; unless `shared`, without the objects that ADD intentionally leaves for the
-        next pod.
+        """Return the node's state, for comparisons. shared: include the objects that an ADD leaves for the next pod.
 
-        The sysctls are those of the pod, without sysctls of links, which the kernel deletes with the link.
+        "sysctls" has the pod's sysctls, without those of links, which the kernel deletes with the link.
         """
         found = {
             "links": {(name, *link.facts()) for name, links in self.links.items() for link in links.values()},
@@ -76,14 +75,14 @@ class Node(Links):
         return self.sockets[-1]
 
     def create_tap(self, name: str) -> None:
-        """Make a TAP device in the present namespace. Raises Refused."""
+        """Make a TAP device in the calling thread's namespace. Raises Refused."""
         self.count()
         if self.link(name, self.here):
             raise Refused(EBUSY)
         self.add_link(name, "tun", self.here, data=attr(uapi.IFLA_TUN_TYPE, bytes((uapi.IFF_TAP,))))
 
     def count(self) -> None:
-        """Count a request. Raises Refused for the request number `refuse`."""
+        """Count a request. Raises Refused if its number is `refuse`."""
         position, self.asked = self.asked, self.asked + 1
         if position == self.refuse:
             raise Refused(EIO)
@@ -94,9 +93,9 @@ class Node(Links):
         before, failed = copy.deepcopy(self.firewall), False
         for kind, flags, sequence, _, payload in found:
             if sock.protocol == uapi.NETLINK_NETFILTER and kind in (nft.NFNL_MSG_BATCH_BEGIN, nft.NFNL_MSG_BATCH_END):
-                continue                        # elsewhere these are RTM_NEWLINK and RTM_DELLINK
+                continue                        # for other protocols, these types are RTM_NEWLINK and RTM_DELLINK
             if sock.protocol == uapi.NETLINK_SOCK_DIAG:
-                sock.queue.append(done(sequence))           # no process of the node listens
+                sock.queue.append(done(sequence))           # an empty list: no socket of the node listens
                 continue
             try:
                 self.count()

@@ -1,4 +1,4 @@
-"""Model addresses, routes and routing rules."""
+"""Model addresses, routes and routing rules for tests."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LENGTHS = {uapi.AF_INET: 4, uapi.AF_INET6: 16}
 
 
 def encoded_route(family: int, index: int, dst: bytes, prefix: int, gateway: bytes, table: int) -> bytes:
-    """Encode an rtmsg of a route of the kernel: scope 0 is universe, kind 1 unicast (linux/rtnetlink.h)."""
+    """Return the rtmsg of a route that the kernel itself adds: scope universe (0), unicast (1) (linux/rtnetlink.h)."""
     data = bytes((family, prefix, 0, 0, table, uapi.RTPROT_KERNEL, 0, 1)) + bytes(4) + attr(uapi.RTA_OIF, u32(index))
     data += attr(uapi.RTA_DST, dst) if prefix else b""
     return data + (attr(uapi.RTA_GATEWAY, gateway) if gateway else b"")
 
 
 class Routing:
-    """The model of routing. addresses: [(namespace, index, packed, prefix)]. routes: [(namespace, index, dst, prefix,
-    gateway)] of the main table; those of other tables have the table as sixth item. rules: [(namespace, payload of
-    RTM_NEWRULE)]."""
+    """The model of routing. addresses: [(namespace, index, packed address, prefix length)]. routes: [(namespace, index,
+    packed destination, prefix length, packed gateway)]; a route that is not in the main table has its table as the
+    sixth item. rules: [(namespace, payload of RTM_NEWRULE)]."""
 
     links: dict[str, dict[int, Link]]
 
@@ -36,7 +36,7 @@ class Routing:
         self.addresses: list[Any] = []
         self.routes: list[Any] = []
         self.rules: list[tuple[str, bytes]] = []
-        self.payloads: dict[Any, bytes] = {}            # of routes, as they were sent
+        self.payloads: dict[Any, bytes] = {}            # {item of routes: the payload of its RTM_NEWROUTE}
 
     def serve_routing(self, where: str, kind: int, flags: int, payload: bytes) -> Replies:
         length = LENGTHS[payload[0]]
@@ -77,7 +77,7 @@ class Routing:
         self.routes = [one for one in self.routes if one[:5] != subnet]
 
     def add_subnet(self, address: tuple[str, int, bytes, int], table: int) -> None:
-        """Add the kernel's route to the subnet of an address."""
+        """Add the route to an address's subnet, as the kernel does when the address is added."""
         _, index, packed, prefix = address
         if prefix < 8 * len(packed):
             subnet = subnet_of(address)
@@ -117,22 +117,22 @@ class Routing:
             raise Refused(ENOENT)
 
     def change_table(self, where: str, index: int, table: int) -> None:
-        """Handle that a link has joined or left a VRF: the link goes down and up, after which only the routes to its
-        subnets are made again."""
+        """Change the routes of a link that has joined or left a VRF. The kernel sets the link down and up, and then
+        adds only the routes to its subnets again. table: the new routing table."""
         self.forget(where, index, addresses=False)
         for address in self.addresses:
             if address[:2] == (where, index):
                 self.add_subnet(address, table)
 
     def forget(self, where: str, index: int, *, addresses: bool = True) -> None:
-        """Delete the addresses and routes of a deleted link."""
+        """Delete the routes of a link and, unless `addresses` is false, its addresses."""
         self.routes = [item for item in self.routes if item[:2] != (where, index)]
         if addresses:
             self.addresses = [item for item in self.addresses if item[:2] != (where, index)]
 
 
 def subnet_of(address: tuple[str, int, bytes, int]) -> tuple[str, int, bytes, int, bytes]:
-    """Return the route to an address's subnet."""
+    """Return the route to an address's subnet, as an item of Routing.routes."""
     where, index, packed, prefix = address
     bits = 8 * len(packed) - prefix
     return where, index, (int.from_bytes(packed, "big") >> bits << bits).to_bytes(len(packed), "big"), prefix, b""

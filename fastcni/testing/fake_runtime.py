@@ -24,7 +24,7 @@ POD_PATH = "/run/netns/a-pod-that-is-not-there"
 
 
 class AtOnceMode(InProcessMode):
-    """A mode that does deferred work immediately, in the same thread."""
+    """A mode of requests that runs deferred work immediately, in the same thread."""
 
     __slots__ = ()
 
@@ -35,8 +35,8 @@ class AtOnceMode(InProcessMode):
 class FakeRuntime:
     """A runtime that sends requests to plugins on a fake node: `status, document = fake_runtime("ADD", conf)`.
 
-    node     the Node, a fresh one at first and after fresh()
-    pods     {path of a namespace: its name in the Node}; if you remove one, its path no longer exists
+    node     the Node; fresh() replaces it by a new Node
+    pods     {path of a namespace: its name in the Node}. After you delete an item, its path no longer exists
     mode     the class of each request's mode; by default AtOnceMode
     """
 
@@ -50,11 +50,11 @@ class FakeRuntime:
 
     @property
     def data(self) -> Path:
-        """Return the directory of host-local's files, one for each Node."""
+        """Return the directory of host-local's files for the current Node. Each Node has its own directory."""
         return self.directory / str(self.count)
 
     def held(self) -> list[str]:
-        """Return the addresses that host-local holds."""
+        """Return the addresses that host-local has allocated, as text."""
         return sorted(path.name for path in self.data.glob("*/*") if path.name[0].isdigit())
 
     def conf(self, kind: str, **keys: Any) -> dict[str, Any]:
@@ -64,8 +64,8 @@ class FakeRuntime:
         return {"cniVersion": "1.1.0", "name": "net", "type": kind, "ipam": ipam} | keys
 
     def __call__(self, command: str, conf: dict[str, Any], **env: str) -> tuple[int, Any]:
-        """Send a request. Return (exit status, the document on stdout or None). env: CNI variables that override the
-        usual ones."""
+        """Send a request. Return (exit status, the JSON document on stdout or None). env: CNI variables that override
+        the default variables."""
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": POD_PATH, "CNI_IFNAME": "eth0",
                "CNI_PATH": "/nowhere", dbus.ADDRESS: "unix:path=/nowhere"} | env
         reply = handle(conf["type"], env, json.dumps(conf).encode(), self.mode())
@@ -76,7 +76,8 @@ class FakeRuntime:
 
 @pytest.fixture
 def fake_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace netlink sockets: requests go to a fake_sockets.Socket, whose queue has the replies."""
+    """Replace the sending and receiving of netlink messages: requests go to a fake_sockets.Socket, whose queue has the
+    replies."""
     def send(sock: Any, data: bytes) -> None:
         if waiting.here.request.show:
             waiting.here.request.show(">", data)
@@ -119,7 +120,7 @@ def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
         return fd
 
     def ask(function: Callable[..., object], *args: object) -> None:
-        """Count a request that is no netlink message."""
+        """Call a function of the Node for a request that is not a netlink message. Raise Refused as an OSError."""
         try:
             function(*args)
         except Refused as e:
@@ -149,6 +150,6 @@ def fake_runtime(tmp_path: Path, fake_sockets: None, third_party_plugins: None,
     monkeypatch.setattr(sysctl, "read_at", lambda fd, name: state.node.sysctls.get(
         (state.node.here, f"net/ipv6/conf/{name}"), "1" if name.endswith("/accept_ra") else "0"))
     monkeypatch.setattr(sysctl, "write_at", lambda fd, name, value: write(f"net/ipv6/conf/{name}", value))
-    monkeypatch.setattr(store, "known_boot_id", b"")        # forget afterwards what tests read here
-    monkeypatch.setattr(iptables, "LEGACY_TABLES", dict.fromkeys((4, 16), str(tmp_path / "none")))     # the real node's
+    monkeypatch.setattr(store, "known_boot_id", b"")        # monkeypatch restores the cached boot id after the test
+    monkeypatch.setattr(iptables, "LEGACY_TABLES", dict.fromkeys((4, 16), str(tmp_path / "none")))     # no iptables
     return state

@@ -1,4 +1,4 @@
-"""Model traffic control: qdiscs, classes and filters, which are returned as they were sent."""
+"""Model traffic control for tests: store qdiscs, classes and filters, and return them as they were sent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MESSAGES = (*ANSWERS, *ANSWERS.values(), uapi.RTM_DELQDISC)
 
 
 class Shaping:
-    """The model of traffic control. items: [(namespace, index of the link, type of message, handle of a class or parent
-    of the others, payload)]."""
+    """The model of traffic control. items: [(namespace, index of the link, type of message, handle, payload)]; for
+    qdiscs and filters, the fourth item is the parent's handle."""
 
     def __init__(self) -> None:
         self.items: list[tuple[str, int, int, int, bytes]] = []
@@ -36,7 +36,7 @@ class Shaping:
             if not found:
                 raise Refused(ENOENT)
             return [(stored, found[0][4])]
-        if uapi.TCA_STAB in attributes(payload, 20):        # a request that asks whether this kernel has the kind
+        if uapi.TCA_STAB in attributes(payload, 20):        # fastcni tests whether the kernel has this kind of qdisc
             raise Refused(EINVAL)
         if found and kind == uapi.RTM_NEWQDISC:
             raise Refused(EEXIST)
@@ -47,10 +47,10 @@ class Shaping:
         return [item for item in self.items if item[:4] == (where, index, kind, at)]
 
     def forget(self, where: str, index: int) -> None:
-        """Delete the qdiscs, classes and filters of a deleted link."""
+        """Delete the qdiscs, classes and filters of the deleted link `index` in the namespace `where`."""
         self.items = [item for item in self.items if item[:2] != (where, index)]
 
 
 def is_ingress(handle: int) -> bool:
-    """Return whether the handle is the ingress qdisc's, or belongs to that qdisc."""
+    """Return whether a handle belongs to the ingress qdisc: its major number is 0xFFFF."""
     return handle >> 16 == 0xFFFF and handle != uapi.TC_H_ROOT

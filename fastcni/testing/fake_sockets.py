@@ -1,4 +1,4 @@
-"""Replace netlink sockets at wire.send() and wire.receive() by lists of messages."""
+"""Define sockets that replace netlink sockets in tests: a queue has the replies that wire.receive() returns."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def done(sequence: int, flags: int = 0, code: int = 0) -> bytes:
 
 
 class Socket:
-    """A socket with a queue: datagrams to receive, or exceptions to raise, in order."""
+    """A netlink socket without a kernel. queue: the datagrams that receive() returns, or exceptions that it raises, in
+    this order. waits: the timeout of each receive(), in milliseconds."""
 
-    sequence = port = 0                         # attributes of wire.Socket
+    sequence = port = 0                         # attributes that wire.Socket has
     proto = uapi.NETLINK_ROUTE
 
     def __init__(self, queue: Iterable[bytes | Exception] = ()) -> None:
@@ -45,7 +46,7 @@ class Socket:
         return len(data)
 
     def receive(self, milliseconds: int = wire.ANSWER_MS, caller: int = -1) -> Any:
-        """Return the next item of the queue, for wire.receive()."""
+        """Return the messages of the queue's next datagram, or raise its next exception; None if the queue is empty."""
         self.waits.append(milliseconds)
         if not self.queue:
             assert milliseconds != wire.ANSWER_MS, "this would wait for ever: everything was answered"
@@ -63,10 +64,10 @@ class Socket:
 
 
 class FakeKernel(Socket):
-    """A kernel that answers each request with an ACK, or with an errno for the types in `refuse` ({RTM_NEWADDR:
-    EEXIST}).
+    """A socket that answers each request with an ACK.
 
-    answers: {type of request: [(type, payload)]}, sent before the ACK. sent: the requests, [(type, flags, payload)].
+    refuse: {type of request: the errno of the answer}, such as {RTM_NEWADDR: EEXIST}. answers: {type of request:
+    [(type, payload)]}, messages before the ACK. sent: the requests so far, [(type, flags, payload)].
     """
 
     def __init__(self, refuse: dict[int, int] | None = None,

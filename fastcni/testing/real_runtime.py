@@ -20,8 +20,8 @@ Conf = dict[str, Any]
 class RealRuntime:
     """A runtime that sends requests in the calling thread's namespace, which stands for the host's.
 
-    A pod is the name of a namespace or a path, of which its container id is made. results: {pod: result} of the
-    previous plugins of a chained plugin; requests for that pod get the result as prevResult.
+    pod, in all methods: the name or the path of a pod's namespace; cid_of() makes the container id from it. results:
+    {pod: result of the previous plugins}, for chained plugins; requests for this pod get the result as prevResult.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class RealRuntime:
     def call(self, command: str, conf: Conf | bytes, pod: str = "", *, cid: str | None = None, ifname: str = "eth0",
              plugin: str | None = None, env: dict[str, str | None] | None = None,
              mode: Mode | None = None) -> Reply:
-        """Return the Reply to one request. env: overrides the usual variables, None removes one. mode: the request's
-        mode; None: an InProcessMode."""
+        """Send a request, and return its Reply. env: {variable: value} that override the default variables; value None
+        removes a variable. mode: the request's mode; None: an InProcessMode."""
         path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
         if pod in self.results and isinstance(conf, dict):
             conf = {"prevResult": self.results[pod], **conf}
@@ -43,7 +43,7 @@ class RealRuntime:
                       mode or InProcessMode())
 
     def ok(self, command: str, conf: Conf | bytes, pod: str = "", **more: Any) -> Any:
-        """Send a request that must succeed. Return the printed document or None."""
+        """Send a request that must succeed. Return its JSON document on stdout, or None."""
         reply = self.call(command, conf, pod, **more)
         assert reply.status == 0, reply.stdout.decode()
         return json.loads(reply.stdout) if reply.stdout else None
@@ -61,7 +61,7 @@ class RealRuntime:
         assert self.ok("DEL", conf, pod, **more) is None
 
     def refused(self, command: str, conf: Conf | bytes, pod: str = "", **more: Any) -> Conf:
-        """Send a request that must fail as the spec says: status 1 and one error document, which is returned."""
+        """Send a request that must fail as the spec says: with status 1 and one error document. Return the document."""
         reply = self.call(command, conf, pod, **more)
         assert reply.status == 1, f"{command} should have failed: {reply.stdout.decode()}"
         error = json.loads(reply.stdout)            # raises if there is a second document
@@ -74,11 +74,11 @@ class RealRuntime:
 
 
 def cid_of(pod: str) -> str:
-    """Return a container id for a pod's namespace name."""
+    """Return a container id made from the name or path of a pod's namespace; a random id for ""."""
     return f"c-{os.path.basename(pod)}" if pod else f"c-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def real_runtime(host_netns: str, third_party_plugins: None) -> RealRuntime:
-    """Make a RealRuntime whose host is a fresh namespace."""
+    """Make a RealRuntime whose host is a new namespace."""
     return RealRuntime()

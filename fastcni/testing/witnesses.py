@@ -11,44 +11,44 @@ from fastcni.testing.namespaces import Inside, ip
 
 
 def ip_json(*words: object, netns: str | None = None) -> list[dict[str, Any]]:
-    """Return the objects that `ip -j` prints."""
+    """Return the decoded JSON list that `ip -j` with the arguments `words` prints; [] if it prints nothing."""
     out = ip("-j", *words, netns=netns)
     return json.loads(out) if out.strip() else []
 
 
 def links(netns: str | None = None) -> dict[str, dict[str, Any]]:
-    """Return {name: the object that `ip -j -d link` prints}."""
+    """Return {name of a link: its object in the output of `ip -j -d link`}."""
     return {item["ifname"]: item for item in ip_json("-d", "link", netns=netns)}
 
 
 def addresses(name: str, netns: str | None = None) -> list[str]:
-    """Return the global addresses of a link, as CIDR texts."""
+    """Return the global addresses of the link `name`, such as "10.22.0.2/16"."""
     return [f"{item['local']}/{item['prefixlen']}" for link in ip_json("addr", "show", "dev", name, netns=netns)
             for item in link["addr_info"] if item["scope"] == "global"]
 
 
 def routes(netns: str | None = None, family: int = 4) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return {(dst, gateway or ""): the object that `ip -j route` prints} of the main table, without link-local
-    routes."""
+    """Return {(destination, gateway or ""): its object in the output of `ip -j route`} for the main table, without
+    IPv6 link-local routes."""
     found = ip_json(f"-{family}", "route", netns=netns)
     return {(item["dst"], item.get("gateway", "")): item for item in found if not item["dst"].startswith("fe80")}
 
 
 def sysctl(name: str, netns: str | None = None) -> str:
-    """Return the value of /proc/sys/`name`."""
+    """Return the value of /proc/sys/`name` in the namespace `netns`; None: the calling thread's."""
     with Inside(netns), open(f"/proc/sys/{name}", encoding="ascii") as file:
         return file.read().strip()
 
 
 def set_sysctl(name: str, value: str) -> None:
-    """Write /proc/sys/`name` of the calling thread's namespace."""
+    """Write `value` to /proc/sys/`name` in the calling thread's namespace."""
     with open(f"/proc/sys/{name}", "w", encoding="ascii") as file:
         file.write(value)
 
 
 def eventually(claim: Callable[[], Any], seconds: float = 30.0, pause: float = 0.01) -> Any:
-    """Wait until claim() returns a true value, for at most `seconds`; return its last value. pause: seconds between two
-    calls. Use this for example for a namespace that the kernel frees later."""
+    """Call claim() until it returns a true value, for at most `seconds`. Return its last value. pause: seconds between
+    two calls. Use it for example for a namespace that the kernel frees after a delay."""
     deadline = time.monotonic() + seconds
     while not (found := claim()) and time.monotonic() < deadline:
         time.sleep(pause)
