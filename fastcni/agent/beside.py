@@ -19,7 +19,7 @@ AGAIN_S = 5.0                   # seconds between the agent's failure and its ne
 
 
 class AgentBeside:
-    """A thread that runs an Agent until join(). If the Agent fails, the thread logs `agent_failed` and runs a new one.
+    """A thread that runs an Agent until join(). After a failure it logs `agent_failed` and runs a new Agent.
 
     The thread calls note(agent) before each Agent runs. Call start() in a thread that is in the node's namespace.
     """

@@ -55,7 +55,7 @@ def enabled(keys: Mapping[str, Any], family: int) -> bool:
 
 
 def read_family(keys: Mapping[str, Any], family: int) -> Family:
-    """Read the keys of one address family. keys: lower-case. family: 4 or 6. Raises ConfigurationError."""
+    """Read the keys of one address family. keys: {key in lower case: value}. Raises ConfigurationError."""
     prefix = PREFIXES[family]
     network = read_network(keys.get(f"{prefix}network".lower(), ""), f"{prefix}Network", family)
     if network.prefixlen > LONGEST_NETWORK[family]:

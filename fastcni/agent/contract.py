@@ -195,7 +195,7 @@ class Underlay:
 
 
 class Backend(Protocol):
-    """A way to connect nodes; see backends.open_backend()."""
+    """A method to connect the nodes, such as vxlan; backends.open_backend() returns it."""
 
     name: str                       # flannel's BackendType
 

@@ -38,7 +38,7 @@ COMMENT = "fastcni agent: masquerade of pods"
 KUBE_PROXY_MARK = 0x4000
 MULTICAST = {4: (b"\xe0\0\0\0", 4), 6: (b"\xff" + bytes(15), 8)}
 EVENT_BYTES = 4 << 20
-RETRY_S = 1.0                   # seconds after an error
+RETRY_S = 1.0                   # seconds until the next try after an error
 
 
 class Masquerade:
@@ -53,7 +53,7 @@ class Masquerade:
         wire.set_buffer_size(self.events, EVENT_BYTES)
         self.suspect = False                                # whether rules of the table may have been deleted
         self.backoff = Backoff()
-        self.due = inf                                      # monotonic time for attend() without a notification
+        self.due = inf                                      # when to call attend() next, in monotonic seconds
 
     def fileno(self) -> int:
         """Return the descriptor to wait on for attend()."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST         # since Linux 6.9, see nft.add_table()
-UNKNOWN = (EOPNOTSUPP, EINVAL)                                  # errors of earlier kernels
+UNKNOWN = (EOPNOTSUPP, EINVAL)                                  # errors of kernels that do not know OWNED
 
 
 class NftTable:

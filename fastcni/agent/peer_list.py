@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fastcni.agent.contract import Node
 
-DIRECTORY = "/run/fastcni/agent"           # the agent's files; a reboot removes both them and the agent's links
+DIRECTORY = "/run/fastcni/agent"           # the agent's files; a reboot removes these files and the agent's links
 NAME = "peers.json"
 
 
@@ -33,7 +33,7 @@ def write(directory: str, nodes: Iterable[Node]) -> None:
 
 
 def read(directory: str) -> list[dict[str, Any]]:
-    """Return the list; [] if no agent has written one. Raises OSError, ValueError."""
+    """Return the list in peers.json; [] if the file does not exist. Raises OSError, ValueError."""
     try:
         found = json.loads(Path(directory, NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -34,7 +34,7 @@ def peer_of(peer: WireguardPeer) -> Peer:
 
 
 def set_key(index: int, private_key: bytes, port: int) -> None:
-    """Set the private key and the UDP port of a wireguard link. index: the link's. Raises NetlinkError."""
+    """Set the private key and the UDP port of the wireguard link with this interface index. Raises NetlinkError."""
     with closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
         family = genl.family_id(sock, wireguard.FAMILY)
         wire.exchange(sock, wireguard.set_device(Batch(), family, index, private_key, port))

@@ -246,8 +246,8 @@ class Agent:
                 self._begin(network)
 
     def _begin(self, network: Network) -> None:
-        """Allow pods on the node: write the files that runtimes read. The other nodes can be reached, and policies are
-        in force."""
+        """Allow pods on the node: write the files that runtimes read. Call it when the other nodes can be reached and
+        policies are in force."""
         conf, me, options = network.conf, network.me, self.options
         for family in conf.families:
             sysctl.ensure(SYSCTLS[4 if family == 4 else 16], "1")
@@ -356,7 +356,7 @@ def remove_policies() -> bool:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove the files that a killed agent has left: HTTP proxies' files and a socket. directory: the agent's. The
+    """Remove the files that a killed agent has left in its directory: the HTTP proxy's files and the policy socket. The
     records of pods stay, because pods may run. Raises OSError."""
     shutil.rmtree(os.path.join(directory, PROXY_DIRECTORY), ignore_errors=True)
     with suppress(FileNotFoundError):

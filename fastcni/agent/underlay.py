@@ -1,9 +1,9 @@
 """Choose the underlay, the link through which this node reaches the other nodes, as flanneld does.
 
-The first option that is set decides. `iface`: the first link that has one of these names or addresses. `iface_regex`:
-the first link whose name or address matches. `iface_can_reach`: the link of the route to this address. `public_ip`: the
-link that has this address. Without an option, the link of the default route is chosen. The node publishes `public_ip`
-as its address even if no link has it, because a router in front of the node may have it.
+The first option that is set decides. `iface`: the first of these names or addresses that a link has. `iface_regex`: the
+first of these patterns that matches a link's name or address. `iface_can_reach`: the link of the route to this address.
+`public_ip`: the link that has this address. Without an option, or if no link has `public_ip`, the link of the default
+route is chosen. The node publishes `public_ip`, which may be the address of a router in front of the node.
 """
 
 from __future__ import annotations

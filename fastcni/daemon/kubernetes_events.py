@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         logger: Logger
 
 IN_CLUSTER = "in-cluster"
-NAMESPACE = "default"           # of Events about objects without a namespace
+NAMESPACE = "default"           # where Kubernetes has Events about objects without a namespace
 PATH = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
 CONTROLLER = "fastcni.dev/server"
 # The fields that identify an event's subject. The other fields may differ from line to line
@@ -41,7 +41,7 @@ SERIES_S = 60.0                 # seconds between two updates of an Event's coun
 ENDED_S = 1800.0                # seconds without a line after which the next line is a new Event
 RETRY_S = 10.0                  # seconds until the next try after a failure
 STOP_S = 1.0                    # seconds that the server's stop waits for the last Events
-MAX_NODE_NAME = 200             # characters in the name of an Event, which may have 253
+MAX_NODE_NAME = 200             # characters of the node's name in an Event's name, which may have 253
 MAX_NOTE = 1024                 # bytes, the API's limit
 
 

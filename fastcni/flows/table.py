@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 PREFIX = "fastcni-flows-"       # the process ID follows
 COMMENT = "fastcni: packets that `fastcni flows` reports"
 FAMILIES = (nft.NFPROTO_INET, nft.NFPROTO_BRIDGE)
-BEFORE = -400                   # the priority of the chains: before those of other programs
+BEFORE = -400                   # the priority of the base chains: before the chains of other programs
 NEW, REPORT, ASKING, ASKED = "new", "report", "asking", "asked"
 WITH_PORTS, PORTS_ID = "with-ports", 1
 SET_ID = 2                      # the same for the other sets, which the kernel finds by their names

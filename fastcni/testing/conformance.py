@@ -245,7 +245,7 @@ class Conformance:
     def test_check_fails_when_the_link_is_gone(self) -> None:
         result, node = self.add(), self.runtime.node
         link = node.link("eth0", POD)
-        if link and not self.previous:          # otherwise the plugin makes no CNI_IFNAME
+        if link and not self.previous:          # other plugins make no link CNI_IFNAME
             node.remove(POD, link)
             status, document = self.runtime("CHECK", self.network(prevResult=result))
             assert status == 1, "CHECK does not see that the pod's link is gone"

@@ -48,7 +48,7 @@ def set_sysctl(name: str, value: str) -> None:
 
 def eventually(claim: Callable[[], Any], seconds: float = 30.0, pause: float = 0.01) -> Any:
     """Call claim() until it returns a true value, for at most `seconds`. Return its last value. pause: seconds between
-    two calls. Use it for example for a namespace that the kernel frees after a delay."""
+    two calls. An example of a claim: a namespace that the kernel frees after a delay no longer exists."""
     deadline = time.monotonic() + seconds
     while not (found := claim()) and time.monotonic() < deadline:
         time.sleep(pause)

@@ -79,7 +79,7 @@ def configure(path: str) -> None:
 
 
 def last_line(text: bytes) -> str:
-    """Return the last complete line of `text` that is a reply code and a blank; it ends an answer of BIRD. Return "" if
-    no line is complete."""
+    """Return the last complete line of `text` that begins with a reply code and a blank. This line ends an answer of
+    BIRD. Return "" without such a line."""
     lines = text.decode("utf-8", "replace").split("\n")[:-1]
     return next((line for line in reversed(lines) if line[:4].isdigit() and line[4:5] == " "), "")

@@ -109,6 +109,6 @@ def subjects(documents: Iterable[EgressAddress], members: Callable[[EgressAddres
 
 
 def preferred(pod: bytes, addresses: Collection[bytes]) -> bytes | None:
-    """Return the egress address for the pod's address `pod`; None if `addresses` is empty. All nodes choose the same by
-    rendezvous hashing: only if the chosen address is not in `addresses`, they choose another."""
+    """Return the egress address for the pod's address `pod`; None if `addresses` is empty. All nodes choose the same
+    address, by rendezvous hashing. They choose another address only if this address is not in `addresses`."""
     return max(addresses, key=lambda each: blake2b(pod + each, digest_size=8).digest(), default=None)

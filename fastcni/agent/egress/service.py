@@ -53,7 +53,7 @@ class Egress:
         # Pods that are no longer subjects. Their packets are dropped until _end_flows() has deleted their flows. The
         # value is an object of the call of put() that removed the pod
         self._leaving: dict[bytes, object] = {}
-        self._adding: set[bytes] = set()                # new pods, closed until put() has them
+        self._adding: set[bytes] = set()                # addresses of new pods, subjects until put() has them
         self._lock = threading.Lock()                   # for documents, subjects, _leaving and _adding
         self.around: Surroundings | None = None
         self.holders: Mapping[bytes, str] = {}          # {egress address: name of the node that holds it}
@@ -65,7 +65,7 @@ class Egress:
         # {a pod's address: the egress address that this node gives it, or "elsewhere"}, as last written. None: a
         # previous agent has written the table
         self._former: dict[bytes, object] | None = None if self.table.exists() else {}
-        self._gaps = self._mended = 0           # losses of the table; those after which flows were ended
+        self._gaps = self._mended = 0           # losses of the table; losses that _end_flows() has handled
 
     def close(self) -> None:
         self.table.close()
@@ -194,7 +194,8 @@ class Egress:
         return holding.due
 
     def _lead(self, holding: Holding, ways: Routes) -> None:
-        """Write for each pod the egress address that this node gives it, or the route to the node that holds one."""
+        """Write for each pod the egress address that this node gives it, or the route to the node that holds its egress
+        address."""
         around = self.around
         if around is None:
             return

@@ -1,4 +1,4 @@
-"""Open the store of claims, which say which node holds an egress address. It is next to the nodes' records."""
+"""Open the store of claims, next to the nodes' records. A claim says which node holds an egress address."""
 
 from __future__ import annotations
 

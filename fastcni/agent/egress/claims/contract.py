@@ -36,7 +36,7 @@ class Claims(Protocol):
         ...
 
     def holders(self) -> Mapping[bytes, str]:
-        """Return {address: name of the node that has claimed it}, as watch() has last read the claims."""
+        """Return {address: name of the node that has claimed it}, as watch() has last read it."""
         ...
 
     def free_at(self, address: bytes) -> float:

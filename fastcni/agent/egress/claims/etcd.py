@@ -61,7 +61,7 @@ class Etcd:
         began, key = monotonic(), self._key(address)
         if not (self._lease and began < self._until):
             self._lease, self._until = self.client.grant(LEASE_S), began + LEASE_S
-        for condition in (revision_is(key, 0), value_is(key, self.node)):       # no claim; ours from before a restart
+        for condition in (revision_is(key, 0), value_is(key, self.node)):       # no claim; this node's claim
             try:
                 if self.client.txn([condition], [put(key, self.node, self._lease)]).done:
                     self._holders[address] = self.node

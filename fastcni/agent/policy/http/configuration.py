@@ -9,7 +9,7 @@ nftables set n4-3d, of a named port, contains the address with port 80.
 
     pods                a pod's address -> hashes of the chains that apply to the pod, and names of its named ports
     peers               address or network -> the nftables sets that contain it, and names of its named ports
-    requests-egress     regular expression -> the id of an allowed request; the map requests-ingress is alike
+    requests-egress     regular expression -> the id of an allowed request; also requests-ingress
     headers-egress      the same for requests with conditions on headers
     hosts-egress        the same for the server names in TLS handshakes
     listeners           0.0.0.0/0 and ::/0 while a listener wants a log of allowed requests; otherwise no entry
@@ -46,7 +46,7 @@ ENDS_OF = {EGRESS: ("src", "dst"), INGRESS: ("dst", "src")}     # HAProxy's name
 RULES = tuple(f"{kind}{direction}" for kind in (REQUESTS, HEADERS, HOSTS) for direction in DIRECTIONS.values())
 NOTHING = ":"                   # the list without names
 # If no entry of its own family matches an address, HAProxy searches the entries of the other family, converted by
-# ::ffff:0:0/96 or 6to4. These two networks always match, so that HAProxy never does.
+# ::ffff:0:0/96 or 6to4. These two networks always match, which prevents this search.
 EVERYWHERE = ("0.0.0.0/0", "::/0")
 MAX_NAMES = 200                 # names in a list: a line of a file and the joined text have at most 16 KiB
 MAX_CONNECTIONS = 2000          # of one client at a time; HAProxy can have 10,000 connections of all clients

@@ -207,8 +207,8 @@ class Proxy:
         self.log.info("http_proxy_started", pid=self.process.pid, rules=len(set(wanted.labels.values())))
 
     def _label(self, wanted: Configuration) -> None:
-        """Give the log of requests the names of the rules in `wanted`. It keeps the names of MAX_LABELS previous
-        rules."""
+        """Give the log of requests the names of the rules in `wanted`. The log keeps the names of the last MAX_LABELS
+        previous rules."""
         assert self._access
         former = [each for each in self._access.labels.items() if each[0] not in wanted.labels]
         self._access.labels = {**dict(former[-MAX_LABELS:]), **wanted.labels}

@@ -113,8 +113,8 @@ NOT_TCP = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,)), NFT_CMP_
 def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
     """Yield the rules of BASE_CHAINS as (chain, rule). listeners: the proxy's sockets; without them, the rules drop the
     packets that should go to the proxy."""
-    # NO_SYN, because conntrack takes the first packet from a port that was in use before for a packet of the previous
-    # connection, which is established.
+    # conntrack counts the first packet from a reused port as a packet of the previous, established connection. So these
+    # conditions exclude first packets (NO_SYN).
     known = *NO_SYN, *nft_rules.established()
     judged = list(rules.permanent_rules(known))
     for name, source in JUDGED.items():
