@@ -70,7 +70,7 @@ def listen(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> L
 
 def handed_over(env: Mapping[str, str], kind: int = socket.SOCK_SEQPACKET) -> socket.socket | None:
     """Return the socket that systemd passes to this process; None without one. env: the environment. Raises ListenError
-    if the socket is not of type `kind`."""
+    if systemd passes several sockets, or a socket of another type than `kind`."""
     if env.get("LISTEN_PID") != str(os.getpid()) or not env.get("LISTEN_FDS", "").isdigit():
         return None
     if env["LISTEN_FDS"] != "1":

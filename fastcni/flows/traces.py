@@ -77,8 +77,8 @@ class Followed:
 class Traces:
     """The packets in the trace messages. note() reads the messages in their order. followed: {packet's number: packet}.
 
-    allowed: {packet without its source port: (monotonic time when the entry ends, rules that accept the packet)}. Each
-    second, the kernel traces at most one packet of a flow, so the entry is used for the flow's other packets."""
+    allowed: {packet without its source port: (monotonic time when the entry ends, rules that accept the packet)}. The
+    kernel traces about one packet of a flow each second, so the entry is used for the flow's other packets."""
 
     def __init__(self) -> None:
         self.followed: dict[int, Followed] = {}

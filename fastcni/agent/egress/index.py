@@ -1,4 +1,4 @@
-"""Keep an index of the EgressAddress documents and the pods that they select, for the compiler of policies."""
+"""Keep an index of EgressAddress documents and the pods that they select. The compiler of policies updates it."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Lending:
         for packed, times in self._announced.items():
             if times and times[0] <= monotonic():
                 del times[0]
-                with suppress(OSError):         # the link went down; the next call of lend() moves the address
+                with suppress(OSError):         # the link went down, which the next call of places() finds
                     packet_sockets.announce(self.lent[packed].name, self.lent[packed].address, packed)
 
     def _take_back(self, packed: bytes) -> None:
