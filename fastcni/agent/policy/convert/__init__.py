@@ -2,11 +2,11 @@
 
     found = convert([("all.yaml: document 1", document)])
     found.documents                     # for the API server, or for a file of --policies
-    found.errors, found.notes           # what is not converted; what the documents mean differently than before
+    found.errors, found.notes           # what is not converted; what has another effect than before
 
-convert() never opens a closed connection silently: a part that the documents cannot express is in `errors`. convert()
-leaves out an allowing rule that the documents cannot express. For such a denying rule, convert() leaves out the whole
-direction.
+convert() reports each part that the new documents cannot express in `errors`, so no denied connection becomes allowed
+without an error. If such a part is an allowing rule, convert() leaves out the rule. If it is a denying rule, convert()
+leaves out all rules of the direction.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ CONVERTERS: dict[tuple[str, str], Callable[[dict[str, Any]], Conversion]] = {
     **{(group, kind): calico.convert for group in CALICO for kind in ("GlobalNetworkPolicy", "NetworkPolicy")},
     (GROUP, "AdminNetworkPolicy"): admin.convert,
     (GROUP, "BaselineAdminNetworkPolicy"): admin.convert}
-OWN = {("networking.k8s.io/", "NetworkPolicy"), (GROUP, "ClusterNetworkPolicy")}        # kinds that need no conversion
+OWN = {("networking.k8s.io/", "NetworkPolicy"), (GROUP, "ClusterNetworkPolicy")}        # these need no conversion
 HARMLESS = ("IPPool", "IPReservation", "IPAMBlock", "IPAMHandle", "IPAMConfig", "BlockAffinity", "BGPPeer", "BGPFilter",
             "BGPConfiguration", "ClusterInformation", "FelixConfiguration", "CalicoNodeStatus",
             "KubeControllersConfiguration", "StagedNetworkPolicy", "StagedGlobalNetworkPolicy",
-            "StagedKubernetesNetworkPolicy")            # kinds of Calico that enforce nothing of policies
+            "StagedKubernetesNetworkPolicy")            # Calico's kinds without effect on connections
 
 
 def convert(documents: Iterable[tuple[str, Any]]) -> Conversion:
-    """Convert the policies among these documents; ignore other documents, such as Deployments.
+    """Convert the policies in these documents; ignore other documents, such as Deployments.
 
-    documents: (where, document); where: the file and the document's number, for errors. Pass all documents of a cluster
-    in one call, because AdminNetworkPolicies come before all policies of Calico.
+    documents: (where, document). where: the file and the document's number, for errors. Pass all documents of a cluster
+    in one call: convert() checks that AdminNetworkPolicies come before all policies of Calico, and that names differ.
     """
     total, last_admin, of_calico = Conversion(), -1, []
     documents = list(documents)
@@ -62,13 +62,13 @@ def convert(documents: Iterable[tuple[str, Any]]) -> Conversion:
 
 
 def is_own(document: Any) -> bool:
-    """Whether a document needs no conversion."""
+    """Return whether a document is a NetworkPolicy or ClusterNetworkPolicy, which need no conversion."""
     return isinstance(document, dict) and (f"{str(document.get('apiVersion')).rpartition('/')[0]}/",
                                            document.get("kind")) in OWN
 
 
 def identity_of(document: dict[str, Any]) -> tuple[str, str, str]:
-    """Return (kind, namespace, name): the API server has one document of each."""
+    """Return (kind, namespace, name) of a document. The API server can have only one document of each."""
     metadata = document.get("metadata")
     names = metadata if isinstance(metadata, dict) else {}
     return (str(document["kind"]), *(str(names.get(key) or default) for key, default in (     # type: ignore[return-value]
@@ -76,8 +76,8 @@ def identity_of(document: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def unless_taken(found: Conversion, taken: set[tuple[str, str, str]]) -> Conversion:
-    """Return the Conversion of a document, or an error if it would replace another document. Add its names to
-    `taken`."""
+    """Return `found`, or a Conversion with an error if a document of `found` would replace another document. taken: the
+    identities of all other documents; those of `found` are added."""
     names = {identity_of(each) for each in found.documents}
     if clash := sorted(names & taken):
         kind, namespace, name = clash[0]
@@ -88,7 +88,7 @@ def unless_taken(found: Conversion, taken: set[tuple[str, str, str]]) -> Convers
 
 
 def convert_one(document: Any) -> Conversion:
-    """Convert a document, and check the result by reading it as the agent does. Raises PolicyError."""
+    """Convert one document, and check the result by reading it as the agent does. Raises PolicyError."""
     kind, version = (str(document.get(key) or "") for key in ("kind", "apiVersion"))
     group = f"{version.rpartition('/')[0]}/"
     if converter := CONVERTERS.get((group, kind)):

@@ -1,6 +1,7 @@
-"""AdminNetworkPolicy and BaselineAdminNetworkPolicy, v1alpha1, which ClusterNetworkPolicy v1alpha2 replaces.
+"""Convert AdminNetworkPolicy and BaselineAdminNetworkPolicy (v1alpha1) to ClusterNetworkPolicy (v1alpha2), which
+replaces both.
 
-The rules are the same with other words: Allow is Accept, `ports` are `protocols`.
+The rules are the same under other names: Allow becomes Accept, `ports` becomes `protocols`.
 API: https://github.com/kubernetes-sigs/network-policy-api, apis/v1alpha1, until v0.1.7.
 """
 
@@ -23,7 +24,7 @@ PRIORITY = {"AdminNetworkPolicy": ("priority",), "BaselineAdminNetworkPolicy": (
 
 
 def convert(document: dict[str, Any]) -> Conversion:
-    """Convert a document. Raises PolicyError."""
+    """Convert an AdminNetworkPolicy or BaselineAdminNetworkPolicy. Raises PolicyError."""
     kind = document["kind"]
     it, _, name, _ = open_document(kind, document)
     it.what = f"{kind} {name}"
@@ -61,7 +62,7 @@ def convert_port(reader: Reader) -> dict[str, Any]:
     span = reader.part("portRange") or reader.wrong("is missing", next(iter(reader.value)))
     span.only("protocol", "start", "end")
     if (first := span.value.get("start")) == span.value.get("end"):
-        return of_protocol(span, {"number": first})             # a ClusterNetworkPolicy refuses a range of one port
+        return of_protocol(span, {"number": first})             # a ClusterNetworkPolicy rejects a range of one port
     return of_protocol(span, {"range": {key: span.value.get(key) for key in ("start", "end")}})
 
 
