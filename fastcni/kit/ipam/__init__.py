@@ -1,1 +1,1 @@
-"""Allocate addresses: ranges, the files of held addresses, and their index."""
+"""Allocate addresses to pods: read the ranges, keep the files of held addresses, and index them."""

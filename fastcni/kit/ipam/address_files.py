@@ -35,11 +35,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# After an error that says nothing about the file (too many open files, no memory, a signal), the request fails.
+# With these errors (too many open files, no memory, a signal) the request fails, because they say nothing about the
+# file.
 TRANSIENT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)
 NOT_A_FILE = (errno.EISDIR, errno.EOPNOTSUPP, errno.ELOOP, errno.ENXIO, errno.ENODEV)     # directory, pipe, link ...
-OWNER_BYTES = 512                   # more than the longest owner: a container id (255 bytes), CRLF, an interface name
-MAX_BYTES = 1 << 20                 # bytes of a file that are read: an operator's remark may be longer than an owner
+OWNER_BYTES = 512                   # longer than any owner: a container id (255 bytes), CRLF, an interface name
+MAX_BYTES = 1 << 20                 # most bytes read of a file: an operator's remark may be longer than an owner
 NO_OWNER = b"/"                     # owner of files that are not regular: no id and no interface name has a slash
 UNKNOWN = b"//"                     # owner of a file that could not be read
 CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
@@ -96,7 +97,7 @@ class AddressFiles:
 
     path        the directory's path
     fd          the directory's descriptor while it is open, otherwise -1
-    changed     a file was created or removed, or may have been
+    changed     True after an attempt to create or remove a file
     unreadable  an Unreadable for each file that could not be read
     warn        warn(text) prints a warning for the operator
     sync        whether to write changes to disk, see above

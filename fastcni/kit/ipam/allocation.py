@@ -78,8 +78,8 @@ def _take_next(store: Store, number: int, range_set: RangeSet, owner: bytes) -> 
 
 
 def release_each(store: Store, held: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Release (packed, owner) pairs, all of them even after an error. Return the pairs that were held. Raises one
-    CniError for all errors."""
+    """Release the addresses of (packed, owner) pairs; after an error, go on with the next pair. Return the pairs that
+    were held. At the end, raises one CniError with the text of all errors."""
     released, failures = [], []
     for packed, owner in held:
         try:

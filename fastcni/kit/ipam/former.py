@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 RESULTS = "/var/lib/cni/results"        # the result cache of libcni
 MAX_RESULT_BYTES = 16 << 20
-MAX_LISTED = 10                         # addresses that a warning names
+MAX_LISTED = 10                         # how many addresses a warning names
 
 
 def find(store: Store) -> list[tuple[bytes, bytes]]:
-    """Return (packed, owner) of the files to remove, and clear the index. Raises CniError."""
+    """Return (packed, owner) of the address files that may be removed, and clear the index. Raises CniError."""
     written_ns = store.index.former_ns
     found = []
     if written_ns < boot_began_ns() and store.index.load_former():

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.ranges import RangeSet
     from fastcni.spec.config import Section
 
-ARGS = ("IP",)                      # the names in CNI_ARGS that are read
+ARGS = ("IP",)                      # the names that host-local reads in CNI_ARGS
 DATA_DIR = "/var/lib/cni/networks"
 
 
 class Keys:
-    """The keys that all pods of a network share, so no code may change them.
+    """The keys of a network's configuration. All requests of the network share this object, so no code may change it.
 
     data_dir, fsync     the directory of the address files, and whether changes are synced to disk
-    sets                a tuple of range sets; sets, routes and resolv_conf are not set for DEL and GC
-    routes, resolv_conf routes in the shape of a result; a path or ""
+    sets                a tuple of range sets. DEL and GC do not read sets, routes and resolv_conf
+    routes, resolv_conf routes: in the shape of a result. resolv_conf: a path or ""
     """
 
     __slots__ = ("data_dir", "fsync", "resolv_conf", "routes", "sets")
@@ -61,7 +61,7 @@ def max_held(req: Request) -> float:
     """Return the number of addresses that the container's interface can have: one of each range set."""
     try:
         return len(req.conf.once(read_keys).sets)
-    # the ranges have become invalid since ADD: an unreadable file may then belong to the container, too
+    # the ranges were valid at ADD and are invalid now, so an unreadable file may belong to the container
     except CniError:
         return float("inf")
 

@@ -177,7 +177,7 @@ def _read_range(section: Section) -> Range:
                              + (f" up to RangeEnd {address.ip_text(limit)}" if inside and limit else ""))
     r.start = start or address.plus(base, 1)
     r.end = end or (address.plus(last, -1) if bits == 32 else last)
-    if r.start > r.end:             # only one of the two is configured, and is beyond the other's default
+    if r.start > r.end:             # only start or end is configured, and lies beyond the default of the other
         raise ValueError(f"{'RangeEnd' if end else 'RangeStart'} {address.ip_text(end or r.start)} "
                          f"not in network {r.network()}")
     return r

@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 LOCK = posix.O_RDONLY | WRITE
 SPACE_DIRECTORY = ".cluster"           # the directory of a cluster-wide address space, see cluster/node_state.py
-MAX_LISTED = 10                     # addresses that a warning names
+MAX_LISTED = 10                     # how many addresses a warning names
 known_boot_id = b""                 # the boot id, read once per process
 
 
 class Store:
     """A network's directory, open and locked inside `with`. Not for use by two threads at once.
 
-    `with Store(...) as store` gives None when the directory does not exist and create is False. The first Store after a
-    reboot releases addresses of pods from before it, see former.py; `released` has these as (packed, owner). With
-    release_former=False the Store changes neither these nor the index, and the next Store does that.
+    `with Store(...) as store` returns None if the directory does not exist and create is False. The first Store after a
+    reboot releases the addresses of the previous boot, see former.py; `released` lists them as (packed, owner). With
+    release_former=False the Store leaves these addresses and the index to the next Store.
     Methods raise CniError: 7 for a network name that cannot be a directory's name, 11 if another process holds the lock
     too long, otherwise 5 with the path and the kernel's message.
     """
@@ -125,7 +125,7 @@ class Store:
         self.files.fd = self.lock = -1
         self.index = None
 
-    # -- what is held ---------------------------------------------------------------------------------
+    # -- held addresses ---------------------------------------------------------------------------------
 
     def addresses_of(self, owner: bytes) -> list[bytes]:
         """Return the packed addresses of this owner: the index finds them, and each file is read and compared."""
@@ -208,7 +208,7 @@ class Store:
         return True
 
     def release(self, packed: bytes, owner: bytes) -> bool:
-        """Remove the address's file if the file has this owner. Return whether it was removed."""
+        """Remove the address's file if `owner` has it. Return whether the file was removed."""
         if not self._has_owner(packed, owner):
             return False
         self.files.remove(address.ip_text(packed))

@@ -1,1 +1,1 @@
-"""Addresses that are unique in a cluster: blocks of a space are claimed for a node, and addresses given from them."""
+"""Cluster-wide IPAM: a node claims blocks of an address space in a store, and gives addresses out of these blocks."""

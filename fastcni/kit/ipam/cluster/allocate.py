@@ -1,7 +1,8 @@
-"""Give addresses of this node's own blocks, without a remote call. claims.py claims the blocks that are missing.
+"""Give pods addresses of this node's own blocks, without a remote call. claims.py claims further blocks.
 
-The address that was released longest ago is given first, and an address that is cooling down only if no other is free
-in the own blocks. Every function needs the space open, and so locked, unless the function opens it.
+A pod gets the free address that was released longest ago. An address that is still cooling down is given only if the
+node's blocks have no other free address. A function with an argument `space` needs the Space open, which holds its
+lock.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.node_state import Own, Plan
     from fastcni.kit.ipam.cluster.requested import Requested
 
-CONFIRM_S = 300.0       # after so many seconds without a confirmation by the store, ADD asks for one
-TRY_S = 20.0            # seconds between two attempts to get a confirmation
-MAX_RACES = 100         # tries of an ADD while another program makes address files without the lock
+CONFIRM_S = 300.0       # ADD asks the store if its last confirmation is older
+TRY_S = 20.0            # seconds between two requests for a confirmation
+MAX_RACES = 100         # attempts to take an address, while another program creates address files without the lock
 
 
 class Attachment:
     """The attachment of an ADD, DEL or CHECK, and the addresses that an ADD has been given.
 
     keys, asked     see conf.py and requested.py
-    container, ifname, netns, network, owner   of the attachment; owner is the content of its files
-    grid            the prefix length of blocks, by family; set before addresses are claimed
-    taken           for each range the packed address, None: still missing
-    fresh           the addresses among them that this ADD has taken: its rollback releases these
-    handed          [(packed, owner before, its lines)]: of another sandbox of the pod; the rollback gives them back
+    container, ifname, netns, network, owner   of the attachment; owner: the first two lines of its address files
+    grid            the prefix length of blocks, by family; set before this ADD claims addresses
+    taken           for each range the packed address that the ADD has been given, or None
+    fresh           the addresses of `taken` that were free before this ADD: the rollback releases them
+    handed          [(packed, previous owner, that owner's lines)]: addresses that this ADD took over from another
+                    sandbox of the pod; the rollback gives them back to that sandbox
     confirmed       whether this ADD has asked the store to confirm this node
-    claimed         the Singles that this ADD has claimed; kept: [(before, after)] of those that it took over
+    claimed         the Singles that this ADD has claimed
+    kept            [(before, after)]: the Singles that this ADD took over
     """
 
     __slots__ = ("asked", "claimed", "confirmed", "container", "fresh", "grid", "handed", "ifname", "kept", "keys",
@@ -64,7 +67,7 @@ class Attachment:
         return self.keys.sticky and bool(self.asked.pod)
 
     def more(self, *marks: str) -> bytes:
-        """The lines behind the owner in the attachment's files."""
+        """Return the lines that follow the owner in the attachment's address files."""
         return more_lines(self.network, self.asked.pod, " ".join(mark for mark in marks if mark), self.netns)
 
     def missing(self) -> list[int]:
@@ -75,13 +78,14 @@ class Attachment:
 
 
 def give(req: Request, attachment: Attachment) -> str:
-    """Give addresses of the own blocks. Return "" if no address is missing, else the next step: "confirm" or "claim".
-    Raises CniError: 11 for a requested address that another pod has, 7 for a directory of another node."""
+    """Give addresses of this node's blocks. Return "" if the attachment has all addresses, else the step that
+    ask_store() has to do next: "confirm" or "claim". Raises CniError: 11 for a requested address that another pod has,
+    7 for a directory of another node."""
     if attachment.taken and None not in attachment.taken:
-        return ""                       # a claim has brought the missing addresses
+        return ""                       # claims.provide() has given the missing addresses
     with MadeSpace(attachment.keys, req.warn) as space:
         if not attachment.confirmed and unconfirmed(space):
-            attachment.confirmed = True         # once, even if the store is unavailable
+            attachment.confirmed = True         # ask only once, even if the store is unavailable
             return "confirm"
         check_loss(space)
         if not attachment.taken:
@@ -97,7 +101,7 @@ def give(req: Request, attachment: Attachment) -> str:
 
 
 def unconfirmed(space: Space) -> bool:
-    """Whether the store has to confirm now that this node's epoch and blocks are unchanged. Raises CniError 7."""
+    """Return whether this node has to ask the store now that its epoch and blocks are unchanged. Raises CniError 7."""
     state, keys = space.state, space.keys
     if state.node and state.node != keys.node:
         raise CniError(INVALID_CONFIG, f'{space.files.path} is the state of node "{state.node}", and this node is '
@@ -105,10 +109,10 @@ def unconfirmed(space: Space) -> bool:
     if not state.node:
         return False                    # this node has no block, so it has to claim one
     if other_store(space):
-        return True                     # in the store of the configuration, another node may have this node's blocks
+        return True                     # in that other store, these blocks may be another node's
     now, confirmed = boottime(), space.times.confirmed()
     if not confirmed:
-        return True                     # while this node was down, it may have been forgotten, and its blocks given
+        return True                     # while this node was down, its blocks may have gone to other nodes
     if now - confirmed < CONFIRM_S:
         return False
     tried = space.times.tried()
@@ -128,10 +132,11 @@ def check_loss(space: Space) -> None:
                        "ipam.serve_after_loss is the limit; is the store reachable?")
 
 
-# -- what the attachment has already --------------------------------------------------------------------
+# -- addresses that the pod already has --------------------------------------------------------------------
 
 def give_again(space: Space, attachment: Attachment) -> None:
-    """Give a repeated ADD, and the ADD of another sandbox of the same pod, the addresses that the pod already has."""
+    """Give the attachment the addresses that it has from an earlier ADD, or that another sandbox of the same pod
+    has."""
     held = space.addresses_of(attachment.owner)
     if not held and attachment.asked.pod:
         held = take_from_sandbox(space, attachment)
@@ -152,8 +157,8 @@ def give_again(space: Space, attachment: Attachment) -> None:
 
 
 def note_netns(space: Space, attachment: Attachment, packed: bytes) -> None:
-    """Record the network namespace of a repeated ADD, which may differ from the first ADD's: the server checks the last
-    namespace."""
+    """Record the network namespace of a repeated ADD, which may differ from the first ADD's. The server checks the
+    recorded namespace to learn whether the pod exists."""
     name = address.ip_text(packed)
     if attachment.netns and space.files.netns(name) != attachment.netns:
         network, pod, marks = space.files.note(name)
@@ -161,9 +166,9 @@ def note_netns(space: Space, attachment: Attachment, packed: bytes) -> None:
 
 
 def take_from_sandbox(space: Space, attachment: Attachment) -> list[bytes]:
-    """Hand over the addresses of the pod's previous sandbox: the interface of this network in another container.
-    Addresses in blocks that no longer belong to this node are not handed over. If addresses are requested, only these
-    addresses are handed over."""
+    """Take over the addresses of the pod's previous sandbox: same pod, network and interface name, another container.
+    Addresses outside of this node's blocks stay with that sandbox. If the pod requests addresses, take over only these.
+    Return the addresses, packed."""
     found = []
     wanted = [packed for packed in attachment.asked.wanted if packed is not None]
     for packed in space.addresses_of_pod(attachment.asked.pod, attachment.ifname):
@@ -189,8 +194,8 @@ def note_pod(space: Space, attachment: Attachment) -> None:
 # -- giving -----------------------------------------------------------------------------------------------
 
 def give_one(space: Space, attachment: Attachment, i: int, mark: str = "") -> None:
-    """Give an address of range `i` out of the own blocks, if one is free: the requested or the next address. Raises
-    CniError 11 if another pod has the requested address."""
+    """Give an address of range `i` out of this node's blocks: the requested address, or the next free one if any.
+    Raises CniError 11 if another pod has the requested address."""
     one, wanted = attachment.keys.ranges[i], attachment.asked.wanted[i]
     if wanted is not None:
         if space.state.own_block(wanted) is None:
@@ -206,7 +211,7 @@ def give_one(space: Space, attachment: Attachment, i: int, mark: str = "") -> No
 
 
 def take_fixed(space: Space, attachment: Attachment, packed: bytes, *marks: str) -> None:
-    """Take a certain address. Raises CniError 11 naming the holder."""
+    """Take the address `packed` for the attachment. If another pod has it, raises CniError 11, which names that pod."""
     space.files.more = attachment.more(*marks)
     if not space.take(packed, attachment.owner):
         raise CniError(TRY_AGAIN_LATER, f"requested IP address {address.ip_text(packed)} is not available: "
@@ -216,7 +221,8 @@ def take_fixed(space: Space, attachment: Attachment, packed: bytes, *marks: str)
 
 
 def holder_text(space: Space, packed: bytes) -> str:
-    """Who has an address of this node: 'pod ns/name (container c1, eth0) on node "a" has it since 2026-01-01 ...'."""
+    """Return who has an address of this node: 'pod ns/name (container c1, eth0) on node "a" has it since 2026-01-01
+    ...'."""
     import time
 
     name = address.ip_text(packed)
@@ -234,26 +240,26 @@ def holder_text(space: Space, packed: bytes) -> str:
 
 
 def take_next(space: Space, one: Range, owner: bytes) -> bytes | None:
-    """Take the next address of a range out of the own blocks, packed; None if none is free."""
+    """Take the next free address of a range in this node's blocks. Return it packed, or None if no address is free."""
     for _ in range(MAX_RACES):
         if (found := next_address(space, one)) is None:
             return None
         packed, place = found
         space.times.give(place)
         if space.take(packed, owner):
-            return packed               # otherwise another owner has the address, and the index has noted that
+            return packed               # if take() fails, the index now has the other owner
     return None
 
 
 def next_address(space: Space, one: Range) -> tuple[bytes, int] | None:
-    """The free address that was released longest ago, of the first blocks that have a free one, and its place in the
-    table of released addresses."""
+    """Return a free address of a range in this node's blocks, packed, and its place in the table of released addresses.
+    None: no address is free."""
     plan = space.state.plan(one)
     for first, last in plan.spans:
         packed: bytes | None = space.index.next_free(first, last)
         if packed is not None:
             own = space.state.own_block(packed)
-            assert own is not None      # a plan has own blocks only
+            assert own is not None      # a Plan contains only this node's blocks
             return oldest(space, plan, own) or (packed, own.place(packed))
     return None
 
@@ -262,7 +268,7 @@ def oldest(space: Space, plan: Plan, own: Own) -> tuple[bytes, int] | None:
     """Return the free address that was released longest ago, and its place in the table of released addresses.
 
     The search begins in the block `own` and ends with the first block that has an address which is not cooling down.
-    None: by the table, pods have all addresses.
+    None: the table records all these addresses as held by pods.
     """
     least, found, warm = HELD, None, boottime() - space.keys.cool_down
     start = plan.starts[own.at]
@@ -279,7 +285,7 @@ def oldest(space: Space, plan: Plan, own: Own) -> tuple[bytes, int] | None:
 # -- taking back ------------------------------------------------------------------------------------------
 
 def take_back(req: Request, attachment: Attachment) -> None:
-    """Roll back an ADD: release the addresses that it has taken, and return those that it took over from another
+    """Roll back an ADD: release the addresses in `fresh`, and give the addresses in `handed` back to the other
     sandbox."""
     if not attachment.fresh and not attachment.handed:
         return

@@ -1,10 +1,10 @@
-"""Claim addresses that this node's own blocks lack: further blocks, and single addresses (singles.py).
+"""Claim further blocks and single addresses (singles.py) in the store, if this node's blocks have no address for a pod.
 
-Calls to the store need the claim lock of the space, so that many ADDs that need a block claim a single block. During a
-call the lock of the space is free: DEL, and the ADDs of other ranges, continue.
+Calls to the store need the claim lock of the address space, so that concurrent ADDs that need a block claim only one.
+During a call, the Space's own lock is free: DEL and ADDs that find a free address continue.
 
-A crash after a claim and before its record in blocks.json is harmless: the next ADD repeats the claim, or rejoin()
-finds the block in the store.
+A crash between a claim in the store and its record in blocks.json is harmless: the next ADD repeats the claim, or
+rejoin() finds the block in the store.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
     Warn = Callable[[str], object]
 
-MAX_TRIES = 64          # claims that other nodes win, each after a list of all blocks
-FIRST_PAUSE_S = 0.2     # of an ADD before it asks a busy store again; each pause is twice as long as the one before
-PATIENCE_S = 20.0       # of an ADD with a busy store. Other ADDs of the space wait for its lock: waiting.LOCK_TIMEOUT_S
-MAX_BLOCKS = 64         # blocks that one ADD claims: a second block only if other ADDs take all addresses of the first
+MAX_TRIES = 64          # attempts to claim a block while other nodes claim it first; each attempt reads all blocks
+FIRST_PAUSE_S = 0.2     # an ADD's first pause before it calls a busy store again
+PATIENCE_S = 20.0       # an ADD calls a busy store again for so long; other ADDs wait for it: waiting.LOCK_TIMEOUT_S
+MAX_BLOCKS = 64         # limit of blocks that one ADD claims. It claims a second one if other ADDs emptied the first
 
 
 class ClaimLock:
-    """The lock around calls to the store about a space, inside `with`. Raises CniError 5 and 11."""
+    """The lock for calls to the store about one address space, held inside `with`. Raises CniError 5 and 11."""
 
     __slots__ = ("fd", "path")
 
@@ -75,8 +75,8 @@ class ClaimLock:
 
 
 def provide(req: Request, attachment: Attachment) -> None:
-    """Claim the addresses of an ADD that give() has not found. Raises CniError: 11 with the reason if none can be
-    claimed."""
+    """Claim the addresses that allocate.give() did not find in this node's blocks. Raises CniError 11, with the reason,
+    if the node cannot claim an address."""
     with ClaimLock(attachment.keys):
         store, patience, until = store_of(req.mode, attachment.keys.store), Patience(), 0.0
         try:
@@ -97,7 +97,7 @@ def provide(req: Request, attachment: Attachment) -> None:
 
 
 class Patience:
-    """Growing pauses between calls to a busy store; their lengths differ from node to node."""
+    """The pauses of an ADD between calls to a busy store: each about twice as long as the last, and random by ±50%."""
 
     __slots__ = ("seconds", "until")
 
@@ -105,7 +105,7 @@ class Patience:
         self.seconds, self.until = FIRST_PAUSE_S, monotonic() + waiting.limit(PATIENCE_S)
 
     def pause(self) -> bool:
-        """Wait. Return False immediately if PATIENCE_S is over. Raises CallerGone."""
+        """Wait for the next pause. Return False immediately if PATIENCE_S is over. Raises CallerGone."""
         if monotonic() >= self.until:
             return False
         waiting.readable(-1, self.seconds * (0.5 + int.from_bytes(posix.urandom(2), "big") / 65536), waiting.STORE)
@@ -144,7 +144,8 @@ def _provide(req: Request, attachment: Attachment, store: Store) -> None:
 
 
 def give_claimed(req: Request, attachment: Attachment, store: Store, claimed: Sequence[Block]) -> State:
-    """Record claimed blocks, and give the missing addresses of own blocks, both under one lock. Return the State."""
+    """Record claimed blocks, and give the attachment its missing addresses out of this node's blocks, both under one
+    lock. Return the State."""
     now = store.history() if claimed else None
     with MadeSpace(attachment.keys, req.warn) as space:
         noted = note_in(space, claimed, now)
@@ -159,7 +160,7 @@ def give_claimed(req: Request, attachment: Attachment, store: Store, claimed: Se
 
 
 def end(space: Space, attachment: Attachment) -> None:
-    """Note that all addresses of an ADD are given."""
+    """Record that the ADD has all its addresses."""
     singles.all_given(space, attachment)
     allocate.note_pod(space, attachment)
 
@@ -182,8 +183,8 @@ def away(req: Request, attachment: Attachment, why: Away) -> CniError:
 # -- the node ---------------------------------------------------------------------------------------------
 
 def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> State:
-    """Return the local state of a node that has joined, with the block sizes of the ranges' families. Raises the
-    exceptions of the store."""
+    """Return this node's State; join the store first if needed. The State has the block sizes of the ranges' address
+    families. Raises the exceptions of the store."""
     wanted: dict[str, int] = {}
     for one in ranges:
         wanted[one.family] = min(wanted.get(one.family, 128), one.wanted_prefix())
@@ -194,7 +195,7 @@ def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> Stat
         with MadeSpace(keys, warn) as space:
             state = space.state
     if not wanted.keys() <= state.grid.keys():
-        grid = store.grid(keys.space, wanted)               # once in the life of a space on this node
+        grid = store.grid(keys.space, wanted)               # once per address space and family on this node
         with MadeSpace(keys, warn) as space:
             state = space.state.copy()
             state.grid = grid
@@ -207,8 +208,8 @@ def node_of(state: State) -> Node:
 
 
 def confirm(store: Store, keys: Keys, warn: Warn) -> None:
-    """Send a heartbeat, and record that the store knows this node. Join again if the node was declared dead or has
-    rebooted, or if the store was restored or replaced. Raises Away."""
+    """Send a heartbeat, and record the time at which the store confirmed this node. Join again if the node was declared
+    dead or has rebooted, or if the store was restored or replaced. Raises Away."""
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(False)
         state, other = space.state, allocate.other_store(space)
@@ -230,18 +231,19 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
 
 
 def lacks_blocks(store: Store, keys: Keys, state: State) -> bool:
-    """Whether the store lacks a block of this node. A restored store may have a higher revision by now."""
+    """Return whether the store lacks a block of this node, as after a restore. The revision does not always show a
+    restore: it may have grown again."""
     return bool(state.blocks.keys() - {block.cidr for block in store.blocks(keys.space, keys.node)})
 
 
 def confirm_once(req: Request, keys: Keys) -> None:
-    """Call confirm() for an ADD. If the store is unavailable, this node goes on with the blocks that it has. Raises
-    CniError 11 after a reboot, and with another store than before: then only the store knows whether the blocks are
-    still this node's."""
+    """Call confirm() for an ADD. If the store is unavailable, the ADD continues with this node's blocks. But after a
+    reboot, or with another store than before, only the store knows whether the blocks are still this node's: then raise
+    CniError 11."""
     with ClaimLock(keys):
         with MadeSpace(keys, req.warn) as space:
             if not allocate.unconfirmed(space):
-                return                  # another request has confirmed this node meanwhile
+                return                  # while this ADD waited, another one asked the store
             known, other = space.times.confirmed(), allocate.other_store(space)
         try:
             confirm(store_of(req.mode, keys.store), keys, req.warn)
@@ -256,20 +258,21 @@ def confirm_once(req: Request, keys: Keys) -> None:
 
 def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: dict[str, int] | None = None,
            new: bool = False) -> Node:
-    """Join, and compare the node's blocks in the store with the blocks in blocks.json.
+    """Join the store, and compare the node's blocks in the store with the blocks in blocks.json.
 
-    The node adopts its blocks of an earlier epoch, claims again the blocks that a restored store has lost, and gives no
-    more addresses of blocks that now belong to another node. The node gives back a block that only a restored store has
-    as this node's: another node may have had the block since the backup, and claims it again.
-    suspect: the store was restored, although its history does not show it. wanted: the block sizes of the ranges'
-    families. new: this node has no state of the space yet. Needs the claim lock. Raises Away; Fenced or Changed if the
-    store changes again during the call.
+    The node adopts its blocks of an earlier epoch, and claims again the blocks that a restored store has lost. The node
+    gives no more addresses out of blocks that now belong to another node. If a restored store assigns a block to this
+    node that blocks.json does not have, the node returns the block: another node may have claimed it after the backup,
+    and has to claim it again.
+    suspect: the caller has found that the store was restored, although its history() does not show it. wanted: block
+    sizes by family. new: this node has no state of the address space yet. The caller holds the claim lock. Raises Away;
+    Fenced or Changed if the store changes again during the call.
     """
     joined = store.join_space(keys.node, boot_id().decode(), keys.space, wanted or {}, new)
     me, there = joined.node, {block.cidr: block for block in joined.blocks}
     with MadeSpace(keys, warn) as space:
         old = space.state
-    suspect = suspect or restored(old.history, store.history())     # before the writes below raise the revision
+    suspect = suspect or restored(old.history, store.history())     # read before writes raise its revision
     if old.blocks and suspect:
         for cidr in there.keys() - old.blocks.keys() - set(old.lost):
             store.give_back(there.pop(cidr))
@@ -305,7 +308,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
 
 
 def assert_block(store: Store, me: Node, space: str, cidr: str, block: Block | None) -> Block | None:
-    """Return the block as this node's own, or None if it is lost."""
+    """Adopt or claim the block again. Return it as this node's, or None if another node has it."""
     try:
         if block is None:
             return store.claim(me, [(space, cidr)])[0]
@@ -315,12 +318,13 @@ def assert_block(store: Store, me: Node, space: str, cidr: str, block: Block | N
 
 
 def restored(before: tuple[str, int], now: tuple[str, int]) -> bool:
-    """Return whether the store was replaced by another store, or by an older backup."""
+    """Return whether the store was replaced or restored from a backup. before, now: two results of its history()."""
     return bool(before[0]) and (now[0] != before[0] or now[1] < before[1])
 
 
 def check_hold(store: Store, keys: Keys, warn: Warn) -> None:
-    """Raise CniError 11 while no block may be claimed, because the store was restored; Away."""
+    """Raise CniError 11 during the pause (hold.py) in which this node claims no block, because the store was restored.
+    Raises Away."""
     if why := hold.reason(store, keys, warn):
         raise CniError(TRY_AGAIN_LATER, f"no block can be claimed {why}", "each node claims its own blocks again "
                        "first, so that no address is given twice")
@@ -329,7 +333,7 @@ def check_hold(store: Store, keys: Keys, warn: Warn) -> None:
 # -- blocks -----------------------------------------------------------------------------------------------
 
 def claim_for(store: Store, me: Node, keys: Keys, ranges: Sequence[Range], warn: Warn) -> Range | None:
-    """Call claim_blocks(), and note the blocks. Return the range that has no free block."""
+    """Claim a block for each range, and record the blocks. Return a range that has no free block, or None."""
     with MadeSpace(keys, warn) as space:
         state = space.state
     claimed, exhausted = claim_blocks(store, me, keys, ranges, state)
@@ -364,7 +368,7 @@ def claim_blocks(store: Store, me: Node, keys: Keys, ranges: Sequence[Range],
 
 
 def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> None:
-    """Write claimed blocks into blocks.json with note_in(); if the store was restored, refuse() them."""
+    """Write claimed blocks into blocks.json. If the store was restored, give the blocks back and raise CniError 11."""
     now = store.history()
     with MadeSpace(keys, warn) as space:
         noted = note_in(space, blocks, now)
@@ -373,8 +377,8 @@ def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -
 
 
 def note_in(space: Space, blocks: Sequence[Block], now: tuple[str, int] | None) -> bool:
-    """Write claimed blocks into blocks.json. Return False, and write nothing, if the store was restored. now: its
-    history()."""
+    """Write claimed blocks into blocks.json. Return False, and write nothing, if the store was restored. now: the
+    store's history()."""
     if not blocks or now is None:
         return True
     if restored(space.state.history, now):
@@ -396,11 +400,11 @@ def refuse(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> Non
 
 
 def candidates(one: Range, prefix: int, seed: str, known: set[str]) -> Iterator[str]:
-    """Yield the cidrs of a range's blocks that no node is known to have, from a start that differs from node to
-    node."""
+    """Yield the cidrs of a range's blocks that are not in `known`. Each node (`seed`) begins at another block, so that
+    nodes rarely try to claim the same block."""
     shift = one.bits - prefix
     stretches: list[list[int]] = []
-    for first, last in one.spans:           # in numbers of blocks, those without a free address left out
+    for first, last in one.spans:           # numbers of the blocks that contain an address of a span
         if stretches and first >> shift <= stretches[-1][1]:
             stretches[-1][1] = last >> shift
         else:
@@ -414,7 +418,7 @@ def candidates(one: Range, prefix: int, seed: str, known: set[str]) -> Iterator[
 
 
 def nth(stretches: list[list[int]], k: int) -> int:
-    """The k-th number of [[first, last], ...]."""
+    """Return the k-th number, from 0, in the ranges [[first, last], ...]."""
     for first, last in stretches:
         if k <= last - first:
             return first + k

@@ -1,13 +1,15 @@
-"""The keys of cluster-wide addresses, including those of whereabouts 0.9. Reads only the files that flat_file.py names.
+"""Read the keys of the `ipam` section for cluster-wide addresses, including the keys of whereabouts 0.9. The only files
+that it opens are those that flat_file.py names.
 
-    range, range_start, range_end, exclude, gateway     of one range; ipRanges: a list of such objects
+    range, range_start, range_end, exclude, gateway     of one range; ipRanges: a list of objects with these keys
     addresses, routes, dns                              copied to the result
-    network_name                                        the space: its addresses are unique, ranges may overlap
-    sticky: "pod"                                       a pod's next sandbox gets its address, on any node
+    network_name                                        the address space: ranges may overlap, no address is given twice
+    sticky: "pod"                                       a pod keeps its address in its next sandbox, on any node
     cool_down (30), exclude_gateway (true), block_size, block_size6, node_slice_size
     store, kubernetes, node_name, dataDir, fsync, serve_after_loss, reclaim_after
 
-An IP address may have leading zeros, as in whereabouts. A bound outside of its range is ignored with a warning.
+An IP address may have leading zeros, as in whereabouts. A range_start or range_end outside of its range is ignored with
+a warning.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ if TYPE_CHECKING:
 DATA_DIR = "/var/lib/cni/cluster"
 SPACE = "default"
 COOL_DOWN_S = 30
-FLAT_S = 1.0                    # seconds after which a change of the flat file is noticed
-MAX_BLOCK_BITS = 16             # host bits of a block
+FLAT_S = 1.0                    # interval, in seconds, at which requests check the flat file for changes
+MAX_BLOCK_BITS = 16             # host bits of the largest block
 MAX_SECONDS = 10 ** 9
 
-# Keys of whereabouts that have no meaning here, and why
+# Keys of whereabouts that fastcni ignores, and the reason
 IGNORED = {
     "leader_lease_duration": "there is no leader",
     "leader_renew_deadline": "there is no leader",
@@ -60,21 +62,21 @@ IGNORED = {
 
 
 class Keys:
-    """The keys that all pods of a network share, so no code may change them.
+    """The keys of a network's configuration. All requests of the network share this object, so no code may change it.
 
     data_dir, fsync       the directory of the node's state, and whether address files are synced
-    space, node, store    names of the space and of this node; the Settings of the store, see stores/__init__.py
-    store_key             key_of() these
+    space, node, store    names of the address space and of this node; the Settings of the store, see stores/__init__.py
+    store_key             key_of() the Settings of the store
     flat                  the flat file that was read, as flat_file.find() returns it
-    The following keys are not for DEL and GC:
-    ranges                a pod gets one address of each range
+    DEL and GC do not read the following keys:
+    ranges                the Ranges; a pod gets one address of each
     addresses             more addresses for the result, [(packed, prefix length, packed gateway or None)]
     routes, dns           in the form of a result
     cool_down             seconds before a released address is given again
     sticky                whether a pod keeps its address
     serve_after_loss      seconds after which a node that cannot reach the store stops giving addresses, 0: never
     reclaim_after         seconds after which the blocks of a dead node are freed, 0: never
-    warnings              texts for each ADD and STATUS
+    warnings              texts that each ADD and STATUS logs
     cache                 the node's state as last read: the only member that changes
     """
 
@@ -101,7 +103,7 @@ class Keys:
 
 
 def keys_for(req: Request) -> Keys:
-    """The Keys of a request; those of DEL and GC without ranges. Raises CniError 5 and 7."""
+    """Return the Keys of a request. For DEL and GC, the Keys have no ranges. Raises CniError 5 and 7."""
     read = read_place if req.command in ENDINGS else read_keys
     keys = read_once(req, read)
     now = time.monotonic()
@@ -120,14 +122,16 @@ def read_path(conf: Section) -> str:
 
 
 def merged_section(conf: Section) -> tuple[Section, flat_file.Seen]:
-    """The ipam section with the keys of the flat file, and which file that is."""
+    """Return the `ipam` section merged with the keys of the flat file, and the identity of that file
+    (flat_file.find())."""
     ipam = ipam_conf.ipam_section(conf)
     seen = flat_file.find(read_path(conf))
     return (ipam if seen is flat_file.NONE else ipam.below(flat_file.merged(ipam.values, seen), ipam.where)), seen
 
 
 def read_place(conf: Section) -> Keys:
-    """The Keys of DEL and GC: where the node's state is, and its store. Raises CniError 5 and 7."""
+    """Return the Keys that DEL and GC need: the directory of the node's state, and the store. Raises CniError 5 and
+    7."""
     ipam, seen = merged_section(conf)
     return _read_place(ipam, seen, read_path(conf))
 
@@ -154,7 +158,7 @@ def host_name() -> str:
 
 
 def read_keys(conf: Section) -> Keys:
-    """All Keys. Raises CniError 5 and 7."""
+    """Return the Keys with all members. Raises CniError 5 and 7."""
     ipam, seen = merged_section(conf)
     keys = _read_place(ipam, seen, read_path(conf))
     keys.warnings = [f"ipam.{key} is ignored: {why}" for key, why in IGNORED.items() if ipam.has(key)]
@@ -192,8 +196,8 @@ def read_addresses(ipam: Section) -> list[Address]:
 # -- ranges -------------------------------------------------------------------------------------------
 
 def read_ranges(ipam: Section, warnings: list[str]) -> tuple[Range, ...]:
-    """Read the range of `range` and its keys, then the ranges of ipRanges. A range without `gateway` has the gateway of
-    `ipam`, if the family is the same. Raises CniError 7."""
+    """Read the range of `range` and its keys, then the ranges of ipRanges. A range without the key `gateway` gets the
+    `gateway` of the `ipam` section, if the address family is the same. Raises CniError 7."""
     sections = [ipam] if ipam.has("range") else []
     for one in sections + ipam.sections("ipRanges"):
         if not one.text("range"):
@@ -207,7 +211,9 @@ def read_ranges(ipam: Section, warnings: list[str]) -> tuple[Range, ...]:
 
 def read_range(section: Section, common: bytes | None, without_gateway: bool, sizes: dict[int, int],
                warnings: list[str]) -> Range:
-    """One range: "10.0.0.0/24", or "10.0.0.5-10.0.0.9/24". Raises CniError 7."""
+    """Return the Range of a section with the key `range`: "10.0.0.0/24", or "10.0.0.5-10.0.0.9/24". common: the gateway
+    of a section without `gateway`. without_gateway: exclude the gateway. sizes: {32 or 128: block size}. Raises
+    CniError 7."""
     text = section.text("range")
     start_text, dash, net_text = text.rpartition("-")
     try:
@@ -246,13 +252,14 @@ def read_range(section: Section, common: bytes | None, without_gateway: bool, si
 
 
 def read_bound(section: Section, key: str, bits: int) -> int | None:
-    """The number of a bound; None if it is absent, or of the other family."""
+    """Return the bound `key` of a range as a number, or None if the key is absent or has an address of the other
+    family."""
     packed = read_one_ip(section, key)
     return to_int(packed) if packed and len(packed) * 8 == bits else None
 
 
 def read_excluded(section: Section, i: int, text: str) -> tuple[int, int, int]:
-    """(bits, first, last) of an excluded CIDR or address."""
+    """Return (address bits, first, last) of an excluded CIDR or address. text: `exclude[i]`."""
     try:
         packed, prefix = read_net(text)
     except ValueError as e:
@@ -269,8 +276,8 @@ def read_one_ip(section: Section, key: str) -> bytes | None:
 
 
 def read_block_size(ipam: Section, key: str, bits: int) -> int:
-    """Return the configured prefix length of a block. 0: grid.py chooses the length. `bits`: the node claims each
-    address by itself."""
+    """Return the configured prefix length of blocks. 0: grid.py chooses the length. The value of `bits`: a node claims
+    single addresses instead of blocks."""
     size: int = ipam.integer(key, 0, 0, bits)
     if (size and size < bits - MAX_BLOCK_BITS) or bits - 2 < size < bits:
         raise ipam.wrong(key, f"expected {bits - MAX_BLOCK_BITS} to {bits - 2}, or {bits} for single addresses")
@@ -278,7 +285,7 @@ def read_block_size(ipam: Section, key: str, bits: int) -> int:
 
 
 def read_slice_size(ipam: Section) -> int:
-    """node_slice_size of whereabouts, "/22" or "22", for IPv4."""
+    """Return whereabouts' node_slice_size, "/22" or "22", as a prefix length of IPv4 blocks; 0 without that key."""
     text = ipam.text("node_slice_size")
     digits = text.removeprefix("/")
     if not text:

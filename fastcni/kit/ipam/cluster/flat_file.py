@@ -1,8 +1,8 @@
-"""The flat file of whereabouts: keys of `ipam` for all networks of a node; a network's own keys win.
+"""Read the flat file of whereabouts: default keys of `ipam` for all networks of a node. A network's own keys take
+precedence.
 
-The first of these files that exists counts: `configuration_path`, which may also name a directory,
-and PATHS. There need
-not be one. `nodename`, in the directory of the flat file, is the node's name.
+The flat file is the first existing file of: `configuration_path`, which may also name a directory, and PATHS. The file
+is optional. The file `nodename`, in the same directory, has the node's name.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PATHS = (
 )
 NAME = "whereabouts.conf"
 NONE: Seen = ("", 0, 0, 0)
-OWN = "enable_overlapping_ranges"       # whereabouts takes this key from the network only
+OWN = "enable_overlapping_ranges"       # whereabouts ignores this key in the flat file
 
 
 def find(configuration_path: str) -> Seen:
-    """Return (path, inode, mtime, size) of the flat file, NONE without a flat file. Equal values: the file has not
-    changed."""
+    """Return (path, inode, mtime, size) of the flat file, or NONE without a flat file. Two equal values show that the
+    file has not changed."""
     own = (configuration_path, f"{configuration_path}/{NAME}") if configuration_path else ()
     for path in (*own, *PATHS):
         try:
@@ -44,8 +44,8 @@ def find(configuration_path: str) -> Seen:
 
 
 def merged(ipam: dict[str, Any], seen: Seen) -> dict[str, Any]:
-    """The keys of a network over those of the flat file. As in whereabouts, an empty value does not win. 0 and false
-    do: they are values of keys here. Raises CniError 5 and 7."""
+    """Return the network's keys, with the flat file's values for absent and empty keys, as whereabouts does. 0 and
+    false are not empty here. Raises CniError 5 and 7."""
     if seen is NONE or not (content := files.read(seen[0])):
         return ipam
     try:

@@ -1,4 +1,4 @@
-"""The error for a full range: which nodes have its blocks, and what to do."""
+"""Make the error for a full range, which tells what nodes have its blocks, and what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ MAX_NODES = 20          # number of nodes that the error names
 
 
 def error(store: Store, keys: Keys, one: Range) -> CniError:
-    """The CniError 11 for a range without a free address. Raises Away."""
+    """Return the CniError 11 for a range without a free address, which names the nodes that have its blocks. Raises
+    Away."""
     by_node: dict[str, list[int]] = {}
     for block in store.blocks(keys.space):
         bits, network, prefix = read_block(block.cidr)

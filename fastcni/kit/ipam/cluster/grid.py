@@ -1,10 +1,10 @@
-"""Ranges of cluster-wide addresses, and the blocks of each range. Pure calculation: no file, no store.
+"""Calculate the ranges of cluster-wide addresses, and the blocks of each range, without a file or a store.
 
     range 10.0.0.0/24, blocks of /28:   10.0.0.0/28  10.0.0.16/28  ...  10.0.0.240/28
 
-All ranges of a space have the same block size and alignment, so that ranges which overlap have the same blocks. The
-addresses that a range excludes (its ends, the gateway, `exclude`) are a mask on its blocks, and change no block.
-Addresses are integers of 32 or 128 bits; IPv6 costs the same as IPv4.
+All ranges of an address space have the same block size and alignment, so that overlapping ranges have the same blocks.
+A range does not give the addresses that it excludes (its ends, the gateway, `exclude`); its blocks stay the same.
+Addresses are integers of 32 or 128 bits, so IPv6 costs the same as IPv4.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     Span = tuple[int, int]          # the first and the last address
 
 USUAL = {32: 26, 128: 122}          # prefix lengths: blocks of 64 addresses
-USUAL_BITS = 6                      # host bits of these blocks
-SHARES = 4                          # a block has so many host bits less than a small range: 16 blocks in the range
-FEWEST = 4                          # blocks of a range below which each address is claimed by itself
+USUAL_BITS = 6                      # host bits of the USUAL blocks
+SHARES = 4                          # a small range has so many more host bits than its blocks: 2**4 blocks
+FEWEST = 4                          # with fewer blocks in a range, nodes claim single addresses
 
 
 class Range:
-    """Addresses of one subnet, for one address of each pod.
+    """The addresses of one subnet that pods can get. A pod gets one address of each Range.
 
     bits      32 or 128
     network, prefix   of the subnet
-    first, last       the bounds, both included
-    spans     the addresses that pods can get, without the excluded addresses, in order
-    gateway   packed, or None: the pod's gateway in the result
-    block_size  the configured prefix length of blocks; 0: not configured; `bits`: each address is claimed by itself
+    first, last       the range's first and last address, both included
+    spans     (first, last) of the addresses that pods can get, without the excluded addresses, in order
+    gateway   the gateway in the pod's result, packed, or None
+    block_size  the configured prefix length of blocks; 0: not configured; `bits`: nodes claim single addresses
     """
 
     __slots__ = ("bits", "block_size", "first", "gateway", "last", "network", "prefix", "spans")
@@ -45,7 +45,7 @@ class Range:
     spans: tuple[Span, ...]
 
     def __str__(self) -> str:
-        """The subnet, and its bounds if it is not given completely: "10.0.0.0/24 (10.0.0.5 to 10.0.0.9)"."""
+        """Return the subnet, and the bounds if they exclude a part of it: "10.0.0.0/24 (10.0.0.5 to 10.0.0.9)"."""
         subnet = cidr_text(self.bits, self.network, self.prefix)
         if (self.first, self.last) == usable(self.bits, self.network, self.prefix):
             return subnet
@@ -53,44 +53,45 @@ class Range:
 
     @property
     def family(self) -> str:
-        """The key of the family in a space's block sizes."""
+        """Return "4" or "6", the key of the range's family in an address space's block sizes."""
         return family_of(self.bits)
 
     def has(self, number: int) -> bool:
-        """Whether the address can be given."""
+        """Return whether a pod can get the address."""
         return any(first <= number <= last for first, last in self.spans)
 
     def contains(self, packed: bytes) -> bool:
-        """Whether the subnet has this address."""
+        """Return whether the subnet contains this address."""
         return len(packed) * 8 == self.bits and to_int(packed) >> self.bits - self.prefix == \
             self.network >> self.bits - self.prefix
 
     def size(self) -> int:
-        """The number of addresses that can be given."""
+        """Return the number of addresses that pods can get."""
         return sum(last - first + 1 for first, last in self.spans)
 
     def wanted_prefix(self) -> int:
-        """Return the prefix length of blocks for a space without block sizes. A small range gets smaller blocks, so
-        that it has blocks for several nodes: a /24 has 16 blocks of 16 addresses."""
+        """Return the prefix length of blocks that this range chooses for an address space without block sizes. A small
+        range chooses smaller blocks, enough for several nodes: a /24 has 16 blocks of 16 addresses."""
         if 0 < self.block_size < self.bits:
             return self.block_size
-        width = (self.last - self.first).bit_length()           # host bits of the addresses that are given
-        if width - SHARES < 3:                                  # too small for blocks: one address at a time
+        width = (self.last - self.first).bit_length()           # host bits of the span of addresses
+        if width - SHARES < 3:                                  # too small for blocks: claim single addresses
             return USUAL[self.bits]
         return self.bits - min(USUAL_BITS, width - SHARES)
 
     def blocks(self, prefix: int) -> tuple[int, int]:
-        """The numbers of the range's first and last block. A number is an address without its host bits."""
+        """Return the numbers of the range's first and last block. A block's number is its address shifted right by its
+        host bits."""
         shift = self.bits - prefix
         return self.first >> shift, self.last >> shift
 
     def is_tiny(self, prefix: int) -> bool:
-        """Whether the range has so few blocks that each address is claimed by itself."""
+        """Return whether the range has so few blocks that nodes claim single addresses."""
         first, last = self.blocks(prefix)
         return self.block_size == self.bits or (last - first + 1 < FEWEST and prefix != self.block_size)
 
     def inside(self, network: int, prefix: int) -> Iterator[Span]:
-        """The spans of a block that this range may give."""
+        """Yield the parts of a block that pods of this range may get, as (first, last)."""
         low, high = ends(self.bits, network, prefix)
         for first, last in self.spans:
             if first <= high and low <= last:
@@ -98,7 +99,7 @@ class Range:
 
 
 def make_range(bits: int, network: int, prefix: int, bounds: Span, excluded: Iterable[Span]) -> Range:
-    """A Range of a subnet, its bounds, and spans that are not given; without gateway."""
+    """Return the Range of a subnet between `bounds`, without the spans `excluded`. The Range has no gateway yet."""
     one = Range()
     one.bits, one.network, one.prefix, one.gateway, one.block_size = bits, network, prefix, None, 0
     one.first, one.last = bounds
@@ -107,14 +108,14 @@ def make_range(bits: int, network: int, prefix: int, bounds: Span, excluded: Ite
 
 
 def usable(bits: int, network: int, prefix: int) -> Span:
-    """The addresses of a subnet that pods can have: all but the first and the last one. Of a subnet with one or two
-    addresses all (RFC 3021, RFC 6164)."""
+    """Return the first and last address of a subnet that pods can have. The subnet's own first and last address are
+    left out, except in subnets of one or two addresses (RFC 3021, RFC 6164)."""
     first, last = ends(bits, network, prefix)
     return (first, last) if prefix >= bits - 1 else (first + 1, last - 1)
 
 
 def ends(bits: int, network: int, prefix: int) -> Span:
-    """The first and the last address of a prefix."""
+    """Return the first and the last address of a prefix."""
     hosts = (1 << bits - prefix) - 1
     return network & ~hosts, network | hosts
 
@@ -149,16 +150,16 @@ def ip_text(bits: int, number: int) -> str:
 
 
 def cidr_text(bits: int, number: int, prefix: int) -> str:
-    """A prefix as the records of a store have it; host bits are cut."""
+    """Return a prefix as text in the form of the store's records, with host bits set to 0."""
     return address.cidr_text(to_packed(bits, number >> bits - prefix << bits - prefix), prefix)
 
 
 def read_block(cidr: str) -> tuple[int, int, int]:
-    """(bits, network, prefix length) of a block's cidr."""
+    """Return (bits, network, prefix length) of a block's cidr."""
     packed, prefix = address.read_cidr(cidr)
     return len(packed) * 8, to_int(packed), prefix
 
 
 def block_of(packed: bytes, prefix: int) -> str:
-    """The cidr of the block that has an address."""
+    """Return the cidr of the block that contains an address. prefix: the prefix length of blocks."""
     return cidr_text(len(packed) * 8, to_int(packed), prefix)

@@ -1,14 +1,15 @@
-"""The pause after the store was restored from a backup: this node claims no block that another node may have.
+"""Pause claims of blocks after the store was restored from a backup, because another node may have the block.
 
-The restored store may lack blocks of other nodes. So this node waits until each of them has claimed its own again:
+The restored store may lack blocks of other nodes. So this node waits until each other node has claimed its blocks
+again:
 
-1. PAUSE_S, or node_ttl if that is longer. A server that lost its store asks it again within Times.max_away_s and the
-   time out of a request. Signs of life from before the backup have ended by then.
-2. Until each node that the store knows is alive, or declared dead, or dead_after has passed since the restore.
-3. SETTLE_S: a node sends its heartbeat a moment before it claims its blocks.
+1. Wait for PAUSE_S, or node_ttl if that is longer. A server that lost its store calls it again within Times.max_away_s
+plus the timeout of a request. Heartbeats from before the backup have expired by then.
+2. Wait until each node in the store is alive or declared dead, or until dead_after has passed since the restore.
+3. Wait for SETTLE_S, because a node sends its heartbeat a moment before it claims its blocks.
 
-State.hold is [boot id, CLOCK_BOOTTIME, seconds, settled], of the beginning of a step, or None. settled: step 3 has
-begun. In a later boot the pause has lasted at least since that boot began: CLOCK_BOOTTIME itself.
+State.hold is None, or describes the current step: [boot id, CLOCK_BOOTTIME at its begin, its seconds, settled].
+settled: it is step 3. After a reboot, the step has lasted at least since that boot: CLOCK_BOOTTIME itself.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
 
     Hold = list[Any]
 
-PAUSE_S = 60.0                  # twice a server's max_away_s, 20 s, and some time outs of 5 s
+PAUSE_S = 60.0                  # twice a server's max_away_s of 20 s, plus some timeouts of 5 s
 SETTLE_S = 5.0
-DEAD_AFTER_S = 600.0            # without dead_after in the store's settings: Times.grace_s
-MAX_NAMED = 5                   # nodes that an error names
+DEAD_AFTER_S = 600.0            # if the store's settings have no dead_after: Times.grace_s
+MAX_NAMED = 5                   # how many nodes an error names
 
 
 def begin(settings: Mapping[str, Any]) -> Hold:
-    """Begin the pause for a store with these settings."""
+    """Return State.hold for a pause that begins now. settings: of the store."""
     return [boot_id().decode(), boottime(), seconds_of(settings), False]
 
 
@@ -44,17 +45,19 @@ def seconds_of(settings: Mapping[str, Any]) -> float:
 
 
 def age(hold: Hold) -> float:
-    """For how many seconds a step has lasted, at least."""
+    """Return for how many seconds a step has lasted, at least."""
     return boottime() - hold[1] if hold[0] == boot_id().decode() else boottime()
 
 
 def left(hold: Hold | float) -> float:
-    """How many seconds of a step are left. A number is of a version that wrote the end without its boot."""
+    """Return how many seconds of a step are left. hold: a number if an earlier version of fastcni wrote it, without the
+    boot id."""
     return max(0.0, hold[2] - age(hold) if isinstance(hold, list) else PAUSE_S - boottime())
 
 
 def reason(store: Store, keys: Keys, warn: Callable[[str], object]) -> str:
-    """Return why this node may claim no block now, "" if it may. Begins the next step when one is over. Raises Away."""
+    """Return why this node may not claim a block now, or "". If the current step is over, begin the next step. Raises
+    Away."""
     with MadeSpace(keys, warn) as space:
         hold = space.state.hold
     if hold is None:
@@ -79,6 +82,6 @@ def lost_nodes(store: Store, keys: Keys) -> list[str]:
 
 
 def is_over(hold: Hold | float, settings: Mapping[str, Any]) -> bool:
-    """Return whether a node that has not come back yet is dead by now."""
+    """Return whether the pause has lasted for dead_after, so that a node that is still lost counts as dead."""
     since = age(hold) if isinstance(hold, list) else boottime()
     return bool(since >= settings.get("dead_after", DEAD_AFTER_S))

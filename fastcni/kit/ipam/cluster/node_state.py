@@ -1,16 +1,19 @@
-"""The files in which this node keeps its blocks of a space and the addresses that it has given: a directory, a lock.
+"""Read and write the files in which this node keeps its blocks of an address space, and the addresses that its pods
+have.
 
-    <dataDir>/<space>/          a host-local directory, see kit/ipam/store.py: its lock, address files and index
+    <dataDir>/<space>/          a host-local directory with its lock, address files and index, see kit/ipam/store.py
         10.0.0.70               "<container id>\\r\\n<ifname>\\r\\n<network>\\r\\n<pod>\\r\\n<marks>\\r\\n<netns>"
-        .cluster/blocks.json    node, epoch, boot id, grid, own blocks: replaced by rename(2), under the lock
-        .cluster/released       the time at which each address of these was released, see released.py
-        .cluster/pods/<digest>  a symbolic link whose text is the addresses of a pod's interface
-        .cluster/claim.lock     flock(2) around calls to the store, see claims.py; the other lock is not held then
+        .cluster/blocks.json    the State: node, epoch, boot id, grid, blocks. Replaced by rename(2), under the lock
+        .cluster/released       the time at which each address of these blocks was released, see released.py
+        .cluster/pods/<digest>  a symbolic link whose text lists the addresses of a pod's interface
+        .cluster/claim.lock     flock(2) around calls to the store, see claims.py. The directory's lock is free during a
+                                call
 
 An address file's first two lines are its owner, as in host-local. <pod> is "namespace/name". <netns> is the path of the
-pod's network namespace: by this path a server checks whether the pod still exists. Marks: "single" if a Single of the
-store has to be released with the address, "sticky" if the store keeps the Single for the pod. A file with the owner
-"fastcni:single <pod>\\r\\n<ifname>" holds an address of an own block for a Single that is kept or another node's.
+pod's network namespace, by which a server checks whether the pod still exists. <marks>: "single" if the store's Single
+of the address has to be released with the address, "sticky" if the store keeps the Single for the pod. A file with the
+owner "fastcni:single <pod>\\r\\n<ifname>" reserves an address of this node's block for a Single that is KEPT, or that
+another node has.
 """
 
 from __future__ import annotations
@@ -39,15 +42,15 @@ if TYPE_CHECKING:
 DIRECTORY = SPACE_DIRECTORY
 BLOCKS = f"{DIRECTORY}/blocks.json"
 MAX_BYTES = 64 << 20
-KEPT_OWNER = "fastcni:single"   # how the owner of an address begins that a Single has
+KEPT_OWNER = "fastcni:single"   # first word of the owner that reserves an address for a Single
 KEPT_STATE = "kept"             # contract.KEPT
 SINGLE, STICKY = "single", "sticky"             # marks
 WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 
 class Own:
-    """A block of this node: its cidr, bits, first and last address as numbers, the epoch and the unix time of its
-    claim, and the place of its first address in the table of released addresses."""
+    """A block of this node. bits: 32 or 128. first, last: addresses as numbers. epoch: the node's, at the claim. since:
+    unix time of the claim. at: the place of the first address in the table of released addresses."""
 
     __slots__ = ("at", "bits", "cidr", "epoch", "first", "last", "shift", "since")
 
@@ -61,21 +64,21 @@ class Own:
         return self.last - self.first + 1
 
     def place(self, packed: bytes) -> int:
-        """The place of an address in the table of released addresses."""
+        """Return the place of an address of this block in the table of released addresses."""
         return self.at + to_int(packed) - self.first
 
 
 class State:
-    """The content of blocks.json. Do not change a State that was read: copy() it, and save() the copy.
+    """The content of blocks.json. To change a State, copy() it, change the copy, and Space.save() the copy.
 
-    node, epoch, boot   as of the last join; node "": this node has not joined
-    store, history      key_of() the settings of the store, and the last result of its history()
+    node, epoch, boot   as of the last join. node is "" if this node has not joined
+    store, history      key_of() of the store's settings, and the last result of the store's history()
     grid                {"4": prefix length of a block, "6": ...}
-    blocks              {cidr: Own} whose addresses are given
-    lost                cidrs of blocks that are not this node's any more: their pods keep their addresses
-    later               [{"address", "container", "ifname", "to": "" or "kept"}]: Singles to be released or kept, which
-                        the store could not do yet
-    hold                the pause in which no block is claimed, because the store was restored: see hold.py
+    blocks              {cidr: Own}: the blocks out of which this node gives addresses
+    lost                cidrs of blocks that this node has lost. Pods with an address in such a block keep the address
+    later               [{"address", "container", "ifname", "to": "" or "kept"}]: Singles that the store still has to
+                        release or keep
+    hold                the pause in which this node claims no block, because the store was restored: see hold.py
     """
 
     __slots__ = ("blocks", "boot", "epoch", "grid", "history", "hold", "later", "lost", "node", "numbers", "plans",
@@ -103,7 +106,7 @@ class State:
                 "lost": list(self.lost), "later": [dict(one) for one in self.later], "hold": self.hold}
 
     def copy(self) -> State:
-        """Return a State that can be changed. Both States share the Owns, which never change."""
+        """Return a copy that the caller may change. Both States share the Own objects, which never change."""
         new = State({"node": self.node, "epoch": self.epoch, "boot": self.boot, "store": self.store,
                      "history": self.history, "grid": dict(self.grid), "lost": list(self.lost),
                      "later": [dict(one) for one in self.later], "hold": self.hold})
@@ -111,7 +114,7 @@ class State:
         return new
 
     def add_block(self, cidr: str, epoch: int, since: float) -> None:
-        """Note a block of this node, with a free place in the table of released addresses."""
+        """Add a block of this node. Give it a free place in the table of released addresses."""
         self.numbers = None
         self.plans.clear()
         if cidr in self.blocks:
@@ -129,15 +132,15 @@ class State:
             self.lost.remove(cidr)
 
     def drop_block(self, cidr: str) -> None:
-        """Note that no address of a block is given any more. The block's place stays taken while a pod has one of its
-        addresses."""
+        """Remove a block from `blocks`, so that no more addresses are given out of it. The block keeps its place in the
+        table of released addresses while a pod has one of its addresses."""
         self.numbers = None
         self.plans.clear()
         if self.blocks.pop(cidr, None) and cidr not in self.lost:
             self.lost.append(cidr)
 
     def own_block(self, packed: bytes) -> Own | None:
-        """The block of this node that has an address."""
+        """Return this node's block that contains `packed`, or None."""
         bits = len(packed) * 8
         prefix = self.grid.get(family_of(bits))
         if prefix is None:
@@ -147,18 +150,18 @@ class State:
         return self.numbers.get((bits, to_int(packed) >> bits - prefix))
 
     def plan(self, one: Range) -> Plan:
-        """Return the Plan of a range: where its addresses are in the own blocks."""
+        """Return the Plan of a range: which of its addresses are in this node's blocks."""
         if one not in self.plans:
             self.plans[one] = Plan(self, one)
         return self.plans[one]
 
 
 class Plan:
-    """The addresses of a range that are in blocks of this node.
+    """The addresses of a range that are in this node's blocks.
 
-    spans  [(packed first, packed last)], in order, as few as possible
-    parts  [(number of the first address, of the last, place of the first in the table of released addresses)]
-    starts {place of a block in that table: index of the block's first part}
+    spans  [(packed first, packed last)], in order; adjacent spans are merged
+    parts  [(first address, last address, place of the first address in the table of released addresses)], as numbers
+    starts {place of a block in that table: index in `parts` of the block's first part}
     """
 
     __slots__ = ("parts", "spans", "starts")
@@ -183,11 +186,11 @@ class Plan:
 
 
 class Cache:
-    """The last content of a blocks.json: (identity and times of the file, State). flat_seen: the monotonic time of the
-    last check of the flat file; flat_changed: whether the flat file differs from the file that the Keys were read from.
+    """The cached content of a blocks.json. last: (identity and times of the file, State). flat_seen: the monotonic time
+    of the last check of the flat file. flat_changed: whether the flat file has changed since the Keys were read.
 
-    fd is the file that was read. While it is open, no file that replaces it can have its inode number, so a change is
-    seen also within one tick of the clock."""
+    fd is the open file. While it is open, a file that replaces it has another inode number. So the cache detects the
+    replacement even if both files have the same time stamp."""
 
     __slots__ = ("fd", "flat_changed", "flat_seen", "last")
 
@@ -205,10 +208,10 @@ class Cache:
 
 
 class SpaceFiles(AddressFiles):
-    """Address files with more lines than host-local's. Only the first two are the owner.
+    """Address files with more lines than host-local's. The first two lines are the owner.
 
-    more   the lines behind the owner, for files that are created
-    notes  {name: [network, pod, marks, netns]} of the files that were read
+    more   the lines after the owner, for files that take() creates
+    notes  {name: [network, pod, marks, netns]} of the files read so far
     """
 
     __slots__ = ("more", "notes")
@@ -231,7 +234,7 @@ class SpaceFiles(AddressFiles):
         return super().create(name, owner + self.more)
 
     def replace(self, name: str, owner: bytes) -> None:
-        """Give the file of an address another owner, in one step. Raises CniError 5."""
+        """Replace an address file by one with another owner, atomically. Raises CniError 5."""
         self.changed = True
         try:
             write_file(f"{DIRECTORY}/new", owner + self.more, WRITE, self.fd, sync=self.sync)
@@ -240,11 +243,11 @@ class SpaceFiles(AddressFiles):
             raise self.error("replace", name, e) from None
 
     def note(self, name: str) -> list[str]:
-        """[network, pod, marks] of a file that was read, [""] * 3 for one without."""
+        """Return [network, pod, marks] of an address file that was read, [""] * 3 if the file has only an owner."""
         return [*self.notes.get(name, ()), "", "", ""][:3]
 
     def netns(self, name: str) -> str:
-        """Return the path of the network namespace in a file that was read, "" if the file has no path."""
+        """Return the path of the network namespace in an address file that was read, "" if the file has none."""
         return "".join(self.notes.get(name, ())[3:4])
 
 
@@ -254,10 +257,10 @@ def more_lines(network: str, pod: str, marks: str = "", netns: str = "") -> byte
 
 
 class Space(Store):
-    """The directory of a space, open and locked inside `with`; see kit/ipam/store.py. `with` gives None if it does not
-    exist and create is False.
+    """The directory of an address space, open and locked inside `with`; see kit/ipam/store.py. `with` returns None if
+    the directory does not exist and create is False.
 
-    state     State as of now
+    state     the current State
     times     the table of released addresses
     """
 
@@ -298,7 +301,7 @@ class Space(Store):
         return False
 
     def _begin_boot(self) -> None:
-        self._open_state()              # releasing addresses of the former boot needs it
+        self._open_state()              # needed to release addresses of the previous boot
         super()._begin_boot()
 
     def _open_state(self) -> None:
@@ -307,13 +310,14 @@ class Space(Store):
             self.times.directory, self.times.boot = self.files.fd, boot_id()
 
     def save(self, state: State) -> None:
-        """Write a State and use it from now on. The caller must not change it any more. Raises CniError 5."""
+        """Write a State to blocks.json, and use it from now on. The caller must not change the State afterwards. Raises
+        CniError 5."""
         new, directory, fd = f"{BLOCKS}.new", self.files.fd, -1
         try:
             write_file(new, json.write(state.to_dict()), WRITE, directory, sync=self.files.sync)
-            fd = open_regular(new, posix.O_RDONLY, directory=directory)       # before another program can replace it
+            fd = open_regular(new, posix.O_RDONLY, directory=directory)       # before another program replaces the file
             posix.rename(new, BLOCKS, src_dir_fd=directory, dst_dir_fd=directory)
-            self.keys.cache.keep(fd, look_of(posix.fstat(fd)), state)   # the rename has changed how it looks
+            self.keys.cache.keep(fd, look_of(posix.fstat(fd)), state)   # rename(2) has changed the file's ctime
         except OSError as e:
             if fd >= 0:
                 close_file(fd)
@@ -321,7 +325,7 @@ class Space(Store):
         self.state = state
 
     def hand_over(self, packed: bytes, old: bytes, new: bytes, more: bytes) -> None:
-        """Give a held address another owner, in one step."""
+        """Give a held address another owner, atomically. old, new: the owners. more: the lines after the new owner."""
         self.files.more = more
         self.index.reserve()
         self.files.replace(address.ip_text(packed), new)
@@ -329,10 +333,10 @@ class Space(Store):
         self.index.hold(packed, new)
 
     def release(self, packed: bytes, owner: bytes) -> bool:
-        """Release the address if it has this owner, and record the time. Return whether the address was released.
+        """Release the address if `owner` has it, and record the time. Return whether the address was released.
 
-        If the address has a Single in the store, first add the Single to State.later. A sticky address stays held for
-        its pod. After a reboot, this method also releases the addresses of the previous boot.
+        If the address has a Single in the store, first add the Single to State.later. A sticky address stays reserved
+        for its pod.
         """
         if not self._has_owner(packed, owner):
             return False
@@ -351,14 +355,15 @@ class Space(Store):
         return self.files.note(name)[0] or self.network
 
     def end_single(self, name: str, owner: bytes, to: str) -> None:
-        """Note a Single that the store has to release, or to keep."""
+        """Add a Single to State.later. to: "" if the store has to release it, "kept" if the store has to keep it for
+        the pod."""
         container, _, ifname = owner.decode().partition("\r\n")
         state = self.state.copy()
         state.later.append({"address": name, "container": container, "ifname": ifname, "to": to})
         self.save(state)
 
     def drop_file(self, packed: bytes, owner: bytes) -> None:
-        """Remove the file of an address that has this owner, and note when."""
+        """Remove the file of an address of `owner`, and record the time."""
         self.files.remove(address.ip_text(packed))
         self.index.drop(packed, owner)
         self.note_released(packed)
@@ -370,8 +375,8 @@ class Space(Store):
     # -- pods -----------------------------------------------------------------------------------------
 
     def addresses_of_pod(self, pod: str, ifname: str) -> list[bytes]:
-        """Return the packed addresses that a pod's interface was given last. The addresses are hints: the caller has to
-        check the files."""
+        """Return the packed addresses that a pod's interface last got. They are hints: the caller has to check the
+        address files."""
         try:
             text = posix.readlink(pod_link(pod, ifname), dir_fd=self.files.fd)
         except OSError:
@@ -379,7 +384,7 @@ class Space(Store):
         return [bytes.fromhex(one) for one in text.split(",")]
 
     def note_pod(self, pod: str, ifname: str, addresses: list[bytes]) -> None:
-        """Note the addresses of a pod's interface. The note is only a hint, so a failure is a warning."""
+        """Record the addresses of a pod's interface. The record is only a hint, so a failure is a warning."""
         link, text = pod_link(pod, ifname), ",".join(packed.hex() for packed in addresses)
         try:
             try:
@@ -400,7 +405,7 @@ class Space(Store):
 
 
 class MadeSpace(Space):
-    """A Space whose directory is made if it does not exist."""
+    """A Space that creates its directory if needed."""
 
     __slots__ = ()
 
@@ -417,7 +422,8 @@ def pod_link(pod: str, ifname: str) -> str:
 
 
 def kept_owner(pod: str, ifname: str) -> bytes:
-    """Return the owner of an address that is held for a Single: three words, unlike the owner of an attachment."""
+    """Return the owner that reserves an address for a Single. It has a space in its first line, unlike the owner of an
+    attachment."""
     return f"{KEPT_OWNER} {pod or '-'}\r\n{ifname or '-'}".encode()
 
 
@@ -426,7 +432,8 @@ def look_of(found: posix.stat_result) -> tuple[int, int, int, int]:
 
 
 def read_state(files: SpaceFiles, cache: Cache) -> State:
-    """Return the State in blocks.json; a new State: no file, or a damaged one. Makes directories. Raises OSError."""
+    """Return the State in blocks.json, or a new State if the file is missing or damaged. Create the directories. Raises
+    OSError."""
     try:
         look = look_of(posix.stat(BLOCKS, dir_fd=files.fd))
         last = cache.last
@@ -440,7 +447,8 @@ def read_state(files: SpaceFiles, cache: Cache) -> State:
         state = State(json.read(read_file(f"/proc/self/fd/{fd}", posix.O_RDONLY, MAX_BYTES)))
         cache.keep(fd, look_of(posix.fstat(fd)), state)
     except (json.JsonError, AttributeError, TypeError, ValueError) as e:
-        # As after a power cut. The address files show the held addresses, the store has this node's blocks: rejoin().
+        # A power cut can damage the file. The address files still show the held addresses, and rejoin() reads this
+        # node's blocks from the store.
         close_file(fd)
         files.warn(f"{files.path}/{BLOCKS} is damaged, asking the store for this node's blocks: {e}")
         return State({})

@@ -1,4 +1,4 @@
-"""DEL, GC, CHECK, STATUS and the rollback of ADD: release addresses, and report the state."""
+"""Do DEL, GC, CHECK, STATUS and the rollback of ADD for cluster-wide addresses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def ask_store(req: Request, attachment: Attachment, what: str) -> None:
-    """Do the step that allocate.give() has returned: "confirm" this node, or "claim"."""
+    """Do the step `what` that allocate.give() has returned: "confirm" this node in the store, or "claim" addresses."""
     from fastcni.kit.ipam.cluster import claims  # imported here, because few requests ask the store
 
     if what == "confirm":
@@ -32,7 +32,7 @@ def ask_store(req: Request, attachment: Attachment, what: str) -> None:
 
 
 def take_back(req: Request, attachment: Attachment) -> None:
-    """The rollback of ADD."""
+    """Roll back an ADD: release its addresses and its Singles."""
     allocate.take_back(req, attachment)
     if attachment.confirmed or attachment.missing() or attachment.claimed or attachment.kept:
         from fastcni.kit.ipam.cluster import singles, stores
@@ -45,7 +45,7 @@ def take_back(req: Request, attachment: Attachment) -> None:
 
 
 def release_attachment(req: Request, attachment: Attachment) -> None:
-    """DEL: release the attachment's addresses in the space. Raises CniError 5 if an unreadable file may belong to the
+    """DEL: release the attachment's addresses. Raises CniError 5 if an unreadable address file may belong to the
     attachment."""
     with Space(attachment.keys, req.warn) as space:
         if space is None:
@@ -67,7 +67,7 @@ def release_attachment(req: Request, attachment: Attachment) -> None:
 
 
 def finish(req: Request, attachment: Attachment) -> None:
-    """Tell the store which Singles have ended. If that fails, they stay in State.later."""
+    """Release or keep the Singles of State.later in the store. If that fails, they stay in State.later."""
     from fastcni.kit.ipam.cluster import claims, singles, stores
 
     try:
@@ -78,7 +78,7 @@ def finish(req: Request, attachment: Attachment) -> None:
 
 
 def missing(req: Request, attachment: Attachment) -> list[str]:
-    """CHECK: the ranges of which the attachment holds no address, as text. Raises CniError 5."""
+    """CHECK: return the ranges in which the attachment has no address, as text. Raises CniError 5."""
     with Space(attachment.keys, req.warn, release_former=False) as space:
         if space is None:
             return [str(one) for one in attachment.keys.ranges]
@@ -96,7 +96,8 @@ def missing(req: Request, attachment: Attachment) -> list[str]:
 
 
 def collect(req: Request, attachment: Attachment) -> None:
-    """GC: release the addresses of this network that no valid attachment has, and the addresses of torn files."""
+    """GC: release the addresses of this network that no valid attachment has, and the addresses of half-written
+    files."""
     from fastcni.kit.ipam import allocation  # imported here, because other requests do not need it
 
     valid = {owner_of(*pair) for pair in req.valid_attachments}
@@ -113,8 +114,8 @@ def collect(req: Request, attachment: Attachment) -> None:
 
 
 def report(req: Request, attachment: Attachment) -> None:
-    """STATUS: raise CniError 50 if no address can be given, 51 if the store is away and addresses are left. Changes
-    nothing on this node."""
+    """STATUS: raise CniError 50 if this node can give no address, 51 if the store is unavailable but this node still
+    has free addresses. Changes nothing on this node."""
     from fastcni.kit.ipam.cluster import stores
 
     try:
@@ -147,7 +148,8 @@ def has_free(space: Space, one: allocate.Range) -> bool:
 
 
 def check_room(req: Request, attachment: Attachment, i: int) -> None:
-    """Raise CniError 50 if range `i`, of which this node has no free address, has no free block either."""
+    """Raise CniError 50 if range `i` has no free block in the store. The caller knows that this node has no free
+    address of the range."""
     from fastcni.kit.ipam.cluster import claims, full, stores
 
     store, one = stores.store_of(req.mode, attachment.keys.store), attachment.keys.ranges[i]

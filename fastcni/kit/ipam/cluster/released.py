@@ -1,11 +1,11 @@
-"""Record when the addresses of a node's blocks were released, so that the address released longest ago is given first.
-The times are hints: if the file is lost, only the order changes.
+"""Record when the addresses of a node's blocks were released, so that the node gives the address released longest ago.
+The times are hints: without the file, only the order of addresses changes.
 
-    0    magic, boot id         of another boot: the file is emptied, since its times are of CLOCK_BOOTTIME
-    48   confirmed, tried       milliseconds: when the store last knew this node, and when it was last asked
-    64   seconds                4 bytes for each address: when it was released; 0 never, HELD while a pod has it
+    0    magic, boot id         the times are of CLOCK_BOOTTIME, so a file of another boot is emptied
+    48   confirmed, tried       milliseconds: when the store last confirmed this node, and when it was last asked
+    64   seconds                4 bytes for each address: when it was released; 0: never; HELD: a pod has it
 
-Every function needs the lock of the space. The file has this machine's byte order, because no other machine reads it.
+Every function needs the Space's lock. The file has this machine's byte order, because no other machine reads it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import time
 
 MAGIC = b"fastcni1"
 HEADER = 64
-FIRST = HEADER + 4 * 256        # bytes that are read together with the header: usually all that a request needs
+FIRST = HEADER + 4 * 256        # bytes of the first read: header and 256 times, usually all that a request needs
 HELD = 0xFFFFFFFF
 NAME = ".cluster/released"
 FLAGS = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW
 
 
 class Released:
-    """The file, of the directory with this descriptor. Opening it takes some microseconds, so it is opened when it is
-    used. first: the bytes of its header and of the first times, as read; b"": not read yet. Methods raise OSError."""
+    """The table of released addresses. It opens its file at the first use, because opening takes some microseconds.
+    first: the file's first bytes, with the header; b"": not read yet. Methods raise OSError."""
 
     __slots__ = ("boot", "fd", "first", "directory")
 
@@ -37,7 +37,7 @@ class Released:
             self.fd = posix.open(NAME, FLAGS, 0o600, dir_fd=self.directory)
 
     def read_head(self) -> None:
-        """Read the header, and empty a file of another boot. Raises OSError."""
+        """Read the header. Empty the file if it is from another boot. Raises OSError."""
         if self.first:
             return
         self._open()
@@ -54,12 +54,13 @@ class Released:
             self.fd, self.first = -1, b""
 
     def confirmed(self) -> float:
-        """The CLOCK_BOOTTIME, in seconds, at which the store last confirmed this node; 0: not in this boot."""
+        """Return the CLOCK_BOOTTIME, in seconds, at which the store last confirmed this node; 0: not in this boot."""
         self.read_head()
         return int.from_bytes(self.first[48:56], sys.byteorder) / 1000
 
     def tried(self) -> float:
-        """When the store was last asked for that."""
+        """Return the CLOCK_BOOTTIME, in seconds, at which the store was last asked to confirm this node; 0: not in this
+        boot."""
         self.read_head()
         return int.from_bytes(self.first[56:64], sys.byteorder) / 1000
 
@@ -71,11 +72,11 @@ class Released:
         self.first = b""
 
     def give(self, place: int) -> None:
-        """Note that a pod has the address at `place`."""
+        """Record that a pod has the address at `place`."""
         self._write(place, HELD)
 
     def release(self, place: int) -> None:
-        """Note that the address at `place` is released now."""
+        """Record that the address at `place` is released now."""
         self._write(place, int(boottime()) + 1)
 
     def _write(self, place: int, seconds: int) -> None:
@@ -84,17 +85,20 @@ class Released:
         self.first = b""
 
     def read(self, place: int, count: int) -> bytes:
-        """When each of `count` addresses from `place` on was released, in 4 bytes: 0 never, HELD while a pod has it."""
+        """Return the entries of `count` addresses from `place` on, 4 bytes each: the second of the release; 0: never;
+        HELD: a pod has it."""
         self.read_head()
         at, size = HEADER + 4 * place, 4 * count
         data = self.first[at:at + size] if at + size <= FIRST else posix.pread(self.fd, size, at)
         return data.ljust(size, b"\0")
 
     def latest(self, place: int, count: int) -> float:
-        """When the last of `count` addresses from `place` on was released; 0: none was."""
+        """Return the latest release of the `count` addresses from `place` on, in seconds; 0: none of them was
+        released."""
         return max((one for one in memoryview(self.read(place, count)).cast("I") if one != HELD), default=0)
 
 
 def boottime() -> float:
-    """Seconds since the boot, time in suspend included: no one can set this clock."""
+    """Return the seconds since the boot, including suspend (CLOCK_BOOTTIME). Unlike the wall clock, this clock cannot
+    be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

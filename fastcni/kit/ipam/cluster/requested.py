@@ -1,8 +1,8 @@
-"""The pod's identity, and the addresses that it requests by CNI_ARGS, args.cni.ips and runtimeConfig.ips.
+"""Read the pod's identity, and the addresses that the pod requests by CNI_ARGS, args.cni.ips and runtimeConfig.ips.
 
-    IP=10.0.0.5 or IP=10.0.0.5/24,fd00::5/64    an address of a range is given from the range; any other address is put
+    IP=10.0.0.5 or IP=10.0.0.5/24,fd00::5/64    an address in a range is given from that range; any other address is put
     GATEWAY=10.0.0.1                            into the result unchanged, as in whereabouts, and needs a prefix length
-    K8S_POD_NAMESPACE, K8S_POD_NAME             the pod: "another sandbox of the same pod", and sticky addresses
+    K8S_POD_NAMESPACE, K8S_POD_NAME             the pod, by which another sandbox of the pod finds its addresses
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ARGS = ("IP", "GATEWAY", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CON
 
 
 class Requested:
-    """pod: "namespace/name", "" if it is not known. wanted: for each range a packed address or None. extra: more
-    addresses for the result, [(packed, prefix length, packed gateway or None)]."""
+    """What a pod requests. pod: "namespace/name", "" if unknown. wanted: for each range the requested packed address or
+    None. extra: requested addresses outside of all ranges, [(packed, prefix length, packed gateway or None)]."""
 
     __slots__ = ("extra", "pod", "wanted")
     extra: list[Address]
@@ -56,13 +56,14 @@ def read_requested(req: Request, ranges: Sequence[Range]) -> Requested:
 
 
 def read_pod(args: dict[str, str]) -> str:
-    """The pod's identity; "" outside of Kubernetes."""
+    """Return "namespace/name" of the pod, "" outside of Kubernetes. args: CNI_ARGS."""
     name = args.get("K8S_POD_NAME", "")
     return f"{args.get('K8S_POD_NAMESPACE', '')}/{name}" if name else ""
 
 
 def assign(ranges: Sequence[Range], asked: list[bytes]) -> list[bytes | None]:
-    """The requested address, packed, or None, for each range. Raises CniError 7 for one that cannot be given."""
+    """Return for each range its requested address, packed, or None. Raises CniError 7 if an address of `asked` is in no
+    range, or if its range excludes it."""
     wanted: list[bytes | None] = []
     left = list(asked)
     for one in ranges:
@@ -82,7 +83,7 @@ def assign(ranges: Sequence[Range], asked: list[bytes]) -> list[bytes | None]:
 
 
 def read_configured(conf: Section) -> list[bytes]:
-    """args.cni.ips and runtimeConfig.ips, packed. Raises CniError 7."""
+    """Return the addresses of args.cni.ips and runtimeConfig.ips, packed. Raises CniError 7."""
     found = []
     for path, texts in ipam_conf.requested_ips(conf):
         for text in texts:
@@ -94,7 +95,7 @@ def read_configured(conf: Section) -> list[bytes]:
 
 
 def read_listed(text: str) -> tuple[bytes, int]:
-    """An address of IP=, and its prefix length, -1 without one."""
+    """Return an address of the list IP=, packed, and its prefix length, or -1 without prefix length."""
     try:
         packed, prefix = read_net(text)
     except ValueError as e:
@@ -125,8 +126,8 @@ def split(text: str) -> list[str]:
 
 
 def read_net(text: str) -> tuple[bytes, int]:
-    """An address with or without prefix length, host bits kept; without one that of a single address. Raises
-    ValueError."""
+    """Return (packed address, prefix length). The host bits stay. The prefix length is optional, by default 32 or 128.
+    Raises ValueError."""
     text = lenient(text)
     if "/" in text:
         return address.read_cidr(text)
@@ -135,7 +136,7 @@ def read_net(text: str) -> tuple[bytes, int]:
 
 
 def lenient(text: str) -> str:
-    """The text of an address without leading zeros in an IPv4 part: 010.000.0.1 is 10.0.0.1."""
+    """Return the text of an address without leading zeros in its IPv4 parts: 010.000.0.1 becomes 10.0.0.1."""
     if ".0" not in text and not text.startswith("0") and ":0" not in text:
         return text
     ip, slash, prefix = text.partition("/")

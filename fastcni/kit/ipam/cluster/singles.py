@@ -1,13 +1,15 @@
-"""Claim addresses one by one: addresses of tiny ranges, fixed addresses in no own block, addresses kept for a pod.
+"""Claim single addresses in the store: addresses of tiny ranges, requested addresses in no block of this node, and
+sticky addresses.
 
-    in a shared block          claim_single(HELD): 1 call
-    in another node's block    claim_single(ASKED); that node's server takes the address and answers HELD or REFUSED
-    sticky, first time         an address as of any pod, and claim_single(HELD, sticky)
-    sticky, pod comes again    the KEPT Single of that pod is taken over, from any node
+    in a shared block          claim_single(HELD), one call
+    in another node's block    claim_single(ASKED); the other node's server takes the address and answers HELD or
+                               REFUSED
+    sticky, first time         an address as for any pod, then claim_single(HELD, sticky)
+    sticky, pod comes again    the pod's attachment takes over the pod's KEPT Single, whatever node claimed it
 
 An attachment with a Single also has an address file, marked "single" or "sticky", so that DEL finds the Single.
-State.later has the changes that could not be written to the store. Every function needs the claim lock, and raises the
-exceptions of the store.
+State.later lists the Singles that the store still has to release or keep. Callers hold the claim lock. Every function
+raises the exceptions of the store.
 """
 
 from __future__ import annotations
@@ -48,14 +50,14 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.grid import Range
     from fastcni.kit.ipam.cluster.node_state import State
 
-ANSWER_S = 2.0          # for another node's server to answer
+ANSWER_S = 2.0          # how long ask() waits for another node's server
 POLL_S = 0.05
-SHARE_TRIES = 3         # to claim an address in a block that no node has
+SHARE_TRIES = 3         # attempts to claim an address in a block that no node has
 
 
 def begin(req: Request, attachment: Attachment, store: Store, me: Node, later: bool) -> None:
-    """Do what precedes the claims of an ADD: end the Singles of State.later, and give a pod the addresses that are kept
-    for it. later: whether there are Singles to end."""
+    """Begin an ADD: release or keep the Singles of State.later, and give the pod its sticky addresses. later:
+    State.later is not empty."""
     if later:
         finish_later(store, attachment.keys, req.warn, attachment)
     if attachment.sticky:
@@ -82,8 +84,9 @@ def single_of(attachment: Attachment, packed: bytes, state: str = HELD) -> Singl
 
 
 def claim(store: Store, me: Node, single: Single, share: bool = True) -> Single:
-    """Claim an address. share: if no node has the block, make it SHARED. Raises Taken by the Single or the node's Block
-    that has the address; Changed if the store has no such node, or no such block and share is False."""
+    """Claim an address. share: if the store has no record of the block, make it SHARED. Raises Taken, whose `by` is the
+    Single or the Block that prevents the claim; Changed if the store does not know this node, or does not know the
+    block and share is False."""
     for _ in range(SHARE_TRIES if share else 0):
         try:
             return store.claim_single(me, single)
@@ -96,7 +99,8 @@ def claim(store: Store, me: Node, single: Single, share: bool = True) -> Single:
 
 
 def take(req: Request, attachment: Attachment, i: int, single: Single, store: Store) -> bool:
-    """Make the address file of a Single that this attachment has. False, and release it, if the file is another's."""
+    """Make the address file of a Single that this attachment has claimed. If another attachment has the address file,
+    release the Single and return False."""
     packed = address.read_ip(single.address)
     attachment.claimed.append(single)
     with MadeSpace(attachment.keys, req.warn) as space:
@@ -134,7 +138,7 @@ def give_fixed(req: Request, attachment: Attachment, store: Store, me: Node, i: 
 
 
 def ask(store: Store, me: Node, single: Single, block: Block) -> Single:
-    """Ask the node that has the block for an address of it, and wait for the answer. Raises CniError 11."""
+    """Ask the node that owns `block` for the address of `single`, and wait for the answer. Raises CniError 11."""
     single.state = ASKED
     try:
         got = store.claim_single(me, single)
@@ -160,7 +164,8 @@ def unavailable(name: str, why: str, details: str = "delete that pod, or request
 
 
 def single_text(single: Any) -> str:
-    """The holder of a Single: 'pod ns/p (container c1 eth0) on node "a" has it since 2026-01-01 12:00:00 UTC'."""
+    """Return text about the Single or Block that prevents a claim: 'pod ns/p (container c1 eth0) on node "a" has it
+    since 2026-01-01 12:00:00 UTC'."""
     if isinstance(single, Block) and single.state == QUARANTINE:
         return f"its block {single.cidr} is in quarantine, node {single.node} is dead"
     if isinstance(single, Block):
@@ -174,11 +179,11 @@ def single_text(single: Any) -> str:
     return f'{who} on node "{single.node}" has it since {when}'
 
 
-# -- tiny ranges, and what is left of shared blocks -------------------------------------------------------
+# -- any address of a shared block -------------------------------------------------------------------------
 
 def give_single(req: Request, attachment: Attachment, store: Store, me: Node, i: int) -> None:
-    """Claim any address of range `i` that is in a shared block. For a tiny range its blocks are shared. Raises CniError
-    11 if no such address is free."""
+    """Claim any free address of range `i` in a SHARED block. The blocks of a tiny range become SHARED. Raises CniError
+    11 if no address is free."""
     one = attachment.keys.ranges[i]
     prefix = attachment.grid[one.family]
     tiny = one.is_tiny(prefix)
@@ -199,15 +204,15 @@ def give_single(req: Request, attachment: Attachment, store: Store, me: Node, i:
                     return
             except Taken as e:
                 if isinstance(e.by, Block):
-                    break               # the block is a node's
+                    break               # a node owns the block
             if taken is None:
                 taken = {address.read_ip(other.address) for other in store.singles(attachment.keys.space)}
     raise full.error(store, attachment.keys, one)
 
 
 def in_turn(bits: int, spans: list[tuple[int, int]], seed: str) -> Iterator[bytes]:
-    """Yield the addresses of spans, from a start that differs between pods, so that a released address is not given
-    again immediately."""
+    """Yield the addresses of spans, packed. Each pod (`seed`) begins at another address, so that a released address is
+    not given again immediately."""
     count = sum(last - first + 1 for first, last in spans)
     start = int(digest(seed, 15), 16) % count if count else 0
     for k in range(count):
@@ -227,8 +232,8 @@ def is_held(req: Request, attachment: Attachment, packed: bytes) -> bool:
 # -- sticky addresses -------------------------------------------------------------------------------------
 
 def give_sticky(req: Request, attachment: Attachment, store: Store, me: Node) -> None:
-    """Give a pod the addresses that are kept for it. Raises CniError 11 if the pod still has such an address on another
-    node."""
+    """Give a pod its sticky addresses of earlier sandboxes. Raises CniError 11 if a sandbox on another node still holds
+    one of them."""
     known = [one for one in store.singles(attachment.keys.space, pod=attachment.asked.pod)
              if one.ifname == attachment.ifname and one.state in (HELD, KEPT)]
     for i in attachment.missing():
@@ -254,8 +259,8 @@ def give_sticky(req: Request, attachment: Attachment, store: Store, me: Node) ->
 
 
 def take_sticky(req: Request, attachment: Attachment, i: int, packed: bytes, before: Single) -> None:
-    """Make this attachment the owner of the file of a sticky address. The file belongs to the pod's previous sandbox,
-    or does not exist on this node."""
+    """Make this attachment the owner of a sticky address's file. Until now, the pod's previous sandbox owns the file,
+    or the file does not exist on this node. before: the Single before the claim."""
     with MadeSpace(attachment.keys, req.warn) as space:
         own = space.state.own_block(packed) is not None
         more = attachment.more("" if own else SINGLE, STICKY)
@@ -272,7 +277,8 @@ def take_sticky(req: Request, attachment: Attachment, i: int, packed: bytes, bef
 
 
 def hold_sticky(req: Request, attachment: Attachment, store: Store, me: Node) -> None:
-    """Claim Singles for the sticky addresses that came out of own blocks. Raises CniError 11 if one has a Single."""
+    """Claim a Single for each sticky address that came out of this node's blocks. Raises CniError 11 if another pod has
+    a Single of the address."""
     known = {single.address for single in attachment.claimed} | {after.address for _, after in attachment.kept}
     for packed in attachment.taken:
         if packed is None or address.ip_text(packed) in known:
@@ -286,8 +292,8 @@ def hold_sticky(req: Request, attachment: Attachment, store: Store, me: Node) ->
 # -- Singles without a pod ----------------------------------------------------------------------------------
 
 def intend(req: Request, attachment: Attachment, name: str, to: str = "") -> None:
-    """Note in State.later, before a Single is claimed, that it has to be released (or kept) if this ADD does not end.
-    provide() removes the note when all addresses are given."""
+    """Add a Single to State.later before claiming it, so that the store releases (or keeps) it if this ADD does not
+    finish. When the ADD has all addresses, all_given() removes the entry."""
     with MadeSpace(attachment.keys, req.warn) as space:
         note_later(space, [later_of(name, attachment.container, attachment.ifname, to)])
 
@@ -297,7 +303,7 @@ def later_of(name: str, container: str, ifname: str, to: str) -> dict[str, str]:
 
 
 def note_later(space: Space, entries: Iterable[dict[str, str]]) -> None:
-    """Add the entries to State.later that it lacks."""
+    """Add to State.later the entries that it does not have yet."""
     new = space.state.copy()
     new.later += [one for one in entries if one not in new.later]
     if len(new.later) != len(space.state.later):
@@ -305,7 +311,7 @@ def note_later(space: Space, entries: Iterable[dict[str, str]]) -> None:
 
 
 def all_given(space: Space, attachment: Attachment) -> None:
-    """Remove the notes of intend()."""
+    """Remove the entries that intend() added for this attachment."""
     mine = [one for one in space.state.later
             if (one["container"], one["ifname"]) == (attachment.container, attachment.ifname)]
     if mine:
@@ -315,8 +321,8 @@ def all_given(space: Space, attachment: Attachment) -> None:
 
 
 def take_back(req: Request, attachment: Attachment, store: Store) -> None:
-    """Roll back an ADD: restore the Singles that it took over, and note those that it claimed in State.later, for
-    finish_later(). The address files are already gone."""
+    """Roll back an ADD, whose address files are already removed. Restore the Singles that the ADD took over. Add the
+    Singles that it claimed to State.later, for finish_later()."""
     with MadeSpace(attachment.keys, req.warn) as space:
         note_later(space,
                    [later_of(one.address, attachment.container, attachment.ifname, "") for one in attachment.claimed])
@@ -325,12 +331,12 @@ def take_back(req: Request, attachment: Attachment, store: Store) -> None:
             store.change_single(after, **{name: getattr(before, name) for name in (
                 "state", "container", "network", "since", "node", "epoch")})
         except Changed:
-            continue                    # the Single is not this attachment's any more
+            continue                    # another attachment has the Single now
 
 
 def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: Attachment | None = None) -> None:
-    """Release or keep the Singles of State.later, those of pods that ended and of ADDs that failed; but not those of an
-    ADD that runs."""
+    """Release or keep the Singles of State.later, which belong to deleted pods and failed ADDs. but: the attachment of
+    the running ADD, whose Singles stay."""
     with Space(keys, warn) as space:
         if space is None or not space.state.later:
             return
@@ -353,7 +359,7 @@ def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], one: dic
                 forget_kept(space, one["address"])
         return True
     if (single.container, single.ifname) != (one["container"], one["ifname"]):
-        return True                     # another pod has it, on this or another node
+        return True                     # another pod has the address, on this or another node
     if not one["to"]:
         return store.release_single(single)
     try:
@@ -365,7 +371,8 @@ def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], one: dic
 
 
 def forget_kept(space: Space, name: str) -> bool:
-    """Free an address that is held for a Single that no longer exists. Return whether the address was held."""
+    """Free an address that this node reserves for a Single that no longer exists. Return whether the address was
+    reserved."""
     owner = space.files.read_owner(name) or b""
     if not owner.startswith(KEPT_OWNER.encode()):
         return False
@@ -374,8 +381,8 @@ def forget_kept(space: Space, name: str) -> bool:
 
 
 def note_ended(space: Space, state: State, held: Iterable[Single]) -> None:
-    """Add to State.later the Singles of this node whose pods no longer exist, as after a reboot: no file has their
-    owner."""
+    """Add to State.later the Singles of this node whose pods no longer exist, as after a reboot. Their addresses have
+    no file with the Single's owner."""
     known = {(one["address"], one["container"]) for one in state.later}
     for single in held:
         owner = f"{single.container}\r\n{single.ifname}".encode()

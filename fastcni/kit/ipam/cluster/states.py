@@ -1,8 +1,8 @@
 """Define the states of a node and of a block in a store, and their transitions.
 
-TRANSITIONS has each arrow of the drawings: {(state, event, guard): (state, effect)}. A store refuses every other event.
-Each event is one function. A store reads the record, calls the function, and writes the result, all in one step. If an
-event changes nothing, the function returns the record itself.
+TRANSITIONS has each arrow of the drawings: {(state, event, guard): (state, effect)}. A store rejects every other event.
+Each event has a function. A store reads the record, calls the function, and writes the result, in one atomic step. If
+an event changes nothing, the function returns the same object.
 
     UNKNOWN                       ALIVE                         LOST                          DEAD
     |------------ join ---------->|                             |                             |
@@ -17,8 +17,9 @@ event changes nothing, the function returns the record itself.
     |<---------------------------------------- forget ----------------------------------------|
     | forget                      |                             |                             |
 
-Guards: the epoch of the caller's Node is the same as in the record. Or the record's epoch was raised once since then,
-has grown more (older), or is below the caller's epoch (newer). Heartbeat stands for every write of a node.
+Guards compare the epoch of the caller's Node with the epoch in the record. Same: both are equal. Raised: the record's
+epoch is higher by one. Older: it is higher by more. Newer: the caller's epoch is higher. Every write of a node counts
+as heartbeat.
 
     FREE                          ACTIVE                        QUARANTINE                    SHARED
     |----------- claim ---------->|                             |                             |
@@ -37,9 +38,10 @@ has grown more (older), or is below the caller's epoch (newer). Heartbeat stands
     |                             | hold: own                   |                             |
     |                             | ask: other                  |                             |
 
-Guards: whose the block is for the Node that acts. Own: the node's, of its epoch. Former, later: the node's, of a lower
-or a higher epoch. Other: another node's. When a block is returned, it is empty, or used: addresses in it are claimed.
-expire follows declare: the Node that acts is the dead node, whose epoch was raised.
+Guards compare the block's owner with the Node that acts. Own: this node has the block, in its present epoch. Former,
+later: this node has the block, in a lower or a higher epoch. Other: another node has the block. For return, the guard
+says whether addresses of the block are claimed (used) or not (empty). After declare, expire is called for each block of
+the dead node, which is the Node that acts; its epoch was raised.
 """
 
 from __future__ import annotations
@@ -77,14 +79,14 @@ CLAIM, ADOPT, SHARE, EXPIRE, RETURN, HOLD, ASK = "claim", "adopt", "share", "exp
 OWN, FORMER, LATER, OTHER = "own", "former", "later", "other"
 EMPTY, USED = "empty", "used"
 
-ANY = ""                        # no guard: the state decides, or the block is no node's
+ANY = ""                        # no guard: the state alone decides, or no node has the block
 
-# Effects: what the event changes besides the state. A store writes a record only if a field has changed. It removes the
-# record if the state is UNKNOWN or FREE
+# Effects: the fields that an event changes besides the state. A store writes a record only if a field has changed, and
+# removes the record if the state is UNKNOWN or FREE
 NOTHING = ""
-EPOCH = "epoch"                 # the node has its next epoch
-NODE = "node"                   # the block is the acting node's, of its epoch
-NO_NODE = "no node"             # the block is no node's, and has no use
+EPOCH = "epoch"                 # the node's epoch grows by one
+NODE = "node"                   # the acting node has the block, in its epoch
+NO_NODE = "no node"             # no node has the block, and the block has no Use
 
 TRANSITIONS = {                 # {(state, event, guard): (state, effect)}
     (UNKNOWN, JOIN, ANY): (ALIVE, EPOCH),
@@ -123,8 +125,8 @@ TRANSITIONS = {                 # {(state, event, guard): (state, effect)}
 
 
 def after(record: R, event: str, guard: str = ANY, node: Node | None = None) -> R | None:
-    """Return the record after an event of the Node `node`; `record` itself if nothing changes, None if the event is
-    refused."""
+    """Return the record after an event caused by `node`. Return `record` itself if nothing changes, None if TRANSITIONS
+    does not allow the event."""
     state, effect = TRANSITIONS.get((record.state, event, guard), ("", ""))
     if not state:
         return None
@@ -146,20 +148,20 @@ def unknown(name: str) -> Node:
 
 
 def age(found: Node, node: Node) -> str:
-    """Return how the epoch of a caller's Node differs from the record's."""
+    """Return the guard that compares the epochs of a caller's Node and of the record: SAME, RAISED, OLDER or NEWER."""
     grown = found.epoch - node.epoch
     return SAME if not grown else NEWER if grown < 0 else RAISED if grown == 1 else OLDER
 
 
 def join(found: Node, boot_id: str, address: str, seen: float) -> Node:
-    """Return the Node that has joined."""
+    """Return the record of a node after it has joined."""
     new = after(found, JOIN)
     assert new
     return new.copy(boot_id=boot_id, address=address, seen=seen)
 
 
 def heartbeat(found: Node, me: Node) -> Node:
-    """Return the Node that may write. Raises refusal()."""
+    """Return the record of a node after a heartbeat. Raises refusal() if the node may not write."""
     if (new := after(found, HEARTBEAT, age(found, me))) is None:
         raise refusal(found, me)
     return new
@@ -174,19 +176,20 @@ def refusal(found: Node, me: Node) -> Fenced | Changed:
 
 
 def silence(found: Node) -> Node:
-    """Return the Node as of now: LOST instead of ALIVE, because its heartbeats have stopped for node_ttl."""
+    """Return the record of a node whose heartbeats have stopped for node_ttl: an ALIVE node is now LOST."""
     return after(found, SILENCE) or found
 
 
 def declare_dead(found: Node, node: Node) -> Node:
-    """Return the dead Node. Raises Changed if the node is alive, was forgotten, or has another epoch than `node`."""
+    """Return the record of a node after it was declared dead. Raises Changed if the node is alive, was forgotten, or
+    has another epoch than `node`."""
     if (new := after(found, DECLARE, age(found, node))) is None:
         raise Changed(f"node {node.name} has changed")
     return new
 
 
 def forget(found: Node) -> Node:
-    """Return the forgotten Node. Raises Changed if the node is not dead."""
+    """Return the record of a node after it was forgotten. Raises Changed if the node is not dead."""
     if (new := after(found, FORGET)) is None:
         raise Changed(f"node {found.name} is not dead any more")
     return new
@@ -195,19 +198,20 @@ def forget(found: Node) -> Node:
 # -- blocks: `block` is the record in the store, FREE if the store has no record ---------------------------------------
 
 def free(space: str, cidr: str, now: float = 0.0) -> Block:
-    """Return a block that no node has claimed. now: `since` of a claim."""
+    """Return a block that no node has claimed. now: the unix time of the claim that follows."""
     return Block(space, cidr, "", 0, FREE, now)
 
 
 def whose(block: Block, node: Node) -> str:
-    """Return the guard that says whose a block is for a Node."""
+    """Return the guard that compares a block's owner with a node: OWN, FORMER, LATER, OTHER, or ANY if no node has the
+    block."""
     if block.node != node.name:
         return OTHER if block.node else ANY
     return OWN if block.epoch == node.epoch else FORMER if block.epoch < node.epoch else LATER
 
 
 def claim(block: Block, me: Node) -> Block:
-    """Return the block as the node's. Raises Taken."""
+    """Return the block after its claim by `me`. Raises Taken if the block is not free."""
     if (new := after(block, CLAIM, whose(block, me), me)) is None:
         raise Taken(block)
     return new
@@ -221,14 +225,15 @@ def adopt(block: Block, me: Node) -> Block:
 
 
 def share(block: Block) -> Block:
-    """Return the block as SHARED. Raises Taken."""
+    """Return the block as SHARED. Raises Taken if a node has the block."""
     if (new := after(block, SHARE)) is None:
         raise Taken(block)
     return new
 
 
 def expire(block: Block, dead: Node) -> Block:
-    """Return the block after its node was declared dead: `block` itself if the block is not of an earlier epoch."""
+    """Return the block after its node was declared dead: in quarantine, or `block` itself if the node claimed it in the
+    present epoch."""
     return after(block, EXPIRE, whose(block, dead)) or block
 
 

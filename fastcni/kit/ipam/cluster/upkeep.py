@@ -1,8 +1,9 @@
 """Maintain one address space of this node for a server: claim blocks ahead, return idle blocks, answer other nodes.
-One-shot plugins of the node may run at the same time, because they take the same locks.
+The server and one-shot plugins of the node take the same locks, so they may run at the same time.
 
-keys: any Keys of the space, see conf.py; only room() and claim_ahead() use its ranges. Functions with an argument
-`store` call the store, and raise Away. All functions raise CniError 5 and 11 as node_state.Space does.
+keys: Keys of any network that uses the address space, see conf.py; only room() and claim_ahead() use the network's
+ranges. Functions with an argument `store` call the store, and raise Away. All functions raise CniError 5 and 11, like
+node_state.Space.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     Warn = Callable[[str], object]
     Room = tuple[Range, int, int]           # see room_of()
 
-AHEAD = 4               # a block is claimed if less than a fourth of a range's addresses in own blocks is free
+AHEAD = 4               # claim a block if less than a fourth of a range's addresses in this node's blocks is free
 
 
 class BlockUse:
     """A block of this node. since: unix time. size: the number of its addresses. held: the number of held addresses.
-    empty_s: how many seconds the block has been empty; 0: it is not empty."""
+    empty_s: for how many seconds no address of the block was held; 0: an address is held."""
 
     __slots__ = ("cidr", "empty_s", "held", "since", "size")
 
@@ -40,7 +41,7 @@ class BlockUse:
         self.cidr, self.since, self.size, self.held, self.empty_s = cidr, since, size, held, empty_s
 
 
-# -- what there is ----------------------------------------------------------------------------------------
+# -- blocks and free addresses ----------------------------------------------------------------------------------------
 
 def own_blocks(keys: Keys, warn: Warn) -> list[BlockUse]:
     """Return the blocks of this node, in the order of their addresses."""
@@ -67,37 +68,39 @@ def empty_for(space: Space, own: Own) -> float:
 
 
 def room_of(space: Space, one: Range) -> Room:
-    """(the range, how many of its addresses are in blocks of this node, how many of these are free)."""
+    """Return (the range, how many of its addresses are in this node's blocks, how many of these addresses are free)."""
     spans = space.state.plan(one).spans
     size = sum(to_int(last) - to_int(first) + 1 for first, last in spans)
     return one, size, size - sum(space.index.count(*span) for span in spans)
 
 
 def room(keys: Keys, warn: Warn) -> list[Room]:
-    """room_of() each range of `keys`."""
+    """Return room_of() for each range of `keys`; [] if the node has no directory of the address space."""
     with Space(keys, warn) as space:
         return [room_of(space, one) for one in keys.ranges] if space else []
 
 
 def spare(size: int, free: int) -> int:
-    """How many of a range's free addresses can be given before its next block is claimed. Below 0: claim it now."""
+    """Return how many free addresses of a range the node can give before it claims the range's next block. Below 0:
+    claim it now."""
     return free - -(-size // AHEAD)
 
 
 # -- blocks -----------------------------------------------------------------------------------------------
 
 def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
-    """Claim a block for each range of `keys` of which this node has addresses and too few are free, see spare(). Return
-    the cidrs. Does nothing while no block may be claimed (State.hold), and if a range has no free block."""
+    """Claim a block for each range of `keys` in which this node's blocks have too few free addresses, see spare().
+    Return the cidrs of new blocks. Claim nothing during the pause after a restore (State.hold), or for a range without
+    a free block."""
     if not short_of(keys, warn):
         return []
     with ClaimLock(keys):
-        ranges = short_of(keys, warn)           # another request may have claimed meanwhile
+        ranges = short_of(keys, warn)           # another request may have claimed a block since
         with MadeSpace(keys, warn) as space:
             before = set(space.state.blocks)
         if ranges and not hold.reason(store, keys, warn):
             me = claims.node_of(claims.ready(store, keys, warn, ranges))
-            for one in ranges:                  # one range after the other: one that is full stops no other
+            for one in ranges:                  # one range after the other, so that a full range stops no other
                 claims.claim_for(store, me, keys, [one], warn)
         with MadeSpace(keys, warn) as space:
             return sorted(set(space.state.blocks) - before)
@@ -120,8 +123,9 @@ def give_back_idle(store: Store, keys: Keys, warn: Warn, idle_s: float, spare: i
 
 
 def give_back(store: Store, keys: Keys, warn: Warn, cidr: str) -> bool:
-    """Return an empty block. No address of it is given from before the call on, also if the call fails: the answer may
-    have been lost. rejoin() finds a block that is still this node's. Needs the claim lock."""
+    """Return an empty block to the store. The node stops giving the block's addresses before the call, and does not
+    resume if the call fails, because only the answer may be lost. If the store still has the block as this node's,
+    rejoin() finds it. Needs the claim lock. Return whether this node has given the block back."""
     there = {block.cidr: block for block in store.blocks(keys.space, keys.node)}
     with MadeSpace(keys, warn) as space:
         own = space.state.blocks.get(cidr)
@@ -137,7 +141,7 @@ def give_back(store: Store, keys: Keys, warn: Warn, cidr: str) -> bool:
 
 
 def finish_later(store: Store, keys: Keys, warn: Warn) -> None:
-    """Tell the store which Singles have ended, see State.later."""
+    """Release or keep the Singles of State.later in the store."""
     with ClaimLock(keys):
         singles.finish_later(store, keys, warn)
 
@@ -145,8 +149,9 @@ def finish_later(store: Store, keys: Keys, warn: Warn) -> None:
 # -- single addresses of other nodes' pods ----------------------------------------------------------------
 
 def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single | None:
-    """Answer another node that asks for an address in a block of this node: HELD if the address was free, else REFUSED
-    with the holder. None: the Single does not ask this node, or the other node has released the Single."""
+    """Answer another node that asks for an address in a block of this node. The new state of the Single is HELD if the
+    address was free, else REFUSED with the holder as reason. None: the Single asks for no address of this node, or the
+    other node has withdrawn it."""
     if single.state != ASKED:
         return None
     packed = address.read_ip(single.address)
@@ -159,7 +164,7 @@ def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single
         reason = "" if taken else allocate.holder_text(space, packed)
     try:
         return store.change_single(single, state=HELD if taken else REFUSED, reason=reason)
-    except Changed:                     # taken back, or answered already: the same question can come twice
+    except Changed:                     # withdrawn, or already answered: the same request can come twice
         now = store.single(single.space, single.address)
         if now is None or now.state not in (HELD, KEPT):
             forget_single(keys, warn, single)
@@ -167,8 +172,7 @@ def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single
 
 
 def forget_single(keys: Keys, warn: Warn, single: Single) -> bool:
-    """Free the address of a deleted Single, if the address is in a block of this node. Return whether the address was
-    held."""
+    """Free the address that this node reserves for a deleted Single. Return whether the address was reserved."""
     with Space(keys, warn) as space:
         if space is None:
             return False

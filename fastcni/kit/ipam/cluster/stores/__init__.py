@@ -1,6 +1,8 @@
-"""The table of stores, and the keys that choose one: `ipam.store`, see docs/ipam.md. Only the store in use is imported.
+"""Read `ipam.store` (docs/ipam.md) and open the store of cluster-wide addresses that it names. Only the store in use is
+imported.
 
-A store's module has the class that the table names, made from the Settings' dict. contract.Store has its methods.
+STORES names each store's module and its class. The class takes the Settings, a dict, and has the methods of
+contract.Store.
 """
 
 from __future__ import annotations
@@ -26,23 +28,24 @@ STORES = {
     "kubernetes": ("fastcni.kit.ipam.cluster.stores.kubernetes", "KubernetesStore"),
     "local": ("fastcni.kit.ipam.cluster.stores.local", "LocalStore"),
 }
-TEXTS = {       # the keys with a text, of each type
+TEXTS = {       # {type: the keys with a text value}
     "etcd": ("ca", "cert", "key", "username", "password", "password_file", "prefix"),
     "kubernetes": ("kubeconfig", "k8s_api_root", "context", "namespace"),
     "local": ("path",),
 }
-# Keys of every type, in seconds. node_ttl: without a heartbeat for so long a node is LOST (NODE_TTL_S). dead_after: so
-# long LOST, it is declared dead (600).
+# Keys of every type, in seconds. node_ttl: a node is LOST after so long without a heartbeat (default NODE_TTL_S).
+# dead_after: a node that was LOST for so long is declared dead (default 600).
 TIMES = ("node_ttl", "dead_after")
 PATHS = ("ca", "cert", "key", "password_file", "kubeconfig", "path")
-PLACES = ("type", "path", "prefix", "kubeconfig", "k8s_api_root", "context")     # with another value: another store
+PLACES = ("type", "path", "prefix", "kubeconfig", "k8s_api_root", "context")     # keys that tell stores apart
 LOCAL_PATH = "/var/lib/cni/cluster-store"
 ETCD_PREFIX = "/fastcni/v1"
 
 
 def read_settings(ipam: Section) -> Settings:
-    """The store that a configuration names, {"type": ..., and its keys}: `store`; else `kubernetes` of whereabouts;
-    else a local one. Raises CniError 7; the Lenient Section of a DEL does so unless the bad key is a time."""
+    """Return the Settings of a configuration's store, {"type": ..., and the store's keys}: from `store`, else from
+    whereabouts' `kubernetes`, else of the local store. Raises CniError 7. With a Lenient Section, as DEL has, wrong
+    times are ignored."""
     kubernetes = ipam.strict.section("kubernetes")
     whereabouts = {key: kubernetes.text(key) for key in ("kubeconfig", "k8s_api_root") if kubernetes.text(key)}
     if not ipam.has("store"):
@@ -67,7 +70,7 @@ def read_settings(ipam: Section) -> Settings:
 
 
 def store_of(mode: Mode, settings: Settings) -> Store:
-    """The store of a configuration, opened once for the mode."""
+    """Return the Store for `settings`. The mode keeps it open for later requests."""
     return mode.cluster_store(key_of(settings), lambda: open_store(settings))
 
 
@@ -77,8 +80,8 @@ def key_of(settings: Settings) -> str:
 
 
 def same_store(key: str, settings: Settings) -> bool:
-    """Whether settings name the store of an earlier key_of(), as far as they show. One endpoint in common is enough;
-    credentials and times do not matter. "": there is no earlier one."""
+    """Return whether settings seem to name the same store as an earlier key_of(), `key`. One common endpoint is enough;
+    credentials and times do not matter. True for the key "", which means that no earlier store is known."""
     if not key:
         return True
     before = json.read(key.encode())
@@ -88,7 +91,7 @@ def same_store(key: str, settings: Settings) -> bool:
 
 
 def open_store(settings: Settings) -> Store:
-    """Return a new Store, which connects at its first use."""
+    """Return a new Store. The Store connects at its first use."""
     module, name = STORES[settings["type"]]
     __import__(module)
     store: Store = getattr(sys.modules[module], name)(settings)
@@ -96,6 +99,6 @@ def open_store(settings: Settings) -> Store:
 
 
 def store_text(settings: Settings) -> str:
-    """A store for people: "etcd https://10.0.0.1:2379"."""
+    """Return the store's type and place as text, "etcd https://10.0.0.1:2379"."""
     where = settings.get("endpoints") or [settings.get("path") or settings.get("kubeconfig") or "in this cluster"]
     return f"{settings['type']} {', '.join(where)}"

@@ -1,15 +1,16 @@
-"""A store in etcd v3. The keys are in etcd_keys.py, nodes in etcd_nodes.py, the form of requests in clients/etcd.py.
+"""Keep cluster-wide addresses in etcd v3. etcd_keys.py has the keys, etcd_nodes.py the nodes, clients/etcd.py the form
+of requests.
 
-Each method that decides the owner of an address is one transaction that compares the keys on which it depends. Or the
-method reads keys first, and repeats the reads and the transaction if a key has changed:
+Each method that decides the owner of an address sends one transaction, which compares the keys on which the decision
+depends. Some methods read keys first; if a key has changed, they repeat the reads and the transaction:
 
-    claim           value(epoch) = mine, no blk key yet         -> put blk, own     else: who has it; one round trip
-    adopt           value(epoch) = mine, blk is as seen         -> put blk, own
+    claim           value(epoch) = mine, no blk key yet         -> put blk, own     else: read the owner; one round trip
+    adopt           value(epoch) = mine, blk is as read         -> put blk, own
     share           no blk key yet                              -> put blk
-    give_back       blk is as seen, no ip key in its range      -> delete blk, own, use; else, of a node: put blk SHARED
+    give_back       blk is as read, no ip key in its range      -> delete blk, own, use; else put blk SHARED
     claim_single    value(epoch) = mine, blk and ip as read     -> put ip, pod
-    change_single   ip is as seen                               -> put ip, pod
-    forget          record as read (dead), each key as read     -> delete what is the node's, its record last
+    change_single   ip is as read                               -> put ip, pod
+    forget          record as read (dead), each key as read     -> delete the node's keys, its record last
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fastcni.clients.etcd import Outcome, Pair
     from fastcni.kit.ipam.cluster.contract import Event, Node
 
-CLAIM_BLOCKS = MAX_OPERATIONS // 2 - 1          # blocks in one transaction: each is two puts
+CLAIM_BLOCKS = MAX_OPERATIONS // 2 - 1          # blocks in one transaction, with two puts each
 
 
 class EtcdStore(EtcdNodes):
@@ -130,7 +131,7 @@ class EtcdStore(EtcdNodes):
         for attempt in races(f"block {block.cidr}"):
             new = states.adopt(before, me)
             if new is before and attempt:
-                return before                   # as etcd has the block
+                return before                   # the block as etcd has it
             outcome = self.etcd.txn([self._epoch_is(me), is_as_seen(key, before)], self._put_block(new),
                                     [self._get_epoch(me), get(key)])
             if outcome.done:
@@ -147,7 +148,7 @@ class EtcdStore(EtcdNodes):
 
     def give_back(self, block: Block) -> bool:
         left = self._free_block(block)
-        # A former call may have made it SHARED.
+        # an earlier call may have made the block SHARED
         return left is None or (left is not block and left.state == SHARED != block.state)
 
     # -- single addresses -----------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class EtcdStore(EtcdNodes):
             before = record_of(Single, found[0]) if found else None
             new, needs_block = claim_single(before, me, single)
             if new is before:
-                return new                      # an earlier call has asked
+                return new                      # an earlier call has asked for the address
             if needs_block:
                 states.check_hold(block_of(blocks, single.space, single.block), me, single)
             compare = [self._epoch_is(me), revision_is(block_key, blocks[0].revision if blocks else 0),
@@ -178,7 +179,7 @@ class EtcdStore(EtcdNodes):
         if outcome.done:
             return at_revision(new, outcome)
         left: Single | None = record_of(Single, outcome.answers[0][0]) if outcome.answers[0] else None
-        if left is None or left != new:         # otherwise an earlier call has written it
+        if left is None or left != new:         # otherwise an earlier call has written the fields
             raise Changed(f"{single.address} has changed")
         return left
 
@@ -224,11 +225,11 @@ class EtcdStore(EtcdNodes):
     # -- parts ----------------------------------------------------------------------------------------
 
     def _all(self, kind: Any, prefix: str) -> list[Any]:
-        """The records below a prefix, by space and address."""
+        """Return the records of all keys below a prefix, sorted by space and address."""
         return sorted((record_of(kind, pair) for pair in self.etcd.read_range(*below(prefix))[0]), key=place)
 
     def _indexed(self, kind: Any, pairs: Sequence[Pair], name: str) -> list[Any]:
-        """The records that keys of own/ or pod/ stand for, by space and address."""
+        """Return the records that index keys of own/ or pod/ point to, sorted by space and address."""
         keys = [self.keys.indexed(pair.key, name) for pair in pairs]
         return sorted((record_of(kind, pair) for pair in self.etcd.read(*keys) if pair), key=place)
 
@@ -237,8 +238,9 @@ class EtcdStore(EtcdNodes):
                 put(self.keys.own(block.node, block.space, block.cidr), "")]
 
     def _free_block(self, block: Block, *more: dict[str, Any]) -> Block | None:
-        """Remove a block with its use, or make it SHARED if there are Singles in it and it is a node's. Return None, or
-        the block that is left: another object if it has changed, or if `more` does not hold."""
+        """Remove a block with its Use. If the block has Singles, a node's block becomes SHARED. Return None if the
+        block was removed, else the remaining block: another object if it has changed, or if the comparisons `more`
+        fail."""
         key = self.keys.block(block.space, block.cidr)
         rest = [delete(self.keys.use(block.space, block.cidr))]
         if block.node:
@@ -301,12 +303,12 @@ def block_of(pairs: Sequence[Pair], space: str, cidr: str) -> Block:
 
 
 def is_as_seen(key: str, record: Block | Single) -> dict[str, Any]:
-    """The comparison that a record has the revision that the caller knows. Without one it does not hold."""
+    """Return the comparison that etcd still has the record's revision. It fails for a record without a revision."""
     return revision_is(key, record.revision if isinstance(record.revision, int) else -1)
 
 
 def batches(uses: list[tuple[Use, str]]) -> Iterator[list[tuple[Use, str]]]:
-    """Uses with their values, as many at a time as a transaction takes."""
+    """Yield (Use, value) pairs in lists that fit into one transaction each."""
     batch: list[tuple[Use, str]] = []
     size = 0
     for use, value in uses:

@@ -1,17 +1,19 @@
-"""Keys of the etcd store, below a prefix, and the records in them. Values are JSON if nothing else is said.
+"""Build and read the keys and values of the etcd store. Keys are below a prefix. Values are JSON unless noted:
 
     blk/SPACE/CIDR              Block
     cfg/SPACE                   {"4": 26, "6": 122}: the grid of a space
-    ip/SPACE/4-0a000046         Single. Addresses in hexadecimal digits: those of a block are a range of keys
+    ip/SPACE/4-0a000046         Single. The address is in hexadecimal digits, so that a block's addresses are a range of
+                                keys
     node/NODE/alive             "": exists as long as its lease, see etcd_nodes.py
-    node/NODE/epoch             its epoch, as text; stays when the node is forgotten, so that no epoch comes twice
+    node/NODE/epoch             the epoch, as text. The key stays when the node is forgotten, so that no epoch is used
+                                twice
     node/NODE/record            {"boot_id", "address", "dead": true}
-    own/NODE/SPACE/CIDR         "": index of a node's blocks
-    pod/POD/SPACE/4-0a000046    "": index of a pod's Singles
+    own/NODE/SPACE/CIDR         "": index of the node's blocks
+    pod/POD/SPACE/4-0a000046    "": index of the pod's Singles
     use/SPACE/CIDR              Use
 
-The kind comes before the space, so one watch from blk/ to node/ sees all that decides, and not the uses, which change
-often. "%" and "/" in names are written %25 and %2F.
+A key begins with the kind of record. So one watch from blk/ to node/ gets every record that decides ownership, without
+the Uses, which change often. "%" and "/" in names are written %25 and %2F.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """The keys below a prefix. Names of ranges end with "/"."""
+    """The keys below a prefix. A key that ends with "/" is a prefix of several keys."""
 
     __slots__ = ("prefix",)
 
@@ -51,7 +53,7 @@ class Keys:
         return f"{self.prefix}/ip/{escape(space)}/{hexadecimal(text)}"
 
     def singles_in(self, space: str, cidr: str) -> tuple[str, str]:
-        """The first key of a block's Singles, and the end."""
+        """Return the range of keys of a block's Singles: the first key, and the key after the last."""
         network, _, prefix = cidr.partition("/")
         first = hexadecimal(network)
         digits = len(first) - 2
@@ -80,7 +82,7 @@ class Keys:
         return f"{self.prefix}/use/{escape(space)}/{cidr}"
 
     def indexed(self, key: str, kind: str) -> str:
-        """The key of the Block (kind "blk") or Single ("ip") that a key of own/ or pod/ stands for."""
+        """Return the key of the Block (kind "blk") or Single ("ip") that an index key of own/ or pod/ points to."""
         _, _, space, rest = key[len(self.prefix) + 1:].split("/", 3)
         return f"{self.prefix}/{kind}/{space}/{rest}"
 
@@ -98,7 +100,7 @@ def unescape(name: str) -> str:
 
 
 def hexadecimal(text: str) -> str:
-    """"10.0.0.70" as "4-0a000046"."""
+    """Return "10.0.0.70" as "4-0a000046"."""
     packed = address.read_ip(text)
     return f"{4 if len(packed) == 4 else 6}-{packed.hex()}"
 
@@ -108,7 +110,8 @@ def value_of(record: Any) -> str:
 
 
 def use_value(use: Use, most: int) -> str:
-    """The value of a Use, of some `most` bytes: from a block of thousands of addresses holders may be left out."""
+    """Return the value of a Use. If it would be longer than about `most` bytes, as with thousands of addresses, holders
+    are left out."""
     value, holders = value_of(use), use.holders
     if len(value) <= most:
         return value
@@ -121,7 +124,8 @@ def record_of(kind: type[Block | Single | Use], pair: Pair) -> Any:
 
 
 def read_nodes(pairs: Iterable[Pair]) -> list[Node]:
-    """The Nodes that keys below node/ describe, by name. revision: (of the record, of the epoch)."""
+    """Return the Nodes that keys below node/ describe, sorted by name. A Node's revision is (revision of the record
+    key, of the epoch key)."""
     parts: dict[str, dict[str, Pair]] = {}
     for pair in pairs:
         _, name, what = pair.key.rsplit("/", 2)
@@ -131,7 +135,7 @@ def read_nodes(pairs: Iterable[Pair]) -> list[Node]:
 
 
 def read_node(name: str, part: dict[str, Pair]) -> Node:
-    """part: {"record": Pair, "epoch": Pair, "alive": Pair if the node is ALIVE}."""
+    """Return the Node of a node's keys. part: {"record": Pair, "epoch": Pair, "alive": Pair if the node is ALIVE}."""
     record = json.read(part["record"].value.encode())
     state = DEAD if record.get("dead") else ALIVE if "alive" in part else LOST
     return Node(name, int(part["epoch"].value), record.get("boot_id", ""), record.get("address", ""), state, 0,

@@ -1,18 +1,19 @@
-"""Nodes in the etcd store: epoch, heartbeat, and the comparisons that keep a dead node from writing.
+"""Read and write the nodes of the etcd store: their epochs and heartbeats, and the comparisons that keep a dead node
+from writing.
 
-    join            value(epoch) = as read                      -> put record, alive if it is not there
-    join_space      the same; the transaction also reads the grid, own/ of the node and the singles of the space
-    keep_alive      the lease of the alive key can be renewed: one request, by a process that knows this lease; else as
-                    join, value(epoch) = mine
-    declare_dead    epoch and record as read, no alive key      -> put epoch + 1, record dead (then its blocks)
+    join            value(epoch) = as read                      -> put record; put alive if it does not exist
+    join_space      as join; the transaction also reads the grid, the node's own/ keys and the space's Singles
+    keep_alive      renew the lease of the alive key: one request, if the process knows this lease. Else as join, with
+                    value(epoch) = mine
+    declare_dead    epoch and record as read, no alive key      -> put epoch + 1, record dead; then the node's blocks
 
-A node's `alive` key is put once, with a new lease, and never again while it exists. So who knows its lease, and could
-renew that, knows that the key has been there all the time: declare_dead() was not possible, and the epoch is unchanged.
-That would not hold for a lease with an id of our own choice: it could be made again, without the key.
+A node's `alive` key is put once, with a new lease, and not again while the key exists. So a process that can renew the
+key's lease knows that the key has existed without a break: declare_dead() was not possible, and the epoch is unchanged.
+The lease needs an id that etcd chooses. A lease with a chosen id could be granted again without the key.
 
-join_space() reads in the transaction that joins, so it returns the keys as of the join. After the join no other node
-removes keys of this node. A new node does not read its keys first: its transaction compares that the keys do not exist.
-If the keys exist, the transaction writes nothing, the node reads the keys, and the unused lease ends by itself.
+join_space() reads in the transaction that joins, so its result is the state at the join. After the join no other node
+removes keys of this node. A new node does not read its keys first: its transaction compares that they do not exist. If
+they exist, the transaction writes nothing, the node reads its keys and tries again, and the unused lease expires.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from fastcni.clients.etcd import Outcome, Pair
 
-MAX_RACES = 50                  # lost in a row, each to a write that succeeded
+MAX_RACES = 50                  # attempts; each fails only because another write has succeeded
 
 
 class EtcdNodes:
@@ -56,7 +57,8 @@ class EtcdNodes:
 
     def _join(self, node: str, boot_id: str, address: str, reads: list[dict[str, Any]],
               new: bool = False) -> tuple[Node, list[list[Pair]]]:
-        """Join. Return the Node, and the answers to the operations `reads` in the transaction that joined."""
+        """Join. The transaction that joins also runs the operations `reads`. Return the Node, and the answers to
+        `reads`. new: the store probably has no key of the node."""
         record = put(self.keys.node(node, "record"), text({"boot_id": boot_id, "address": address}))
         for attempt in races(f"node {node}"):
             epoch, alive = (None, None) if new and not attempt else self._epoch_alive_record(node)[:2]
@@ -78,9 +80,9 @@ class EtcdNodes:
         for _ in races(f"node {node.name}"):
             epoch, alive, record = self._epoch_alive_record(node.name)
             found = read_node(node.name, {"epoch": epoch, "record": record}) if epoch and record else unknown(node.name)
-            heartbeat(found, node)              # refuses a dead or forgotten node
+            heartbeat(found, node)              # raises if the node is dead or forgotten
             if alive and self.etcd.renew(alive.lease, self.keys.node(me.name, "alive")):
-                self.leases[me.name, me.epoch] = alive.lease        # `compare` was read together with the key
+                self.leases[me.name, me.epoch] = alive.lease        # the epoch was read together with this key
                 break
             if self._sign(me, None, compare, []):
                 break
@@ -117,8 +119,8 @@ class EtcdNodes:
 
     def _sign(self, me: Node, alive: Pair | None, compare: list[dict[str, Any]],
               operations: list[dict[str, Any]]) -> Outcome | None:
-        """Send a heartbeat, and run operations in the same transaction. alive: the key as read. Return None if a
-        comparison did not hold, or the lease has ended meanwhile."""
+        """Send a heartbeat, and run `operations` in the same transaction. alive: the alive key as read, or None. Return
+        None if a comparison failed, or the lease ended before the transaction."""
         key = self.keys.node(me.name, "alive")
         if alive and self.etcd.renew(alive.lease, key):
             lease, compare = alive.lease, [*compare, lease_is(key, alive.lease)]
@@ -136,7 +138,7 @@ class EtcdNodes:
         return outcome
 
     def _write_dead(self, node: Node, dead: Node) -> bool:
-        """Write the record of a node that is declared dead. Return False if the node has changed. node: as seen."""
+        """Write the record `dead` of a node that was read as `node`. Return False if the node has changed since."""
         record = {"boot_id": node.boot_id, "address": node.address, "dead": True}
         outcome = self.etcd.txn(
             [self._epoch_is(node), revision_is(self.keys.node(node.name, "record"), node.revision),
@@ -148,7 +150,8 @@ class EtcdNodes:
 
 
 def races(what: str) -> Iterator[int]:
-    """Tries of a transaction that another client's writes can make fail. Raises Away after too many."""
+    """Yield the number of each attempt at a transaction, which fails if another client writes the same keys. Raises
+    Away after MAX_RACES attempts."""
     yield from range(MAX_RACES)
     raise Away(f"etcd: {what}: changed by others {MAX_RACES} times while it was being written")
 

@@ -1,7 +1,8 @@
-"""Keep a copy of etcd's blocks, claims and nodes up to date, by one watch of a range of keys.
+"""Keep a copy of etcd's Blocks, Singles and Nodes up to date, by one watch of a range of keys.
 
-A lost watch continues from the last seen revision, at the next endpoint. If etcd has compacted this revision, or has a
-lower revision because it was restored from a backup, the Watch reads all keys again, and compares them with the copy.
+After a lost connection, the watch continues from the last seen revision, at the next endpoint. If etcd has compacted
+this revision, or has a lower revision because etcd was restored from a backup, the Watch reads all keys again, and
+compares them with the copy.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ if TYPE_CHECKING:
     from fastcni.clients.etcd import Client
     from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys
 
-REOPEN_S = 1.0                  # a watch that is lost sooner than that is not opened again
+REOPEN_S = 1.0                  # run() opens a watch again only if it has lasted so long
 IDLE_S = 1500.0                 # etcd sends a progress notification each 10 minutes
 
 
 class Copy:
-    """The keys of a range with their records. `changed` is called for each record that changes.
+    """A copy of the watched keys, as records. The copy calls `changed` for each record that changes.
 
-    revision: of the last change that the records contain.
+    revision: the etcd revision of the last change in the copy.
     """
 
     def __init__(self, keys: Keys, changed: Callable[[Event], object]) -> None:
         self.keys, self.changed, self.revision = keys, changed, 0
         self.records: dict[str, Block | Single] = {}
-        self.parts: dict[str, dict[str, Pair]] = {}     # of nodes: {".../node/NAME/": {key: Pair}}
+        self.parts: dict[str, dict[str, Pair]] = {}     # the nodes' keys: {".../node/NAME": {key: Pair}}
         self.nodes: dict[str, Node] = {}
 
     def load(self, etcd: Client) -> None:
-        """Read all anew."""
+        """Read all watched keys, and report the differences from the copy."""
         pairs, revision = etcd.read_range(*self.keys.watched())
         there = {pair.key for pair in pairs}
         known = [*self.records, *(key for part in self.parts.values() for key in part)]
@@ -48,8 +49,9 @@ class Copy:
     def follow(self, message: dict[str, Any]) -> None:
         """Apply a message of a watch from `revision` + 1.
 
-        The header of a message has etcd's revision. Changes up to this revision may come in later messages, unless the
-        message reports progress: it has no events then, and is not the answer to the request for the watch.
+        A message's header has etcd's current revision. Changes up to this revision may follow in later messages, except
+        after a progress notification. Such a message has no events, and no "created", which marks the answer to the
+        watch request.
         """
         pairs: list[Pair] = []
         gone: list[Pair] = []
@@ -63,8 +65,8 @@ class Copy:
             self.revision = int(message["header"]["revision"])
 
     def update(self, pairs: Iterable[Pair], gone: Iterable[str]) -> None:
-        """Note pairs that were put and keys that were deleted."""
-        touched = {}                    # nodes, once each: a transaction changes several of their keys
+        """Apply changes to the copy, and report them. pairs: keys that were put. gone: keys that were deleted."""
+        touched = {}                    # each changed node once: a transaction changes several of a node's keys
         for pair in pairs:
             if pair.key.startswith(self.keys.nodes()):
                 name = pair.key.rpartition("/")[0]
@@ -103,7 +105,8 @@ class Copy:
 
 
 class Watch:
-    """The watch of a store. The Watch keeps the records of a call, so that the next call reports deleted records."""
+    """The watch of a store. The Watch keeps the last copy, so that the next run() reports the records that were deleted
+    between two runs."""
 
     def __init__(self, etcd: Client, keys: Keys) -> None:
         self.etcd, self.keys = etcd, keys
@@ -126,11 +129,11 @@ class Watch:
                     raise
 
     def _follow(self, copy: Copy, stop: Callable[[], bool]) -> None:
-        """Watch from the revision after the copy's until stop(), or until requests use another endpoint. Raises Away if
-        the watch is lost."""
+        """Watch from the revision that follows the copy's, until stop() returns true or until the client's requests use
+        another endpoint. Raises Away if the connection is lost."""
         endpoint, http = "", self.etcd.http
 
-        def leave() -> bool:        # requests have left the endpoint of the watch, which may be silent because it hangs
+        def leave() -> bool:        # the client has left the watch's endpoint: a silent endpoint may hang
             return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
 
         with self.etcd.watch(*self.keys.watched(), copy.revision + 1, leave, IDLE_S) as stream:

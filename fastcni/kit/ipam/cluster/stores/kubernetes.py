@@ -1,43 +1,44 @@
-"""A store in the Kubernetes API: objects of the group ipam.fastcni.dev. deploy/cluster-ipam-crds.yaml defines them.
+"""Keep cluster-wide addresses in the Kubernetes API, as custom resources of the group ipam.fastcni.dev
+(deploy/cluster-ipam-crds.yaml).
 
-    IPSpace   the block sizes of a space
+    IPSpace   the block sizes of an address space
     IPNode    a Node with its epoch
-    IPBlock   a Block; creating it is the claim
-    IPClaim   a Single; creating it is the claim
-    IPUse     a Use. It is an object of its own, so that those who watch blocks do not get it
+    IPBlock   a Block; a node claims it by creating the object
+    IPClaim   a Single; a node claims it by creating the object
+    IPUse     a Use. It is an object of its own, so that watchers of blocks do not receive it
 
-A node's heartbeat is the Lease that its kubelet renews in kube-node-lease. Only while the Lease is old or missing, the
-node writes one itself: `status.heartbeat` of its IPNode. Without a Lease, the creation of the IPNode is the first
+A node's heartbeat is the Lease that its kubelet renews in kube-node-lease. While the Lease is old or missing, the node
+itself writes a heartbeat: `status.heartbeat` of its IPNode. Without a Lease, the creation of the IPNode is the first
 heartbeat.
 
-Kubernetes has no transactions over several objects. For a change that depends on two objects, each node writes its own
-object first, and then reads the other node's object. A read is never older than a write that was answered before the
-read (clients/kubernetes.py). So at least one of the two nodes sees the other node's object, and that node gives way.
+Kubernetes has no transactions over several objects. For a change that depends on two objects, each of two nodes writes
+its own object first, and then reads the other's. A read is never older than a write that the API server answered before
+the read began (clients/kubernetes.py). So at least one of the two nodes sees the other's object, and withdraws its own.
 
-Claim against declare_dead(). A node creates its blocks or claims, and then reads its IPNode. If the epoch was raised,
-the node removes the objects it created, and raises Fenced. declare_dead() raises the epoch, and lists the blocks to
-quarantine them. So a block of a dead node is either in that list, or removed by the node. If the node stops before it
-removes a block, the block stays with an old epoch, and no address of it was given. The node adopts it when it joins
-again, or forget() removes it.
+A claim against declare_dead(). A node creates its IPBlocks or IPClaims, and then reads its IPNode. If the epoch was
+raised, the node removes the objects that it created, and raises Fenced. declare_dead() raises the epoch, and then lists
+the node's blocks to quarantine them. So a dead node's new block is either in that list, or the node removes it. If the
+node stops before it removes the block, the block stays, with an old epoch, and no address of it was given. The node
+adopts the block when it joins again, or forget() removes the block.
 
 claim_single() against give_back() of its block. A node creates its IPClaim, and then reads the IPBlock. give_back()
-marks the block (`status.draining`), and then lists the claims in it. If there is one, it takes the mark away, and the
-block stays. If the claiming node finds the mark, it takes it away itself. That changes the resourceVersion, which is a
-precondition of the removal, so the removal fails. If the claiming node finds no block, it removes its IPClaim. claim(),
-adopt() and share() take a mark away, too, so a mark that a crash has left does no harm.
+marks the block (`status.draining`), and then lists the IPClaims in the block. If the list is not empty, give_back()
+clears the mark, and the block stays. If the claiming node finds the mark, it clears the mark itself. This changes the
+block's resourceVersion, a precondition of the removal, so the removal fails. If the claiming node finds no block, it
+removes its IPClaim. claim(), adopt() and share() also clear the mark, so a mark that a crash has left does no harm.
 
-forget() against a node that joins again. forget() sets the state "forgotten", and then lists the node's objects.
-forget() reads the IPNode once more: if it is the same object and still forgotten, the node made all listed objects
-before. forget() removes the listed objects, each with the uid and resourceVersion of the list, and the IPNode last. A
-node that joins at the same time is alive with the raised epoch. An object that the node claims or adopts after the join
-is not in the list, or has another resourceVersion.
+forget() against a node that joins again. forget() sets the state "forgotten", lists the node's objects, and reads the
+IPNode once more. If the IPNode is the same object and still forgotten, the node made all listed objects before its end.
+forget() then removes the listed objects, each with the uid and resourceVersion of the list, and the IPNode last. If the
+node joins at the same time, it is alive with the raised epoch. An object that it claims or adopts after the join is not
+in the list, or has another resourceVersion, so forget() does not remove it.
 
-Several blocks. All nodes create the blocks of a claim in the same order. If a block is taken, the call removes the
-blocks that it has created. If the API server is then unavailable, these blocks stay this node's, unused, and blocks()
-returns them.
+Claims of several blocks. All nodes create the blocks of a claim in the same order. If a block is taken, claim() removes
+the blocks that it has created. If the API server is unavailable at that moment, this node keeps these blocks, unused,
+and blocks() returns them.
 
-Lost answers. A method that is called again gets 409 for an object that it has created. The method reads the object, and
-finds that the object is its own.
+Lost answers. A method that is called again gets 409 for an object that its first call created. The method then reads
+the object, and finds that this node owns it.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ GRID = {"4": "ipv4PrefixLength", "6": "ipv6PrefixLength"}       # family: key of
 
 
 class KubernetesStore(NodeObjects):
-    """See contract.Store. settings: {"kubeconfig", "context", "k8s_api_root", "namespace", "node_ttl"}, all optional.
-    Without a kubeconfig, the files and variables of a pod are used."""
+    """A store in the Kubernetes API, see contract.Store. settings: {"kubeconfig", "context", "k8s_api_root",
+    "namespace", "node_ttl"}, all optional. Without a kubeconfig, the store uses the service account of its pod."""
 
     name = "kubernetes"
 
@@ -109,7 +110,7 @@ class KubernetesStore(NodeObjects):
         while True:
             now = self.api.get(f"{BASE}/{SPACES}/{name}")
             if now is None and not wanted:
-                return {}                       # a call that only reads makes no object
+                return {}                       # the caller only reads, so create no IPSpace
             spec = now["spec"] if now else {}
             lacking = {GRID[family]: prefix for family, prefix in wanted.items() if GRID[family] not in spec}
             try:
@@ -122,8 +123,8 @@ class KubernetesStore(NodeObjects):
             return {family: now["spec"][key] for family, key in GRID.items() if key in now["spec"]}
 
     def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
-        """See contract.Store. Whoever has created its IPNode has neither blocks nor claims: forget() removes the IPNode
-        after them."""
+        """See contract.Store. If this call has created the IPNode, the node has no blocks or claims, because forget()
+        removes these before the IPNode."""
         me, created = self._join(node, boot_id, new=new)
         grid = self.grid(space, wanted)
         if created:
@@ -160,7 +161,7 @@ class KubernetesStore(NodeObjects):
             seen = self.get_block(block.space, block.cidr)
             now = block_of(seen, block.space, block.cidr)
             new = states.adopt(now, me)
-            assert seen                         # otherwise the block is FREE, and not adopted
+            assert seen                         # states.adopt() raises Changed if there is no IPBlock
             try:
                 document = self.keep(seen)
                 if new is not now:
@@ -197,8 +198,8 @@ class KubernetesStore(NodeObjects):
             return True
 
     def _make(self, block: Block) -> tuple[Object, bool]:
-        """Return (the IPBlock, whether this call has created it). The IPBlock is not draining, unless it is another
-        node's."""
+        """Create an IPBlock if it does not exist. Return (the IPBlock, whether this call has created it). Clear the
+        draining mark of an existing IPBlock, unless another node has it."""
         while True:
             try:
                 return self.api.create(f"{BASE}/{BLOCKS}", to_object(BLOCKS, name_of(block), spec_of(block))), True
@@ -243,8 +244,8 @@ class KubernetesStore(NodeObjects):
             return mine
 
     def _make_claim(self, me: Node, single: Single) -> tuple[Object | None, Object | None, bool]:
-        """Return (the IPClaim, the IPClaim before this call or None, whether it needs a block that fits). The first is
-        None if the IPClaim changed during the call: try again. Raises Taken."""
+        """Create or take over an IPClaim. Return (the IPClaim, the IPClaim before this call or None, whether its block
+        has to be checked). The first is None if the IPClaim changed during the call: call again. Raises Taken."""
         new, needs_block = claim_single(None, me, single)
         path = f"{BASE}/{CLAIMS}/{claim_name(new.space, new.address)}"
         try:
@@ -257,15 +258,15 @@ class KubernetesStore(NodeObjects):
         now: Single = to_record(CLAIMS, before)
         new, needs_block = claim_single(now, me, single)
         if new is now:
-            return before, before, needs_block          # an earlier call has asked
+            return before, before, needs_block          # an earlier call has asked for the address
         try:
             return self.api.patch(path, to_patch(spec_of(new), version_of(before))), before, needs_block
         except (Conflict, Missing):
             return None, None, True
 
     def _check_block(self, me: Node, single: Single) -> None:
-        """Check that the claim fits its block, as states.check_hold() does. A block that give_back() is about to remove
-        stays."""
+        """Read the claim's block, and check by states.check_hold() that it allows the claim. If give_back() has marked
+        the block, clear the mark, so that the block stays."""
         while True:
             document = self.get_block(single.space, single.block)
             states.check_hold(block_of(document, single.space, single.block), me, single)
@@ -357,7 +358,7 @@ class KubernetesStore(NodeObjects):
 
 
 def find_access(settings: dict[str, Any]) -> Access:
-    """Where the API server is, by the keys of the configuration. Raises Away."""
+    """Return how to reach the API server that the settings name. Raises Away."""
     path = settings.get("kubeconfig")
     access = read_kubeconfig(path, settings.get("context", "")) if path else in_cluster()
     access.server = settings.get("k8s_api_root") or access.server

@@ -1,4 +1,4 @@
-"""IPBlocks: read, changed and removed by the rules of kubernetes.py, whose docstring says why."""
+"""Read, change and remove IPBlocks. The docstring of kubernetes.py explains the order of steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BlockObjects:
         self.api = api
 
     def list_of(self, plural: str, **fields: str) -> list[tuple[Any, Object]]:
-        """(record, object) of a kind, chosen by fields that are not ""."""
+        """Return [(record, object)] of a kind of object, of those whose fields equal `fields`; "" matches any value."""
         chosen = {key: value for key, value in fields.items() if value}
         found = [(to_record(plural, it), it) for it in self.api.list_all(f"{BASE}/{plural}", selector(chosen))]
         return [(record, it) for record, it in found
@@ -41,22 +41,22 @@ class BlockObjects:
         return self.api.get(block_path(space, cidr))
 
     def set_block(self, document: Object, **fields: Any) -> Object:
-        """Change fields of a block that is as seen."""
+        """Write `fields` into an IPBlock, if it is still as read."""
         changed = dict.fromkeys(fields) | {key: value for key, value in fields.items() if value != ""}
         return self.api.patch(path_of(BLOCKS, document), to_patch(changed, version_of(document)))
 
     def set_draining(self, document: Object, draining: bool) -> Object:
-        """Mark a block that is as seen as one to be removed, or take the mark away."""
+        """Set or clear the mark of an IPBlock that is about to be removed, if the IPBlock is still as read."""
         changes = {"metadata": {"resourceVersion": version_of(document)}, "status": {"draining": draining or None}}
         return self.api.patch(f"{path_of(BLOCKS, document)}/status", changes)
 
     def keep(self, document: Object) -> Object:
-        """Remove the mark of free() from a block that stays. Return the block."""
+        """Clear the mark that free() has set on an IPBlock, so that the block stays. Return the IPBlock."""
         return self.set_draining(document, False) if is_draining(document) else document
 
     def free(self, document: Object) -> bool:
-        """Remove a block that is as seen, with its use. If the block has claims, return False: a node's block becomes
-        SHARED, and a SHARED block does not change."""
+        """Remove an IPBlock, if it is still as read, with its IPUse. If the block has claims, the IPBlock stays: a
+        node's block becomes SHARED, and a SHARED block does not change. Return whether the block has changed."""
         block = to_record(BLOCKS, document)
         use = self.api.get(use_path(block))
         document = self.set_draining(document, True)
@@ -71,12 +71,12 @@ class BlockObjects:
         if use:
             try:
                 self.remove(USES, use)
-            except (Conflict, Missing):         # the block has a new owner, who has written it
+            except (Conflict, Missing):         # a new owner has written the block
                 return True
         return True
 
     def expire(self, dead: Node) -> None:
-        """Set the ACTIVE blocks of a dead node's older epochs to QUARANTINE."""
+        """Set a dead node's ACTIVE blocks of earlier epochs to QUARANTINE."""
         for block, document in self.list_of(BLOCKS, node=dead.name):
             now: Object | None = document
             while now and (after := states.expire(block, dead)) is not block:
@@ -88,7 +88,7 @@ class BlockObjects:
                     block = block_of(now, block.space, block.cidr)
 
     def remove(self, plural: str, document: Object) -> None:
-        """Remove an object that is as seen."""
+        """Remove an object, if it is still as read."""
         self.api.delete(path_of(plural, document), document["metadata"]["uid"], version_of(document))
 
 

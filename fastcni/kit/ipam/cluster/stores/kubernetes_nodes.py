@@ -1,4 +1,5 @@
-"""IPNodes, and the heartbeats of their nodes, by the rules of kubernetes.py, whose docstring has the reasons."""
+"""Read and write IPNodes and the heartbeats of their nodes. The docstring of kubernetes.py explains the order of
+steps."""
 
 from __future__ import annotations
 
@@ -30,20 +31,22 @@ if TYPE_CHECKING:
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 CORE_NODES = "/api/v1/nodes"
-CLUSTER = "/api/v1/namespaces/kube-system"      # its uid stands for the cluster
-OWN_LEASE_PART = 0.5            # of node_ttl: a node whose Lease is older writes a heartbeat itself
+CLUSTER = "/api/v1/namespaces/kube-system"      # the uid of this namespace identifies the cluster
+OWN_LEASE_PART = 0.5            # part of node_ttl: with an older Lease, the node writes a heartbeat itself
 
 
 class Signs:
-    """Since when a node's heartbeats are unchanged, by this machine's clock: other clocks may be wrong."""
+    """How long each node's heartbeat times have been unchanged, by this machine's clock, because other machines' clocks
+    may be wrong."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
-        self._seen: dict[str, tuple[tuple[float, ...], float, bool]] = {}   # node: (signs, seen first at, one was new)
+        self._seen: dict[str, tuple[tuple[float, ...], float, bool]] = {}   # node: (signs, first seen at, one is newer)
 
     def alive(self, node: str, signs: tuple[float, ...], now: float) -> bool:
-        """Return whether a node lives. signs: the times of its heartbeats, each kind by another clock. now: the time of
-        the API server's clock. At the first call, the times decide; later, only whether a newer heartbeat has come."""
+        """Return whether a node is alive. signs: the unix times of its last heartbeats: of its Lease, and of its
+        IPNode. now: the API server's time. Until a newer heartbeat comes, the node is alive if a time is younger than
+        the ttl. From then on, only heartbeats that arrive within the ttl count, whatever their times."""
         before, at, moved = self._seen.get(node, ((), 0.0, False))
         if signs != before:
             at, moved = time.monotonic(), any(new > old for new, old in zip(signs, before, strict=False))
@@ -54,12 +57,12 @@ class Signs:
 
 
 class NodeObjects(BlockObjects):
-    """The part of the store (contract.Store) about nodes."""
+    """The methods of contract.Store about nodes."""
 
     def __init__(self, api: Api, ttl: float) -> None:
         super().__init__(api)
         self.node_ttl, self._signs = ttl, Signs(ttl)
-        self._last: dict[str, Node] = {}        # as nodes() has found them
+        self._last: dict[str, Node] = {}        # {name: Node} of the last nodes()
         self._cluster = ""
 
     def join(self, node: str, boot_id: str, address: str = "") -> Node:
@@ -67,7 +70,8 @@ class NodeObjects(BlockObjects):
         return self._join(node, boot_id, address)[0]
 
     def _join(self, node: str, boot_id: str, address: str = "", new: bool = False) -> tuple[Node, bool]:
-        """Join. Return the Node, and whether this call has created its IPNode. new: see contract.Store.join_space()."""
+        """Join the node. Return the Node, and whether this call has created its IPNode. new: see
+        contract.Store.join_space()."""
         lease = self._lease(node)
         me = {"bootID": boot_id or None, "address": address or None, "state": ALIVE,
               "registered": self._is_registered(node, lease)}
@@ -125,7 +129,7 @@ class NodeObjects(BlockObjects):
                 continue
 
     def node_gone(self, node: str) -> bool:
-        """See contract.Store. A node that was no Node of the cluster when it joined is never gone."""
+        """See contract.Store. False for a node that had no Node object when it joined."""
         now = self._stored(node)
         registered = bool(now and now["spec"].get("registered"))
         return registered and self.api.get(f"{CORE_NODES}/{node}") is None
@@ -138,10 +142,11 @@ class NodeObjects(BlockObjects):
             self.api.list_all(f"{BASE}/{SPACES}")
         return self._cluster, self.api.revision
 
-    # -- what the rest of the store uses --------------------------------------------------------------
+    # -- for the rest of the store --------------------------------------------------------------
 
     def check_epoch(self, me: Node) -> Object:
-        """The IPNode of a node that may write. Raises Fenced; Changed if it was forgotten."""
+        """Return the IPNode of a node that may write. Raises Fenced if the node was declared dead, Changed if it was
+        forgotten."""
         now = self._stored(me.name)
         if now is None or now["spec"]["state"] == FORGOTTEN:
             raise states.refusal(states.unknown(me.name), me)
@@ -149,8 +154,8 @@ class NodeObjects(BlockObjects):
         return now
 
     def watched_node(self, document: Object) -> Node:
-        """The record of an IPNode that has changed. Leases are not watched, so `state` is as nodes() has found it last,
-        ALIVE for a new node."""
+        """Return the record of a changed IPNode for watch(). Leases are not watched, so `state` is the one that nodes()
+        last returned, or ALIVE for a new node."""
         node: Node = to_record(NODES, document)
         last = self._last.get(node.name)
         node.seen = max(heartbeat(document), last.seen if last else 0.0)
@@ -160,13 +165,14 @@ class NodeObjects(BlockObjects):
             node.state = last.state
         return node
 
-    # -- own ------------------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------------
 
     def _stored(self, node: str) -> Object | None:
         return self.api.get(f"{BASE}/{NODES}/{node_name(node)}")
 
     def _to_node(self, document: Object, lease: float) -> Node:
-        """Return the record of an IPNode. lease: when the node's Lease was renewed, 0 without a Lease."""
+        """Return the record of an IPNode. lease: the unix time at which the node's Lease was renewed, 0 without a
+        Lease."""
         node: Node = to_record(NODES, document)
         signs = lease, heartbeat(document) or (0.0 if lease else created_at(document))
         node.seen = max(signs)
@@ -181,18 +187,21 @@ class NodeObjects(BlockObjects):
         return (self.api.get(f"{LEASES}/{node}") or {}) if is_name(node) else {}
 
     def _is_registered(self, node: str, lease: Object) -> bool:
-        """Return whether the API server has a Node for this node. A kubelet makes its Lease a dependent of the Node."""
+        """Return whether the API server has a Node object for this node. An owner reference of the kubelet's Lease
+        shows that too, without a request."""
         owners = lease["metadata"].get("ownerReferences", []) if self._is_recent(renewed(lease)) else []
         return any(owner["kind"] == "Node" for owner in owners) or (
             is_name(node) and self.api.get(f"{CORE_NODES}/{node}") is not None)
 
     def _is_recent(self, seen: float) -> bool:
-        """Return whether a time of this node's clock is a present heartbeat of the node."""
+        """Return whether a heartbeat is recent enough, so that this node need not write its own. seen: the heartbeat's
+        unix time, by this node's clock."""
         return abs(time.time() - seen) < self.node_ttl * OWN_LEASE_PART
 
     def _sign(self, document: Object, lease: Object, created: bool = False) -> Node:
-        """Return the record of the own IPNode. If the node's Lease is old or missing, first write a heartbeat. created:
-        this call has created the IPNode; without a Lease, that is the first heartbeat."""
+        """Return the record of this node's IPNode, `document`. If the node's Lease is old or missing, first write a
+        heartbeat. created: the caller has just created the IPNode; without a Lease, the creation is the first
+        heartbeat."""
         node: Node = to_record(NODES, document)
         node.seen = renewed(lease) or (created_at(document) if created else 0.0)
         if not self._is_recent(renewed(lease)) and not (created and not lease):
@@ -218,15 +227,15 @@ class NodeObjects(BlockObjects):
 
 
 def renewed(lease: Object) -> float:
-    """The time of a Lease's renewal, 0 without one."""
+    """Return the unix time of a Lease's renewal, 0 without renewal."""
     return read_time((lease.get("spec") or {}).get("renewTime") or "")
 
 
 def heartbeat(document: Object) -> float:
-    """Return the time of the heartbeat in an IPNode, 0 without one."""
+    """Return the unix time of the heartbeat in an IPNode, 0 without a heartbeat."""
     return read_time((document.get("status") or {}).get("heartbeat") or "")
 
 
 def created_at(document: Object) -> float:
-    """Return when an object was created, by the API server's clock."""
+    """Return the unix time at which an object was created, by the API server's clock."""
     return read_time(document["metadata"].get("creationTimestamp", ""))

@@ -1,4 +1,5 @@
-"""Records of cluster-wide addresses as objects of the Kubernetes API: names, labels and fields. Touches nothing.
+"""Convert records of cluster-wide addresses to objects of the Kubernetes API and back: names, labels and fields. No
+function sends a request.
 
     Block("s", "10.0.0.64/26", "node-1", 1, ACTIVE, 1.5)
 
@@ -33,11 +34,11 @@ SPACES, NODES, BLOCKS, CLAIMS, USES = "ipspaces", "ipnodes", "ipblocks", "ipclai
 KINDS = {SPACES: "IPSpace", NODES: "IPNode", BLOCKS: "IPBlock", CLAIMS: "IPClaim", USES: "IPUse"}
 RECORDS: dict[str, Any] = {NODES: Node, BLOCKS: Block, CLAIMS: Single, USES: Use}
 
-LABELED = ("space", "node", "pod", "block")     # fields that are labels, too
+LABELED = ("space", "node", "pod", "block")     # fields that are also labels
 RENAMED = {"boot_id": "bootID"}
 TIMES = ("since", "written")
 LEFT_OUT = ("revision", "seen")
-FORGOTTEN = "forgotten"                         # state of an IPNode that forget() is removing; DEAD in the record
+FORGOTTEN = "forgotten"                         # state of an IPNode that forget() is removing; the Node record has DEAD
 
 ALPHANUMERIC = frozenset("abcdefghijklmnopqrstuvwxyz0123456789")
 LABEL_BYTES, NAME_BYTES, DIGEST_LENGTH = 63, 253, 34
@@ -46,28 +47,28 @@ LABEL_BYTES, NAME_BYTES, DIGEST_LENGTH = 63, 253, 34
 # Names
 
 def space_name(space: str) -> str:
-    """The name of an IPSpace, and the beginning of its blocks' and claims'."""
+    """Return the name of an IPSpace. The names of its IPBlocks and IPClaims begin with it."""
     return space if is_label(space) and not space.startswith("x-") else digest(space, DIGEST_LENGTH, "x-")
 
 
 def node_name(node: str) -> str:
-    """The name of an IPNode: the node's, if an object can have it."""
+    """Return the name of an IPNode: the node's name if it is a valid object name, else a name with a digest."""
     return node if is_name(node) and not node.startswith("x-") else digest(node, DIGEST_LENGTH, "x-")
 
 
 def block_name(space: str, cidr: str) -> str:
-    """The name of an IPBlock or IPUse: "s.10-0-0-64-26"."""
+    """Return the name of an IPBlock or IPUse: "s.10-0-0-64-26"."""
     packed, prefix = address.read_cidr(cidr)
     return f"{space_name(space)}.{ip_part(packed)}-{prefix}"
 
 
 def claim_name(space: str, ip: str) -> str:
-    """The name of an IPClaim: "s.10-0-0-70", "s.fd00-9-0-0-0-0-0-40"."""
+    """Return the name of an IPClaim: "s.10-0-0-70", "s.fd00-9-0-0-0-0-0-40"."""
     return f"{space_name(space)}.{ip_part(address.read_ip(ip))}"
 
 
 def name_of(record: Node | Block | Single | Use) -> str:
-    """The name of a record's object."""
+    """Return the name of a record's object."""
     if isinstance(record, Node):
         return node_name(record.name)
     if isinstance(record, Single):
@@ -82,20 +83,20 @@ def ip_part(packed: bytes) -> str:
 
 
 def is_label(text: str) -> bool:
-    """Whether a text is a label by RFC 1123."""
+    """Return whether a text is a label by RFC 1123."""
     return (0 < len(text) <= LABEL_BYTES and ALPHANUMERIC.issuperset(text.replace("-", ""))
             and text[0] != "-" and text[-1] != "-")
 
 
 def is_name(text: str) -> bool:
-    """Whether an object can have this name: labels with dots between them."""
+    """Return whether a text is a valid object name: RFC 1123 labels with dots between them."""
     return len(text) <= NAME_BYTES and all(map(is_label, text.split(".")))
 
 
 # Labels
 
 def label_value(text: str) -> str:
-    """A label's value for a text. Texts that no label can have become a digest."""
+    """Return a label's value for a text: the text, or its digest if the text is no valid value."""
     value = text.replace("/", ".").replace(":", "-")
     good = ALPHANUMERIC.issuperset(value.lower().replace("-", "").replace(".", "").replace("_", ""))
     if good and len(value) <= LABEL_BYTES and value[0].isalnum() and value[-1].isalnum():
@@ -104,13 +105,13 @@ def label_value(text: str) -> str:
 
 
 def labels_of(fields: dict[str, Any]) -> dict[str, str | None]:
-    """The labels for these fields; None for an empty one."""
+    """Return the labels for the fields of LABELED; the label of an empty field is None."""
     return {f"{GROUP}/{key}": label_value(str(fields[key])) if fields[key] else None for key in LABELED
             if key in fields}
 
 
 def selector(fields: dict[str, str]) -> str:
-    """The query of a list that chooses by fields; "" without one."""
+    """Return the query of a list of the objects with these fields; "" if no field is set."""
     chosen = "%2C".join(f"{key}%3D{value}" for key, value in labels_of(fields).items() if value)
     return f"labelSelector={chosen}" if chosen else ""
 
@@ -144,7 +145,7 @@ def from_value(name: str, value: Any) -> Any:
 
 
 def to_object(plural: str, name: str, spec: Object) -> Object:
-    """An object to create."""
+    """Return an object to create."""
     fields = {key: value for key, value in spec.items() if value is not None}
     metadata: Object = {"name": name}
     labels = {key: value for key, value in labels_of(fields).items() if value}
@@ -154,7 +155,8 @@ def to_object(plural: str, name: str, spec: Object) -> Object:
 
 
 def to_patch(spec: Object, revision: str = "") -> Object:
-    """A merge patch that sets `spec`, and its labels. revision: the object must have this resourceVersion."""
+    """Return a merge patch that sets `spec` and the labels. revision: the patch fails unless the object has this
+    resourceVersion; "": any."""
     metadata: Object = {}
     if labels := labels_of(spec):
         metadata["labels"] = labels
@@ -164,7 +166,8 @@ def to_patch(spec: Object, revision: str = "") -> Object:
 
 
 def to_record(plural: str, document: Object) -> Any:
-    """The record of an object. An IPNode's `state` is as stored, and `seen` 0."""
+    """Return the record of an object. A Node's `state` is the stored one, whatever the heartbeats, and its `seen` is
+    0."""
     known = RECORDS[plural]
     spec = document.get("spec") or {}
     fields = {name: from_value(name, spec[key]) for name in known.__slots__
@@ -184,7 +187,7 @@ def revision_of(plural: str, document: Object) -> str:
 # Times
 
 def to_time(seconds: float) -> str:
-    """A unix time as the API has times. Nanoseconds, so that the float comes back as it was."""
+    """Return a unix time in the API's form, with nanoseconds, so that read_time() returns the same float."""
     whole = int(seconds // 1)
     nanoseconds = min(round((seconds - whole) * 1_000_000_000), 999_999_999)
     fraction = f".{nanoseconds:09d}".rstrip("0").rstrip(".")
@@ -192,7 +195,7 @@ def to_time(seconds: float) -> str:
 
 
 def read_time(text: str) -> float:
-    """Return the unix time of a time in the API, 0 if the text is no time."""
+    """Return the unix time of a time in the API's form, 0 if the text is no time."""
     from datetime import datetime
 
     moment, _, fraction = text.removesuffix("Z").partition(".")

@@ -1,11 +1,11 @@
-"""A store in one file, for one node, or for several "nodes" on one machine that share a directory. No other machine may
-use the directory: flock(2) and the clock are the machine's.
+"""Keep cluster-wide addresses in one file, for one node, or for several test nodes on one machine that share a
+directory. Other machines must not use the directory, because the store relies on flock(2) and one clock.
 
     <path>/              0700
         lock             flock(2) LOCK_EX around every call
         store.json       {"id", "revision", "grids", "nodes", "blocks", "singles", "uses"}, replaced by rename(2)
 
-Each call reads the file, and writes it if it has changed something. Records carry the revision of their last change.
+Each call reads the file, and writes it if a record has changed. Each record has the revision of its last change.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 256 << 20
 LOCK_TIMEOUT_S = 5.0
-POLL_S = 0.1                    # of watch()
+POLL_S = 0.1                    # interval at which watch() reads the file
 TABLES = ("grids", "nodes", "blocks", "singles", "uses")
 
 
 class Document:
-    """The file's content, locked inside `with`. changed(): it is written at the end, if there is no exception."""
+    """The file's content, locked inside `with`. After changed(), the end of `with` writes the file, unless an exception
+    was raised."""
 
     __slots__ = ("data", "fd", "directory", "node_ttl", "old")
 
@@ -86,7 +87,7 @@ class Document:
     # -- records --------------------------------------------------------------------------------------
 
     def put(self, table: str, key: str, record: Any) -> Any:
-        """Write a record. Return it with its new revision."""
+        """Write a record. Return the record with its new revision."""
         self.data["revision"] += 1
         self.data[table][key] = record.to_dict() | {"revision": self.data["revision"]}
         record.revision = self.data["revision"]
@@ -101,7 +102,7 @@ class Document:
         return None if document is None else KINDS[table].from_dict(document, document["revision"])
 
     def all(self, table: str, space: str = "", node: str = "", pod: str = "") -> list[Any]:
-        """The records of a table that have these fields, by space and address."""
+        """Return the records of a table with these fields, sorted by space and address; "" matches any value."""
         found = [KINDS[table].from_dict(one, one["revision"]) for one in self.data[table].values()
                  if space in ("", one["space"]) and node in ("", one.get("node", ""))
                  and pod in ("", one.get("pod", ""))]
@@ -116,11 +117,11 @@ class Document:
         return block
 
     def check_epoch(self, me: Node) -> Node:
-        """See states.heartbeat()."""
+        """Raise Fenced or Changed if the node may not write, see states.heartbeat()."""
         return states.heartbeat(self.node(me.name), me)
 
     def write(self, before: Block, block: Block) -> Block:
-        """Write a block that an event has changed."""
+        """Write `block`, the result of an event on `before`."""
         if block.state == states.FREE:
             self.drop("blocks", key_of(block))
         elif block is not before:
@@ -157,7 +158,7 @@ def key_of(record: Block | Single | Use) -> str:
 
 
 class LocalStore:
-    """See contract.Store. settings: {"path": directory}, and node_ttl."""
+    """A store in one file, see contract.Store. settings: {"path": directory}, and node_ttl."""
 
     name = "local"
 
@@ -180,7 +181,7 @@ class LocalStore:
     def history(self) -> tuple[str, int]:
         with self.open() as doc:
             if not doc.data["revision"]:
-                doc.data["revision"] = 1            # so that the id is written
+                doc.data["revision"] = 1            # write the store's new id
             return doc.data["id"], doc.data["revision"]
 
     # -- nodes ----------------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ class LocalStore:
         at = -1
         while not stop():
             try:
-                data = read_document(self.directory)   # replaced by rename, so it is complete without the lock
+                data = read_document(self.directory)   # rename(2) replaces it: complete without the lock
             except OSError as e:
                 raise Away(f"store {self.directory}: {e.strerror} (errno {e.errno})") from None
             if data["revision"] != at:
@@ -324,11 +325,11 @@ class LocalStore:
             waiting.readable(-1, POLL_S, waiting.LOCK)
 
     def close(self) -> None:
-        """Nothing stays open between calls."""
+        """Do nothing: no file stays open between calls."""
 
 
 def give_back(doc: Document, block: Block) -> bool:
-    """Return a block, see states.give_back(). Return whether the block has changed."""
+    """Remove a block or make it SHARED, see states.give_back(). Return whether the block has changed."""
     used = any(one.block == block.cidr for one in doc.all("singles", block.space))
     after = states.give_back(block, used)
     if after is not block:

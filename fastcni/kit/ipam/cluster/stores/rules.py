@@ -1,4 +1,4 @@
-"""The rule of claims that all stores apply, joining by parts, and the order of records."""
+"""Functions that all stores share: the rule for claims of an address, a join in several calls, the order of records."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def join_space(store: Store, node: str, boot_id: str, space: str, wanted: dict[str, int]) -> Joined:
-    """Store.join_space() by the methods of its parts."""
+    """Do Store.join_space() by calls of join(), grid(), blocks() and singles()."""
     me = store.join(node, boot_id)
     return Joined(me, store.grid(space, wanted), store.blocks(space, node), store.singles(space, node))
 
 
 def claim_single(before: Single | None, me: Node, single: Single) -> tuple[Single, bool]:
-    """Return (the Single after a claim, whether the claim needs a block that fits, see states.check_hold()). `before`
-    itself if the claim changes nothing. Raises Taken."""
+    """Return (the Single after a claim, whether the store has to check the block by states.check_hold()). The Single is
+    `before` itself if the claim changes nothing. Raises Taken."""
     new: Single = single.copy(node=me.name, epoch=me.epoch, reason="")
     if before is None or before.state == REFUSED:
         return new, True
@@ -40,7 +40,7 @@ def may_take_over(before: Single, single: Single) -> bool:
 
 
 def place(record: Any) -> tuple[str, int, bytes]:
-    """The order of records: by space and address."""
+    """Return the sort key of a record: space, then address."""
     text = record.cidr if hasattr(record, "cidr") else record.address
     packed = address.read_ip(text.partition("/")[0])
     return record.space, len(packed), packed

@@ -6,8 +6,8 @@ Names of these objects have several parts, each with "-" for ":" and "/", joined
     IPPool                            [network-][node-]range        net1-node-7-10.0.0.0-28
     OverlappingRangeIPReservation     [network-]address             net1-fd00--5
 
-A pool's range is in its `spec`, so the rest of its name is known; node slices tell a node in it from a network. Nothing
-is written.
+A pool's `spec` has its range. So the rest of the pool's name is the network, the node or both; the NodeSlicePools show
+whether it contains a node. This module writes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
 BASE = "/apis/whereabouts.cni.cncf.io/v1alpha1"
-NAMESPACE = "kube-system"       # if the context names no namespace, as in whereabouts
+NAMESPACE = "kube-system"       # default, as in whereabouts, if the context names no namespace
 
 
 class Allocation(Record):
@@ -37,8 +37,8 @@ class Allocation(Record):
 
 
 class Pool(Record):
-    """An IPPool. name: the object's name. range: "10.0.0.0/24". network: `network_name`, "" without that key. node: the
-    node whose slice the pool is, "" if the pool is no slice."""
+    """An IPPool. name: the object's name. range: "10.0.0.0/24". network: the key `network_name`, "" without it. node:
+    the node that has this pool as its slice, "" if the pool is no slice."""
 
     __slots__ = ("name", "range", "network", "node", "allocations")
     name: str
@@ -49,7 +49,7 @@ class Pool(Record):
 
 
 class Reservation(Record):
-    """An OverlappingRangeIPReservation: an address that is unique over the pools of a network."""
+    """An OverlappingRangeIPReservation: an address that is reserved in all pools of a network."""
 
     __slots__ = ("name", "network", "address", "container", "pod", "ifname")
     name: str
@@ -61,7 +61,7 @@ class Reservation(Record):
 
 
 class Slices(Record):
-    """A NodeSlicePool. name: the network's. slices: [(node or "" if it is free, range)]."""
+    """A NodeSlicePool. name: the network's name. slices: [(node, or "" for a free slice; range)]."""
 
     __slots__ = ("name", "range", "slice_size", "slices")
     name: str
@@ -71,8 +71,8 @@ class Slices(Record):
 
 
 class Whereabouts(Record):
-    """The objects of whereabouts in a cluster, each list by name. unreadable: texts on the objects that fastcni cannot
-    read."""
+    """The objects of whereabouts in a cluster, each list sorted by name. unreadable: a text for each object that
+    fastcni cannot read."""
 
     __slots__ = ("pools", "reservations", "slices", "unreadable")
     pools: list[Pool]
@@ -82,7 +82,7 @@ class Whereabouts(Record):
 
 
 def read_whereabouts(store: KubernetesStore, namespace: str = "") -> Whereabouts:
-    """Read the objects of whereabouts. namespace: where they are; without it that of the kubeconfig's context, else
+    """Read the objects of whereabouts. namespace: their namespace; "": the namespace of the kubeconfig's context, else
     kube-system. Raises Away, also if the cluster has no whereabouts."""
     api = store.api
     base = f"{BASE}/namespaces/{namespace or api.namespace or NAMESPACE}"
@@ -129,8 +129,8 @@ def to_pool(document: Object, found: Whereabouts) -> Pool:
 
 
 def to_reservation(document: Object, known: set[tuple[str, str]]) -> Reservation:
-    """Return the Reservation of an object. known: the (network, address) of pools. If an object's name has two
-    readings, a reading with a known address is used, else a reading with an existing network. Raises ValueError."""
+    """Return the Reservation of an object. known: (network, address) of the pools' addresses. If an object's name is
+    ambiguous, choose the reading whose address is known, else the reading whose network exists. Raises ValueError."""
     name, spec = document["metadata"]["name"], document.get("spec") or {}
     readings = []
     words = name.split("-")
@@ -150,12 +150,12 @@ def to_reservation(document: Object, known: set[tuple[str, str]]) -> Reservation
 
 
 def holder_of(fields: dict[str, Any], container: str) -> tuple[str, str, str]:
-    """(container, pod, ifname)"""
+    """Return (container, pod, ifname) of an allocation's fields."""
     return fields.get(container, ""), fields.get("podref", ""), fields.get("ifname", "")
 
 
 def parts_of(name: str, cidr: str, slices: list[Slices]) -> tuple[str, str]:
-    """(network, node) in the name of a pool. Raises ValueError."""
+    """Return the (network, node) in the name of a pool. Raises ValueError."""
     end = object_name(cidr)
     if name != end and not name.endswith(f"-{end}"):
         raise ValueError(f"its name does not end with its range {cidr}")
@@ -168,5 +168,6 @@ def parts_of(name: str, cidr: str, slices: list[Slices]) -> tuple[str, str]:
 
 
 def object_name(cidr: str) -> str:
-    """A range as whereabouts has it in names: "fd00-5---64". Only an address can end with ":", which gets a 0."""
+    """Return a range as whereabouts writes it in object names: "fd00-5---64". A name cannot end with "-", so an address
+    that ends with ":" gets a 0."""
     return f"{cidr}{'0' if cidr.endswith(':') else ''}".replace(":", "-").replace("/", "-")
