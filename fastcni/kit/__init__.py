@@ -1,1 +1,1 @@
-"""The code that plugins share, with a directory for each subject."""
+"""Code that several plugins share, with a directory for each subject."""

@@ -29,8 +29,8 @@ MTU, MASQUERADES = "FLANNEL_MTU", "FLANNEL_IPMASQ"
 
 
 class Subnet:
-    """flanneld's file. networks: those of the cluster, as CIDR texts, IPv4 first. subnets: those of this node. mtu.
-    masquerades: whether flanneld masquerades the pods' traffic."""
+    """The content of flanneld's file. networks: the cluster's networks as CIDR texts, IPv4 first. subnets: this node's
+    subnets, likewise. mtu: the pods' MTU. masquerades: whether flanneld masquerades the pods' traffic."""
 
     __slots__ = ("networks", "subnets", "mtu", "masquerades")
     networks: list[str]
@@ -40,7 +40,7 @@ class Subnet:
 
 
 def read_subnet(path: str) -> Subnet:
-    """Read flanneld's file. Raises CniError 11 if there is no such file, 6 if variables are missing or bad."""
+    """Read flanneld's file. Raises CniError 11 if the file does not exist, 6 if variables are missing or invalid."""
     content = files.read(path)
     if content is None:
         raise CniError(errors.TRY_AGAIN_LATER, f"open {path}: no such file or directory",
@@ -77,7 +77,7 @@ def read_mtu(text: str) -> int:
 
 class Saved:
     """The delegate's configuration for a container in a network. If several networks use one directory, or a container
-    has several interfaces, the configuration of the last ADD is kept, as in the reference."""
+    has several interfaces, the file has the configuration of the last ADD, as in the reference."""
 
     __slots__ = ("path", "network")
 
@@ -85,8 +85,8 @@ class Saved:
         self.path, self.network = f"{directory}/{container_id}", network
 
     def read(self) -> dict[str, Any] | None:
-        """Return the configuration; None if there is no file, if the file belongs to another network, or if a crash has
-        cut it."""
+        """Return the configuration. None if the file does not exist, belongs to another network, or is incomplete after
+        a crash."""
         found = self.content()
         return found.values if found and found.text("name") == self.network else None
 
@@ -102,7 +102,7 @@ class Saved:
     def keep(self, document: dict[str, Any], undo: Undo) -> None:
         """Write the configuration. The rollback restores the earlier file."""
         before, after = files.read(self.path), json.write(document)
-        if after == before:             # equal content is not written again, so that no crash can lose the file
+        if after == before:             # do not write equal content again: a crash could lose the file
             return
         if before is None:
             undo(files.remove, self.path)
@@ -117,7 +117,7 @@ class Saved:
 
 
 def gc(req: Request, directory: str) -> None:
-    """Remove the files of this network's containers that have no valid attachment."""
+    """Remove the files of this network's containers without a valid attachment."""
     valid = {container_id for container_id, _ in req.valid_attachments}
     for name in files.names(directory):
         saved = Saved(directory, name, req.name)

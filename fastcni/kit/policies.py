@@ -1,4 +1,4 @@
-"""Ask fastcni's agent to protect a pod by network policies, one connection for each request."""
+"""Ask fastcni's agent to enforce a pod's network policies. Each request has its own connection."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
     from typing import Any
 
 SOCKET = "/run/fastcni/agent/policy.sock"
-TIMEOUT_S = 30.0                # seconds; a running agent answers sooner
+TIMEOUT_S = 30.0                # limit for the agent's answer; a running agent answers sooner
 HINT = "it is `fastcni agent --policies`; its log says what it waits for"
 
 
 class Away(Exception):
-    """No agent listens at the socket, or the agent ended before it answered. The text says why."""
+    """The error if no agent listens at the socket, or if the agent ends before it answers. The text says which."""
 
 
 def admit() -> None:
-    """Check before a request's first step whether the request may wait for the agent. Raises Crowded if too many
-    requests wait."""
+    """Check, before the first step of an ADD, that the request may wait for the agent. Raises Crowded if too many
+    requests are waiting."""
     waiting.admit(waiting.AGENT)
 
 
 def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Return the agent's answer. Raises Away, CallerGone, and CniError 11 or 999 with the agent's reason."""
+    """Send `request` to the agent's socket at `path`, and return the answer. Raises Away, CallerGone, and CniError 11
+    or 999 with the agent's reason."""
     try:
         stream = streams.Stream(path, waiting.limit(TIMEOUT_S), waiting.AGENT)
         try:

@@ -1,1 +1,1 @@
-"""Handle one CNI request: its configuration, rollback, mode, delegates and log line."""
+"""Code that handles a CNI request: its configuration, rollback, mode, delegates and log line."""

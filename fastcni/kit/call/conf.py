@@ -1,8 +1,8 @@
 """Read the keys that several plugins share: mtu, dns, the requested MAC.
 
-DEL reads only the keys that it needs. For a bad value it prints a warning, because the configuration may have changed
-since ADD, and a typo must not keep a pod from ending. Only `dataDir` and `ipam.type` must be valid, because they say
-where ADD's records are: if DEL ignored these keys, it would succeed and the address would stay held.
+DEL reads only the keys that it needs. For a bad value DEL prints a warning, because the configuration may have changed
+since ADD, and a typo must not prevent the deletion of a pod. Only `dataDir` and `ipam.type` must be valid, because they
+say where ADD's records are. If DEL ignored these keys, it would succeed without releasing the address.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-ENDINGS = ("DEL", "GC")         # the commands that read leniently
+ENDINGS = ("DEL", "GC")         # the commands that treat bad values as absent
 ETH_MIN_MTU, ETH_MAX_MTU = 68, 65535        # linux/if_ether.h
 ETH_ALEN = 6
 MAC_LENGTHS = (6, 8, 20)        # lengths in bytes: Ethernet, EUI-64, InfiniBand
@@ -31,13 +31,14 @@ MAX_VID = 4094                  # 4095 is reserved (IEEE 802.1Q)
 
 
 def keys_of(req: Request) -> Section:
-    """Return the configuration as a Section; for DEL and GC as a Lenient, which accepts bad values with a warning."""
+    """Return the configuration as a Section. For DEL and GC, return a Lenient, which treats a bad value as absent, with
+    a warning."""
     return Lenient(req.conf.values, req.warn) if req.command in ENDINGS else req.conf
 
 
 def read_once(req: Request, read: Callable[[Section], T]) -> T:
-    """Return read(Section). The result is cached for all pods of the network. For DEL and GC a bad value is a
-    warning."""
+    """Return read(section) of the request's configuration. The result is cached for all pods with this configuration.
+    For DEL and GC, a bad value is only a warning."""
     try:
         return req.conf.once(read)
     except CniError:
@@ -83,12 +84,12 @@ def check_families(ipv6: bool, result: dict[str, Any]) -> None:
 
 
 def read_requested_mac(req: Request, own: str = "", *, strict: bool = True) -> bytes | None:
-    """Return the requested MAC as 6 bytes, or None if no MAC is requested. The first of these counts:
+    """Return the requested MAC as 6 bytes, or None if no MAC is requested. The MAC is the first that is set of
     runtimeConfig.mac, args.cni.mac, MAC= of CNI_ARGS, and `own`, the value of the plugin's own key. Raises CniError 7,
     and CniError 4 for bad CNI_ARGS. strict=False accepts bad CNI_ARGS, for plugins whose reference plugin does not read
     CNI_ARGS."""
     text = req.conf.once(read_runtime_mac)
-    # Read CNI_ARGS even if another key has the MAC, so that malformed CNI_ARGS are an error.
+    # Read CNI_ARGS even if runtimeConfig or args.cni has the MAC, so that malformed CNI_ARGS are an error.
     if req.args:
         args = read_args(req.args, ("MAC",)) if strict else dict(pair.partition("=")[::2]
                                                                  for pair in req.args.split(";"))
@@ -98,7 +99,7 @@ def read_requested_mac(req: Request, own: str = "", *, strict: bool = True) -> b
 
 
 def read_runtime_mac(conf: Section) -> str:
-    """Return runtimeConfig.mac; without that key args.cni.mac; without both ""."""
+    """Return runtimeConfig.mac, else args.cni.mac, else ""."""
     return conf.section("runtimeConfig").text("mac") or conf.section("args").section("cni").text("mac")
 
 

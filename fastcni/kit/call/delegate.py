@@ -1,10 +1,10 @@
 """Run delegates (spec section 4): call fastcni's own plugins as functions, and execute other plugins by the rules of
 the Go library.
 
-A launcher of fastcni in CNI_PATH would run the code that this process already has. So this process calls the code and
-does not start the launcher. If CNI_PATH has no file of the delegate's name, that is an error in both cases.
+If CNI_PATH has fastcni's launcher for the delegate, this process already has the plugin's code. So it calls the code,
+and does not execute the launcher. A delegate whose name is not in CNI_PATH is an error in both cases.
 
-`req` in this module is the delegate's request, made by Request.delegate().
+In this module `req` is the delegate's request, as Request.delegate() returns it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ def run(req: Request, command: str) -> None:
 
 
 def prepare(req: Request, command: str) -> list[Step]:
-    """Find the delegate, read its configuration, and return the steps that run() then calls. Raises CniError."""
+    """Find the delegate, read its configuration, and return the steps [(function, argument, ...)] that run `command`.
+    Raises CniError."""
     plugin, path = _find(req)
     if not plugin:
         return [(_execute_other, req, path, command)]
     req.command = command
     function = getattr(plugin, {"DEL": "delete"}.get(command, command.lower()), None)
-    return [(function, req, plugin.read(req))] if function else []      # gc and status are optional
+    return [(function, req, plugin.read(req))] if function else []      # a plugin need not have gc() and status()
 
 
 def _execute_other(req: Request, path: str, command: str) -> None:
@@ -65,8 +66,8 @@ def _execute_other(req: Request, path: str, command: str) -> None:
 
 
 def status(req: Request) -> None:
-    """Run the delegate's STATUS. Raises CniError 50 if the delegate is missing. A delegate that does not know STATUS is
-    no error: its state is unknown."""
+    """Run the delegate's STATUS. Raises CniError 50 if the delegate is missing. No error if the delegate does not
+    support STATUS."""
     try:
         _find(req)
     except CniError as e:
@@ -80,7 +81,8 @@ def status(req: Request) -> None:
 
 
 def restore(req: Request) -> None:
-    """Restore the host's firewall state of a delegate of fastcni. Other delegates have no such command."""
+    """Restore the host's firewall state of the delegate, if it is a plugin of fastcni. Other plugins have no such
+    command."""
     from fastcni import plugins  # as in _find()
 
     plugin = plugins.load(req.plugin) if req.plugin in plugins.BUILT_IN else None
@@ -107,7 +109,7 @@ def gives_addresses(kind: str) -> bool:
 def _find(req: Request) -> tuple[ModuleType | None, str]:
     """Return (plugin module, "") for a plugin of fastcni, (None, path) for another plugin. Raises CniError if the
     plugin is not found."""
-    from fastcni import plugins  # the only exception to the order of layers: the kit reads the table of plugins
+    from fastcni import plugins  # only this module of the kit imports from a higher layer
 
     own = req.plugin in plugins.TABLE
     if own and (req.found_own or req.prefers_own):

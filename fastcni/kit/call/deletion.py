@@ -1,9 +1,10 @@
 """Delete links, and wait until the kernel notifies that they no longer exist.
 
-The kernel notifies the deletion of a veth within a millisecond. It acknowledges the request 20 ms later, after an RCU
-grace period that frees memory. So another thread or process sends the request, and the waiter listens for the
-notification. Both use one socket, so the waiter also receives the kernel's error. Each link has a request of its own,
-because within one request the kernel begins with the second link only after the grace period of the first.
+The kernel notifies the deletion of a veth within a millisecond. The kernel acknowledges the request about 20 ms later,
+after an RCU grace period, and sendmsg(2) blocks until then. So another thread or process sends the request, while the
+caller listens for the notification on the same socket. There the caller also receives the kernel's error. Each link has
+a request of its own, because within one request the kernel deletes the second link only after the first link's grace
+period.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     Send = Callable[[Socket, bytes, "DeleteRequest"], None]
 
 DELETE_TIMEOUT_S = 30           # the kernel notifies the deletion of a veth within a millisecond
-LOOK_S = 0.1                    # seconds between two checks whether the request could be sent
+LOOK_S = 0.1                    # interval at which the waiter checks whether the sending has failed
 
 
 def delete(watcher: Socket, send: Send, *links: tuple[int, str]) -> None:
@@ -37,7 +38,7 @@ def delete(watcher: Socket, send: Send, *links: tuple[int, str]) -> None:
     Returns when the kernel has notified that the links no longer exist. `send`: a mode's send_deletion(). Raises
     NetlinkError, CallerGone, and CniError 11 if there is no notification within DELETE_TIMEOUT_S.
     """
-    check_request()             # send() sends in a thread or process that works on no request
+    check_request()             # check here: send() uses a thread or process without a request
     deletions = [Deletion(*link) for link in links]
     try:
         Deleter(watcher, send).run(DeleteRequest(deletions))
@@ -54,7 +55,7 @@ def raise_first(deletions: Iterable[Deletion]) -> None:
 
 
 class Deletion:
-    """A link to be deleted; `error` says why it could not be."""
+    """A link to be deleted. error: why the kernel did not delete it, or None."""
 
     __slots__ = ("index", "name", "error")
 
@@ -88,8 +89,8 @@ class DeleteRequest:
 
 
 class Deleter:
-    """The sender of DeleteRequests, one at a time, on a watcher's socket. `send_deletion`: a mode's send_deletion().
-    `sequence`: the sequence number of the last message."""
+    """The sender of DeleteRequests on a watcher's socket, one request at a time. send_deletion: the mode's
+    send_deletion(). sequence: the sequence number of the last message."""
 
     def __init__(self, watcher: Socket, send_deletion: Send) -> None:
         self.watcher, self.send_deletion, self.sequence = watcher, send_deletion, 0
@@ -97,8 +98,8 @@ class Deleter:
     def run(self, request: DeleteRequest) -> None:
         """Send the request, unless it has been sent, and wait until each link is deleted or has its error.
 
-        Raises CallerGone, and any BaseException that is not an Exception; a second run() of the same request then
-        continues the wait.
+        After CallerGone or a BaseException such as KeyboardInterrupt, run() may be called again with the same request,
+        and continues the wait.
         """
         try:
             if not request.sent:
@@ -136,7 +137,7 @@ class Deleter:
         self.send_deletion(self.watcher, batch.finish(), request)
 
     def receive(self, seconds: float, request: DeleteRequest) -> None:
-        """Remove from `remaining` the links that the next notifications are about."""
+        """Receive the next notifications, within `seconds`. Remove the deleted links from request.remaining."""
         try:
             messages = wire.watch(self.watcher, seconds)
         except OSError as e:
@@ -159,13 +160,13 @@ class Deleter:
             request.remaining.pop(each.index, None)
 
     def missed(self, request: DeleteRequest) -> None:
-        """Continue after the kernel has dropped notifications (ENOBUFS). The acknowledgement still arrives on the same
-        socket."""
+        """Handle dropped notifications (ENOBUFS). Nothing to do here, because the kernel's acknowledgement still
+        arrives on this socket, and then answered() removes the link from `remaining`."""
 
 
 def send_out(watcher: Socket, data: bytes, request: DeleteRequest) -> None:
-    """Send the request, and return when the kernel has carried it out. An error is stored in the request for the
-    waiting thread. If that thread has closed the watcher, nothing reads the error."""
+    """Send the request, and return when the kernel has carried it out. Store an error in the request, for the thread
+    that waits. (If that thread has closed the watcher, nothing reads the error.)"""
     try:
         wire.send(watcher, data)
     except OSError as e:
@@ -188,5 +189,5 @@ def late(each: Deletion) -> CniError:
 
 
 def unfinished(each: Deletion) -> CniError:
-    """Return the error of a deletion whose sending thread has abandoned the request."""
+    """Return the error for a deletion whose request the sending thread has abandoned."""
     return CniError(errors.TRY_AGAIN_LATER, f"{each.what}: the request that it shared was abandoned")

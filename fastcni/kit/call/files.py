@@ -1,7 +1,8 @@
-"""Read, write and remove small files of plugins. A kernel error becomes CniError 5 with the path and the message.
+"""Read, write and remove small files of plugins. A kernel error becomes CniError 5 with the path and the kernel's
+message.
 
-A pipe, a device or a directory in the place of a file is an error; open(2) does not block on a pipe. `details` are the
-error's details.
+A pipe, a device or a directory at the file's path is an error; open(2) does not block on a pipe. details: the details
+of the CniError.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fastcni._system import read_file, write_file
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-MAX_BYTES = 1 << 20             # bytes of a file
+MAX_BYTES = 1 << 20             # most bytes that read() returns
 WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 

@@ -1,4 +1,4 @@
-"""Call a plugin that is an executable: make its environment, run it, read its result or error.
+"""Execute a plugin: make its environment, run it, and read its result or error.
 
 The rules and the error texts are those of the Go library, because runtimes and scripts match these texts.
 """
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 # While a program is being written, exec fails (ETXTBSY). fastcni tries six times in five seconds. The first pauses are
 # short, because a file that is renamed into place is busy for less than a second.
 BUSY_PAUSES_S = (0.05, 0.45, 1.0, 1.5, 2.0)
-MAX_SHOWN = 8192                # bytes of a failed plugin's output that an error repeats
+MAX_SHOWN = 8192                # most bytes of a failed plugin's output that an error repeats
 
 
 def child_env(base_env: Mapping[str, str], command: str, **cni: str) -> dict[str, str]:
     """Return a copy of `base_env` for a plugin, with CNI_COMMAND and the keyword arguments as variables.
 
-    A delegate inherits the other CNI variables: child_env(env, "ADD"). A runtime sets every CNI variable, so that the
-    plugin inherits none: child_env(env, "ADD", CNI_CONTAINERID=..., CNI_NETNS="", ...).
+    For a delegate, which inherits all other CNI variables: child_env(env, "ADD"). A runtime sets every CNI variable, so
+    that the plugin inherits no variable: child_env(env, "ADD", CNI_CONTAINERID=..., CNI_NETNS="", ...).
     """
     return {**base_env, "CNI_COMMAND": command, **cni}
 
@@ -40,9 +40,9 @@ class Late(CniError):
 def execute(path: str, env: Mapping[str, str], stdin: bytes, timeout: float | None = None) -> tuple[bytes, bytes]:
     """Run the plugin at `path`; return (stdout, stderr) if it exits with status 0.
 
-    timeout: seconds for all attempts together; None: no limit. Raises CniError with the plugin's own error document; if
-    the plugin printed none, with code 0 and a text that says how the plugin ended. Raises Late at the end of the
-    timeout.
+    timeout: seconds for all attempts together; None: no limit. If the plugin fails, raises CniError with the plugin's
+    own error document. If the plugin printed no document, the CniError has code 0 and tells how the plugin ended.
+    Raises Late at the end of the timeout.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     pauses = list(BUSY_PAUSES_S)
@@ -66,7 +66,7 @@ def execute(path: str, env: Mapping[str, str], stdin: bytes, timeout: float | No
 
 def start_cause(path: str, error: OSError | ValueError) -> str:
     """Return the error text for a program that could not be started."""
-    if isinstance(error, ValueError):          # a NUL in the path or the environment
+    if isinstance(error, ValueError):          # a NUL byte in the path or the environment
         return f"fork/exec {path}: {posix.strerror(EINVAL).lower()}"
     if error.errno == EFBIG:
         return error.strerror or ""
@@ -74,7 +74,7 @@ def start_cause(path: str, error: OSError | ValueError) -> str:
 
 
 def read_failure(stdout: bytes, stderr: bytes, cause: str) -> CniError:
-    """Return the CniError of a failed plugin. cause: how it ended, as process.Finished has it."""
+    """Return the CniError of a failed plugin. cause: how the plugin ended, the text in process.Finished."""
     if stdout:
         return read_error_document(stdout)
     if stderr:
@@ -83,7 +83,8 @@ def read_failure(stdout: bytes, stderr: bytes, cause: str) -> CniError:
 
 
 def read_error_document(stdout: bytes) -> CniError:
-    """Return the CniError in `stdout`; for a damaged document a CniError of the members that can be read."""
+    """Return the error document in `stdout` as a CniError. If the document is damaged, use the members that can be
+    read."""
     try:
         document = json.read(stdout)
     except json.JsonError as e:
@@ -116,7 +117,8 @@ def undecodable(stdout: bytes, why: object, code: int = 0, details: str = "") ->
 
 
 def quote_output(data: bytes) -> str:
-    """Return a plugin's output in quotes for an error text: MAX_SHOWN bytes, and the number of the remaining bytes."""
+    """Return a plugin's output in quotes for an error text: at most MAX_SHOWN bytes, then the number of bytes left
+    out."""
     text = json.quote(data[:MAX_SHOWN].decode("utf-8", "surrogateescape"))
     return text if len(data) <= MAX_SHOWN else f"{text} ({len(data) - MAX_SHOWN} bytes more)"
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def read_type(conf: Section) -> str:
-    """Return the IPAM plugin that the configuration names, or "". Raises CniError 7. For DEL, the name of a plugin that
-    is not an IPAM plugin counts as "", because ADD rejects that name."""
+    """Return the name of the configuration's IPAM plugin, or "". Raises CniError 7 if the name is that of another kind
+    of plugin. For DEL, return "" instead, because an ADD with this name has failed."""
     kind = named_type(conf)
     return kind if delegate.gives_addresses(kind) else conf.bad("ipam.type", f'"{kind}" is not an IPAM plugin', "")
 
@@ -53,8 +53,8 @@ def add_addresses(req: Request, undo: Undo, interface: int) -> dict[str, Any]:
 def prepare_delete(req: Request) -> list[Step]:
     """Return [(function, argument, ...)], the step that runs the delegate's DEL; [] if ADD ran no delegate.
 
-    Call prepare_delete() before anything is deleted: if the delegate is not found, or does not know where its records
-    are, the DEL fails and the pod stays unchanged. Raises CniError.
+    Call prepare_delete() before the first deletion. If the delegate is not found, or does not know where its records
+    are, it raises CniError, so that the DEL fails and the pod stays unchanged.
     """
     if not delegate.gives_addresses(req.conf.once(named_type)):
         return []
@@ -65,8 +65,8 @@ def prepare_delete(req: Request) -> list[Step]:
 
 
 def needs_link(req: Request) -> bool:
-    """Return whether the delegate sends packets over the pod's link. The link must then exist before the delegate's ADD
-    and until after its DEL."""
+    """Return whether the delegate sends packets over the pod's link. If so, the link must exist before the delegate's
+    ADD and until the end of its DEL."""
     return req.conf.once(named_type) == "dhcp"
 
 

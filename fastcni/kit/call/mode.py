@@ -1,4 +1,4 @@
-"""Define Mode, the class of all that differs between one-shot, in-process and warm requests.
+"""Define Mode, whose methods do what differs between one-shot, in-process and warm requests.
 
     mode        class                           when
     one-shot    launcher.one_shot.OneShotMode   no server answers: a process for this request
@@ -6,12 +6,12 @@
     warm        server.mode.WarmMode            the server, which keeps sockets and cached kernel state for the next
                 request
 
-handle() is given a mode. Plugins and kit call its methods, and never ask which mode they run in. Mode itself keeps
-nothing between requests, and asks the kernel each time.
+handle() gets a mode as argument. Plugins and kit call the mode's methods, and never ask which mode they run in. The
+class Mode itself has no cache: it asks the kernel each time.
 
-A mode belongs to a request. kernel.waiting.Request belongs to a thread: its waits, the caller's connection, the netlink
-messages that are shown or timed. kernel.waiting.Request is below the kit, because kernel/ knows no modes and also works
-outside of a request.
+A mode belongs to a request. The state of a thread is in kernel.waiting.Request: its waits, the caller's connection, and
+the netlink messages to print or time. It is in kernel/, which is below the kit: kernel/ does not know modes, and also
+works without a request.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ class Mode:
         """Run `fn` in a thread of its own, so that the answer does not wait for `fn`."""
         try:
             start_new_thread(fn, args)
-        except RuntimeError:                            # no thread can be started: run fn here, before the answer
+        except RuntimeError:                            # Python cannot start a thread: run fn here, before the answer
             fn(*args)
 
     def end_request(self) -> None:
-        """Close the descriptors and sockets that only this request uses. The request may continue and open them
+        """Close the descriptors and sockets that only this request uses. If the request continues, it opens them
         again."""
         self.close()
 
@@ -120,11 +120,12 @@ class Mode:
         return self._socket(uapi.NETLINK_NETFILTER)
 
     def offer_ipv6(self, ifname: str, name: str, value: str) -> bool:
-        """Write net/ipv6/conf/<ifname>/<name>, if this kernel has that sysctl. Return whether the kernel has it."""
+        """Write net/ipv6/conf/<ifname>/<name>, if this kernel has that sysctl. Return whether the kernel has the
+        sysctl."""
         try:
             sysctl.write_at(self._ipv6_directory(), f"{ifname}/{name}", value)
         except OSError:
-            return False            # no IPv6 in this kernel, or /proc/sys mounted read-only
+            return False            # this kernel has no IPv6, or /proc/sys is mounted read-only
         return True
 
     def read_ipv6(self, ifname: str, name: str) -> str:
@@ -173,24 +174,24 @@ class Mode:
         maintains the blocks of that space, see server/cluster/upkeep.py. keys: the configuration's keys, see
         kit/ipam/cluster/conf.py."""
 
-    # What is known of it
+    # State of the namespace
 
     def recall(self, key: tuple[Any, ...], ask: Callable[[], T]) -> T:
-        """Return ask(), or the cached result of an earlier ask() if the kernel has notified no change since. `key`
-        names the cached state, its kind first:
+        """Return ask(), or the cached result of an earlier ask() if the kernel has notified no change since then. key:
+        names the cached state; its first member is the kind:
 
-        ("link", name): a Link or None; (kind, index, ...): state of a link, e.g. its "addresses" with the family
-        ("sysctl", name): the text of a sysctl about forwarding
-        ("nftables", table, family, ...): state of an nftables table; family NFPROTO_UNSPEC: of the tables of this name;
-        ("nftables", ""): of all tables
-        ("nftables", table, family, "chain", name): whether the chain exists
-        ("nftables", table, family, "rules", chain, ...): the rules of these chains
-        ("legacy", table, length): a table of legacy iptables; the kernel does not notify changes of these tables
+        ("link", name): a Link or None. (kind, index, ...): state of a link, such as "addresses" with a family
+        ("sysctl", name): the text of a sysctl about forwarding ("nftables", table, family, ...): state of an nftables
+        table; with the family NFPROTO_UNSPEC, of all tables of this name; ("nftables", ""): of all tables ("nftables",
+        table, family, "chain", name): whether the chain exists ("nftables", table, family, "rules", chain, ...): the
+        rules of these chains ("legacy", table, length): a table of legacy iptables; the kernel does not notify changes
+        of these tables
         """
         return ask()
 
     def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
-        """Record the veth pair that an ADD made, so that the DEL need not search for the pair. link: its host end."""
+        """Record the veth pair that an ADD made, so that the DEL need not search for the pair. link: the host end.
+        result: the ADD's result."""
 
     def find_pair(self, req: Request) -> Pair | None:
         """Return the pair that an ADD recorded for this attachment. None: the caller has to search for the pair."""
@@ -200,7 +201,7 @@ class Mode:
         """For DEL: return the recorded pair and forget the record; None if the pair no longer exists."""
         return None
 
-    # How it is changed
+    # Changes to the namespace
 
     def delete_links(self, *links: tuple[int, str]) -> None:
         """Delete links (index, name), and return when the kernel has notified that they no longer exist. A link that
@@ -216,7 +217,7 @@ class Mode:
         self.defer(send_out, watcher, data, request)
 
     def announce_delete(self, req: Request) -> None:
-        """Notify the servers that restore the namespace's firewall that a DEL begins. Call it before the DEL reads
+        """Notify the servers that restore this namespace's firewall that a DEL begins. Callers do this before they read
         nftables."""
         self.deleting = req.name, req.container_id, req.ifname
         if uapi.NETLINK_NETFILTER in self.sockets:      # opened for an earlier network of the pod

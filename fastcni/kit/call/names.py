@@ -1,5 +1,5 @@
-"""Derive names and marks from an attachment (network, container, ifname), the same each time; and read the names of
-iptables chains that a configuration has."""
+"""Derive names and marks from an attachment (network, container, ifname), so that DEL finds what ADD made. Read the
+names of iptables chains in a configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_CHAIN_LENGTH = 28           # XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_t
 
 def digest(text: str, length: int, prefix: str = "") -> str:
     """Return `prefix` and the SHA-512 of `text` in lower-case hex, cut to `length` characters."""
-    # hashlib would load OpenSSL for this.
+    # hashlib would load OpenSSL.
     if sys.hexversion >= 0x030C0000:
         from _sha2 import sha512
     else:
@@ -27,13 +27,14 @@ def digest(text: str, length: int, prefix: str = "") -> str:
 
 
 def chain(prefix: str, req: Request) -> str:
-    """Return the iptables chain name that the reference plugins derive: 28 characters, e.g.
+    """Return the name of the attachment's iptables chain, as the reference plugins derive it: 28 characters, such as
     CNI-e8f6f419596f7f47b3468487."""
     return container_chain(prefix, req.name, req.container_id)
 
 
 def container_chain(prefix: str, name: str, container_id: str) -> str:
-    """Return the chain name that the reference plugins derive from a network's name and a container id."""
+    """Return the name of a container's chain, as the reference plugins derive it from the network's name and the
+    container id."""
     return digest(name + container_id, MAX_CHAIN_LENGTH, prefix)
 
 
@@ -46,7 +47,7 @@ def read_chain(keys: Section, key: str, default: str = "") -> str:
 
 
 def network_mark(name: str) -> str:
-    """Return the part of a mark that all attachments of a network share."""
+    """Return the first part of a mark, which all attachments of a network share."""
     return digest(name, 16)
 
 

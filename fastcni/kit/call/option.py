@@ -1,8 +1,9 @@
-"""The contract of an option: what a plugin does only if its configuration asks for it, as one module.
+"""Define the contract of an option: a module with the functions that a plugin calls only if its configuration asks for
+the option.
 
-Only type checkers import this module. The functions of an option have the names of the plugin's; an option has `add`,
-and those of the others for which it has something to do. The plugin's Conf has a list of the options for which a
-network asks, in the order of ADD: the plugin goes through it forwards, and backwards in DEL.
+Only type checkers import this module. An option's functions have the names of the plugin's functions. Each option has
+`add`; the other functions are optional. The plugin's Conf lists the options that the network asks for, in the order of
+ADD. DEL calls them in the reverse order.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     L_contra = TypeVar("L_contra", contravariant=True)      # its PodLink
 
     class PodLink(Protocol):
-        """The pod's veth pair, as far as ADD has made it, or as CHECK has found it.
+        """The pod's veth pair during ADD or CHECK.
 
-        host, inside  its ends
+        host, inside  the ends of the pair
         result        ADD: the result so far; CHECK: prevResult
         """
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
             """Remove the state of pods that no longer exist, and report this state by req.release()."""
 
     class Restored(Kept[C_contra, L_contra], Protocol[C_contra, L_contra]):
-        """An option that other programs can undo, as by a flush of nftables."""
+        """An option whose state other programs can remove, as by a flush of nftables."""
 
         def restore(self, req: Request, conf: C_contra, previous: dict[str, Any]) -> None:
             """Add again the state that another program removed. previous: prevResult."""

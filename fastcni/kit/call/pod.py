@@ -1,4 +1,4 @@
-"""The pod of a request: a route socket in the pod's namespace, and a way to run code in that namespace."""
+"""Open route sockets in the namespaces of a request's host and pod, and run code in the pod's namespace."""
 
 from __future__ import annotations
 

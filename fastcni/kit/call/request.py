@@ -1,5 +1,5 @@
-"""Define Request, one CNI request: its variables, its stdin, and descriptors of the namespaces that they name. Define
-Reply."""
+"""Define Request: the variables and the stdin of a CNI request, and descriptors of its network namespaces. Define
+Reply, the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
         def fileno(self) -> int: ...
 
-MAX_STDIN_BYTES = 32 << 20      # a GC that names 200,000 valid attachments fits
+MAX_STDIN_BYTES = 32 << 20      # enough for a GC that names 200,000 valid attachments
 # The limit of the values in a configuration. A list or an object takes 60 bytes of memory or more, but only two bytes
 # of text
 MAX_VALUES = 1 << 20
@@ -38,7 +38,7 @@ class Reply:
 
 
 class Request:
-    """The request that a plugin function gets.
+    """A CNI request, the argument of a plugin's functions.
 
     mode          how the request runs: sockets and cached state of the caller's namespace, see kit.call.mode
     plugin        the CNI type that was called
@@ -54,7 +54,7 @@ class Request:
     links         links (index, name) of the host to be deleted, see delete_links(); None: delete_links() deletes them
                   immediately
     released      for GC: the objects that GC released, see release()
-    found_own     whether the caller has found that the plugin in CNI_PATH is fastcni's
+    found_own     whether the caller already knows that the plugin in CNI_PATH is fastcni's
     caller_listens  whether the caller itself listens on the host ports of portMappings, so that no other process can
     prefers_own   whether a delegate that has the name of a plugin of fastcni runs as fastcni's, whatever file CNI_PATH
                   has
@@ -89,8 +89,8 @@ class Request:
         return self._stdin
 
     def delegate(self, plugin: str, conf: dict[str, Any] | Section | None = None) -> Request:
-        """Return the request of a delegate (spec section 4): this request for another plugin type. conf: the delegate's
-        configuration, if it differs from this request's."""
+        """Return the request of a delegate (spec section 4): a copy of this request for another plugin type. conf: the
+        delegate's configuration, if it differs from this request's."""
         other = Request.__new__(Request)
         other.__dict__ = self.__dict__.copy()
         other.plugin, other.found_own = plugin, False
@@ -114,7 +114,7 @@ class Request:
         self.warnings.append(text)
 
     def release(self, what: str, of: str = "") -> None:
-        """For GC: record that `what` was released, and `of`, the attachment that had it, if that is known."""
+        """For GC: record that `what` was released. of: the attachment that had it, "" if unknown."""
         self.released.append({"plugin": self.plugin, "what": what, "of": of})
 
     def delete_links(self, *links: tuple[int, str]) -> None:
@@ -202,10 +202,11 @@ class Request:
 
 
 def read_request(plugin: str, command: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Request:
-    """Make a Request of stdin and the variables. Raises CniError 6 and 7 for a configuration without a valid name."""
+    """Make a Request of the stdin and the environment. Raises CniError 6 and 7 for a configuration without a valid
+    name."""
     conf = mode.decode(stdin)
     name, spoken = conf.once(read_name_and_version)
-    # STATUS and GC are about no pod, whatever variables the environment has
+    # STATUS and GC concern no pod, so ignore its variables in the environment
     pod = {} if command in ("GC", "STATUS") else env
     return Request(mode, plugin=plugin, command=command, container_id=pod.get("CNI_CONTAINERID", ""),
                    netns=pod.get("CNI_NETNS", ""), ifname=pod.get("CNI_IFNAME", ""), args=pod.get("CNI_ARGS", ""),

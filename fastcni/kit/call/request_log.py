@@ -1,7 +1,7 @@
 """Write the log line of a one-shot request. FASTCNI_LOG names the log: journald, syslog, or the path of a file.
 
-The plugin writes the line after the answer. If it cannot write the line, the answer stays the same. Events and fields
-are those of the server's log (docs/server-log.md).
+The plugin writes the line after the answer, so an error in the log does not change the answer. The line has the events
+and fields of the server's log (docs/server-log.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_VALUE = 8192                    # characters of one value: an error may cont
 
 
 class Entry:
-    """The entry of one request. Its duration is the time from __init__() to write()."""
+    """The log entry of one request. The request's duration is the time from __init__() to write()."""
 
     __slots__ = ("env", "plugin", "started", "stdin")
 
@@ -71,7 +71,7 @@ def network_of(stdin: bytes) -> object:
 
 
 def error_of(stdout: bytes) -> str:
-    """Return the error document on one line."""
+    """Return the error document in `stdout` as JSON on one line."""
     try:
         return json.write(json.read(stdout)).decode()
     except json.JsonError:

@@ -1,6 +1,6 @@
 """Find the executable of a plugin in CNI_PATH, by the rules and with the error texts of the Go library.
 
-This module is separate from invoke.py, because fastcni finds its own delegates but does not execute them.
+This module is separate from invoke.py, because fastcni searches for its own plugins but does not execute them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def find(name: str, dirs: Sequence[str]) -> str:
 
 
 def names_in(where: str) -> list[str]:
-    """Return the names of the regular files in a directory; none if it cannot be read."""
+    """Return the names of the regular files in a directory; [] if the directory cannot be read."""
     try:
         return [name for name in posix.listdir(where or ".") if is_file(f"{where or '.'}/{name}")]
     except (OSError, ValueError):
@@ -53,8 +53,8 @@ def names_in(where: str) -> list[str]:
 
 
 def clean(path: str) -> str:
-    """Return the path cleaned as by Go's filepath.Join. Most paths need no change, so os.path is not imported (0.9
-    ms)."""
+    """Return the path, cleaned as Go's filepath.Join does. Usually the path needs no change, so the import of os.path
+    (0.9 ms) is avoided."""
     if "//" not in path and "/." not in path:
         return path
     from posixpath import normpath

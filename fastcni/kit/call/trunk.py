@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_trunk(item: Section, low: int = 1) -> set[int]:
-    """Return the VIDs of one entry: minID to maxID, and id. low: the lowest valid VID. Raises CniError 7."""
+    """Return the VLAN ids of an entry: minID to maxID, and id. low: the lowest valid VLAN id. Raises CniError 7."""
     found: set[int] = set()
     if item.has("minID") != item.has("maxID"):
         missing = "maxID" if item.has("minID") else "minID"

@@ -31,8 +31,8 @@ class Undo:
         self.steps.append((fn, args))
 
     def unless_failed(self, fn: Callable[..., object], *args: Any) -> None:
-        """As undo(fn, *args), for files from which a DEL knows what it must remove: the rollback keeps them if one of
-        its steps has failed before."""
+        """Like undo(fn, *args), but skip the step if an earlier step of the rollback has failed. For the removal of
+        files that tell a DEL what to remove."""
         self.steps.append((self._run_unless_failed, (fn, args)))
 
     def _run_unless_failed(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -40,11 +40,11 @@ class Undo:
             fn(*args)
 
     def request(self, fn: Callable[..., object], *args: Any) -> Requested:
-        """`with undo.request(fn, *args): wire.exchange(...)`: roll back the request, unless the kernel answers the
-        request with an error.
+        """`with undo.request(fn, *args): wire.exchange(...)`: the rollback calls fn(*args), unless the kernel answers
+        the request with an error.
 
-        After an error the request has made nothing: a link of that name belongs to another program. If the answer is
-        lost, the kernel may have made the link.
+        After an error the kernel has not made the link, so a link of that name belongs to another program. If the
+        answer is lost, the kernel may have made the link, so the rollback deletes it.
         """
         self.steps.append((fn, args))
         return Requested(self.steps)
@@ -82,7 +82,8 @@ class Requested:
 
 
 def every(*steps: tuple[Any, ...]) -> None:
-    """Run each (fn, *args), even after an error. Then raise the first error, with the other errors as notes."""
+    """Call fn(*args) of each step (fn, *args), even after an error. Then raise the first error, with the other errors
+    as notes."""
     errors: list[BaseException] = []
     for fn, *args in steps:
         try:
@@ -97,5 +98,6 @@ def every(*steps: tuple[Any, ...]) -> None:
 
 
 def steps_of(options: Iterable[object], command: str, *args: Any) -> list[tuple[Any, ...]]:
-    """Return the steps of every(): the function `command` of each option that has one. See kit/call/option.py."""
+    """Return the steps for every() that call the function named `command` of each option; skip options without that
+    function. See kit/call/option.py."""
     return [(function, *args) for option in options if (function := getattr(option, command, None))]

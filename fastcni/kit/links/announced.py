@@ -1,5 +1,5 @@
-"""Wait until the kernel notifies that a port is up or that addresses are usable. kit/call/deletion.py waits for deleted
-links."""
+"""Wait until the kernel notifies that a bridge port is up, or that addresses are usable. (kit/call/deletion.py waits
+for the deletion of links.)"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTLE_TIMEOUT_S = 5            # the reference's limit for duplicate address de
 
 
 def open_watcher() -> Socket:
-    """Open a socket that receives notifications of links, in the calling thread's namespace."""
+    """Open a socket, in the calling thread's network namespace, that receives the kernel's notifications of links."""
     return wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
 
 
@@ -50,7 +50,7 @@ def port_up(sock: Socket, index: int, bridge_index: int) -> Link:
         return any(kind == uapi.RTM_NEWLINK and rtnl.read_index(payload) == index
                    for kind, _, _, _, payload in messages) and look()
 
-    if look():                      # most links are up by now
+    if look():                      # usually the link is up already
         return seen[0]
     watcher = open_watcher()
     try:
@@ -112,8 +112,8 @@ def local(sock: Socket, watcher: Socket, link: Link, table: int, addresses: Sequ
 
 
 def _settle(sock: Socket, watcher: Socket, link: Link, look: Callable[..., bool], failure: Callable[[], str]) -> None:
-    """Wait until look() returns true. After 5 s raise CniError with the text failure(), if the link is operationally
-    up."""
+    """Wait until look() returns true. After 5 s, raise CniError with the text of failure() if the link is operationally
+    up; otherwise return."""
     try:
         _until(watcher, SETTLE_TIMEOUT_S, look, look)
     except TimeoutError:

@@ -1,10 +1,10 @@
-"""Keep the previous attributes of a pod's link in a file until DEL restores them. The file is byte for byte that of the
-reference plugin. tuning and host-device use such files, each in its own directory.
+"""Keep the previous attributes of a pod's link in a file until DEL restores them. The file is byte for byte as the
+reference plugin writes it. tuning and host-device keep such files, each in its own directory.
 
     <dataDir>/<container id>_<ifname>.json                      0600
     <dataDir>/.fastcni/<network>/<container id>_<ifname>.json   only fastcni's: a symbolic link to the file above
 
-The file does not name its network. The symbolic link does, so that GC of one network leaves the files of others.
+The file does not name its network, but the symbolic link does. So GC of one network keeps the files of other networks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastcni.kit.links.attributes import Values
 
 DIRECTORY = "/run/cni/tuning"
-MAX_BYTES = 1 << 16             # bytes of a backup file
+MAX_BYTES = 1 << 16             # most bytes that are read of a backup file
 BAD_DIRECTORY = "dataDir has to be a directory that can be written"
 
 
@@ -60,7 +60,7 @@ class Backup:
         values."""
         before = self.read()
         after = {**values, **before}
-        if after == before:             # equal content is not written again, so that no crash can lose the file
+        if after == before:             # do not write equal content again: a crash could lose the file
             self.set_mark()
             return
         undo(self.write, before)
@@ -109,5 +109,5 @@ def gc(req: Request, directory: str) -> None:
 
 
 def marks(directory: str, network: str) -> str:
-    """The directory of a network's symbolic links."""
+    """Return the directory of a network's symbolic links."""
     return f"{directory}/.fastcni/{network}"

@@ -1,4 +1,5 @@
-"""The attributes of the pod's link that a configuration may set: MAC, MTU, queue length, promiscuity, multicast."""
+"""Read, set and check the attributes of the pod's link that a configuration may set: MAC, MTU, queue length,
+promiscuity, multicast."""
 
 from __future__ import annotations
 
@@ -30,13 +31,13 @@ TABLE = {
 }
 FLAGS = ("promisc", "allmulti")
 MAX_U32 = 0xFFFFFFFF
-ARGS = ("MAC",)                 # the names in CNI_ARGS that are read
+ARGS = ("MAC",)                 # the names that this module reads in CNI_ARGS
 
 
 def read_wanted(req: Request) -> Values:
-    """Return the attributes that a request asks for: from args.cni, otherwise from the plugin's own keys. For the MAC
-    the order is args.cni, runtimeConfig, MAC= of CNI_ARGS, the plugin's key. promisc is included only if it is true.
-    Raises CniError 4 or 7."""
+    """Return the attributes that a request asks for: from args.cni, otherwise from the plugin's own keys. The MAC is
+    the first of args.cni, runtimeConfig, MAC= of CNI_ARGS and the plugin's key. The result has promisc only if it is
+    true. Raises CniError 4 or 7."""
     keys = req.conf
     asked, runtime, variable = (keys.section("args").section("cni"), keys.section("runtimeConfig"),
                                 Section(read_args(req.args, ARGS)))
@@ -76,7 +77,7 @@ def of(link: Link) -> Values:
 
 
 def write(sock: Socket, link: Link, values: Values) -> None:
-    """Set attributes. If the kernel rejects one, set the other attributes nevertheless. Raises NetlinkError."""
+    """Set attributes. If the kernel rejects an attribute, still set the rest. Raises NetlinkError."""
     batch = Batch()
     for key, value in values.items():
         keyword, _ = TABLE[key]

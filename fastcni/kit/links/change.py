@@ -1,4 +1,4 @@
-"""Change or delete one link by one netlink request. Each function returns when the kernel has answered."""
+"""Change or delete a link by one netlink request. Each function returns when the kernel has answered."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def link(sock: Socket, index: int, *, what: str, up: bool | None = None, promisc
     """Set the given properties of a link: flags, MAC, MTU, master (an index; 0: none), name (only while the link is
     down).
 
-    `what` opens the text of the NetlinkError that is raised when the kernel refuses it.
+    If the kernel rejects the request, raises NetlinkError, whose text begins with `what`.
     """
     wire.exchange(sock, rtnl.set_link(Batch(), index, up=up, promisc=promisc, address=address, mtu=mtu, master=master,
                                       name=name, what=what))
 
 
 def delete_by_name(sock: Socket, name: str) -> None:
-    """Delete a link and wait for it, for the rollback of an ADD. No error if the link no longer exists."""
+    """Delete a link, for the rollback of an ADD; wait until it no longer exists. A missing link is no error."""
     _delete(sock, rtnl.del_link(Batch(), name=name))
 
 
 def delete_by_index(sock: Socket, index: int) -> None:
-    """Delete a link whose name may change, as delete_by_name() does."""
+    """Delete a link as delete_by_name() does, but by its index, for a link whose name may change."""
     _delete(sock, rtnl.del_link(Batch(), index=index))
 
 

@@ -28,7 +28,7 @@ def wrong(text: str, details: str = "") -> CniError:
 
 
 def prev_result(req: Request, message: str = "Required prevResult missing") -> dict[str, Any]:
-    """Return prevResult in the 1.1.0 shape. Raises CniError with `message` if there is none."""
+    """Return prevResult in the 1.1.0 shape. Raises CniError with `message` if the configuration has no prevResult."""
     previous = results.read_prev_result(req.conf, req.version)
     if previous is None:
         raise wrong(message)
@@ -36,7 +36,8 @@ def prev_result(req: Request, message: str = "Required prevResult missing") -> d
 
 
 def container_interface(req: Request, previous: dict[str, Any]) -> dict[str, str]:
-    """Return the entry of prevResult's interfaces that is CNI_IFNAME in CNI_NETNS. Raises CniError."""
+    """Return the entry of prevResult's interfaces whose name is CNI_IFNAME and whose sandbox is CNI_NETNS. Raises
+    CniError."""
     for entry in previous.get("interfaces", ()):
         if entry["name"] == req.ifname and entry.get("sandbox", "") == req.netns:
             return entry
@@ -47,7 +48,8 @@ def container_interface(req: Request, previous: dict[str, Any]) -> dict[str, str
 
 
 def link_in_pod(req: Request, pod: Pod, previous: dict[str, Any]) -> Link:
-    """Return CNI_IFNAME in the pod. Raises CniError if it is missing or has another MAC than in prevResult."""
+    """Return the pod's link CNI_IFNAME. Raises CniError if the link is missing, or if its MAC differs from
+    prevResult's."""
     entry = container_interface(req, previous)
     link = find.link(pod.inside, entry["name"])
     if link is None:
@@ -57,7 +59,7 @@ def link_in_pod(req: Request, pod: Pod, previous: dict[str, Any]) -> Link:
 
 
 def veth_in_pod(req: Request, pod: Pod, previous: dict[str, Any]) -> Link:
-    """Return CNI_IFNAME in the pod, as link_in_pod() does. Raises CniError also if it is not one end of a veth pair."""
+    """Return the pod's link CNI_IFNAME, as link_in_pod() does. Raises CniError also if the link is no veth."""
     link = link_in_pod(req, pod, previous)
     if link.kind != "veth":
         raise wrong(f"Error: Container interface {link.name} not of type veth/p2p")
@@ -95,8 +97,8 @@ ADDRESS, SUBNET, ROUTE = "address", "subnet", "route"
 
 def differences(inside: Socket, link: Link, previous: dict[str, Any], *,
                 strict: bool = False) -> Iterator[tuple[str, dict[str, Any], CniError]]:
-    """Yield what prevResult lists and the link in the pod lacks: (ADDRESS, an entry of ips), (SUBNET, the entry of ips
-    whose prefix has no route), (ROUTE, an entry of routes), each with its CniError.
+    """Yield each entry of prevResult that the pod's link lacks, with its kind and CniError. The kinds: ADDRESS, an
+    entry of ips; SUBNET, an entry of ips whose prefix has no route; ROUTE, an entry of routes.
 
     inside: a socket in the pod. strict: also compare the gateway of default routes, which the reference does not.
     """
@@ -107,7 +109,7 @@ def differences(inside: Socket, link: Link, previous: dict[str, Any], *,
         if (packed, prefix) not in present:
             yield ADDRESS, ip, wrong(f"Failed to match addr {ip['address']} on interface {link.name}")
             continue
-        # The kernel makes no prefix route for a host address; the reference fails every /32 here.
+        # The kernel adds no prefix route for a host address. The reference plugin reports an error for every /32 here.
         alone = prefix == 8 * len(packed)
         if not alone and not tables.have(0, addresses.network(packed, prefix), prefix):
             yield SUBNET, ip, wrong(f"Failed to find Gateway {ip.get('gateway', '<nil>')} for interface {link.name}",
@@ -126,8 +128,8 @@ def differences(inside: Socket, link: Link, previous: dict[str, Any], *,
 class _Tables:
     """The pod's routes, and the routing tables that the packets of a link use.
 
-    These are the main table; each table that a rule names for one of the link's addresses (sbr moves the link's routes
-    there); and the table of the VRF that the link is in (vrf moves them there).
+    The packets use the main table. They also use each table that a rule names for one of the link's addresses (the
+    plugin sbr moves routes to it), and the table of the link's VRF (the plugin vrf moves routes to it).
     """
 
     __slots__ = ("inside", "routes", "sources", "master", "chosen")
@@ -139,8 +141,7 @@ class _Tables:
         self.routes = [route for route, _ in routing.routes(inside, find.FAMILIES)]
 
     def have(self, table: int | None, dst: bytes, prefix: int, gateway: bytes | None = None) -> bool:
-        """Return whether `table` has such a route; without `table`: whether any table that the packets use has such a
-        route.
+        """Return whether `table` has a route to dst/prefix. table None: any table that the link's packets use.
 
         gateway None: routes with and without a gateway match.
         """
@@ -149,7 +150,8 @@ class _Tables:
         return (table or uapi.RT_TABLE_MAIN) in tables or (not table and not tables.isdisjoint(self.others()))
 
     def others(self) -> set[int]:
-        """Return the tables besides the main table. Called only if the main table lacks a route."""
+        """Return the tables that the link's packets use, without the main table. have() asks for them only if the main
+        table lacks a route."""
         if self.chosen is None:
             rules = routing.rules(self.inside, routing.families_of(self.sources))
             self.chosen = {it.table for it, _ in rules if it.host and it.source in self.sources}

@@ -30,7 +30,7 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
     dad           duplicate address detection on or off; None: the kernel's default
     arp_notify    the kernel announces the IPv4 addresses by gratuitous ARP
     ndisc_notify  the kernel announces the IPv6 addresses by unsolicited neighbour advertisements
-    then          a function that adds further requests after the routes
+    then          then(batch) adds further requests after the routes
 
     All requests are one batch. With detection and an IPv6 gateway there are two batches: the routes are added when the
     addresses are no longer tentative. Raises NetlinkError, and CniError 7 for a route with a number that is too large
@@ -65,12 +65,13 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
 
 
 def broadcast(packed: bytes, prefix: int) -> bytes | None:
-    """Return the broadcast address of an IPv4 address's subnet, None if the subnet has none."""
+    """Return the broadcast address of an IPv4 address's subnet, None if the subnet has no broadcast address."""
     return addresses.broadcast(packed, prefix) if len(packed) == 4 and prefix < 31 else None
 
 
 def ipv6_sysctls(dad: bool | None, ndisc_notify: bool) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) of the sysctls in net/ipv6/conf/<link>. A kernel may lack any of them."""
+    """Yield (name, value) of the sysctls to set in net/ipv6/conf/<link>. A kernel need not have each of these
+    sysctls."""
     if dad:
         yield "enhanced_dad", "1"
     if dad is not None:
@@ -113,16 +114,16 @@ def route_number(item: dict[str, Any], key: str) -> int:
 
 
 def check_mtu(link: Link) -> None:
-    """Check that a link can have IPv6 addresses: the kernel only says that an argument is invalid, or that the link's
-    sysctls do not exist. Raises CniError 7."""
+    """Raise CniError 7 if the link's MTU is too small for IPv6. The kernel's own error would only be "invalid
+    argument", or that the link's IPv6 sysctls do not exist."""
     if 0 < link.mtu < IPV6_MIN_MTU:
         raise CniError(errors.INVALID_CONFIG, f"the MTU of {link.name} is {link.mtu}, and IPv6 needs {IPV6_MIN_MTU} "
                        "or more", 'give "mtu" a greater value, or give the network no IPv6 range')
 
 
 def enable_ipv6(pod: Pod, ifname: str) -> None:
-    """Switch IPv6 on for `lo` and the link. keep_addr_on_down keeps its addresses when a chained plugin sets the link
-    down and up. Raises CniError."""
+    """Switch IPv6 on for `lo` and the link. keep_addr_on_down keeps the link's IPv6 addresses when a chained plugin
+    sets the link down and up. Raises CniError."""
     try:
         for name in ("lo", ifname):
             sysctl.ensure(f"net/ipv6/conf/{name}/disable_ipv6", "0")

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class Conf:
-    """The keys that these plugins have in common. For DEL and GC only layer3 is set."""
+    """The keys that macvlan, ipvlan, vlan, host-device, dummy and tap have in common. DEL and GC read only layer3."""
 
     __slots__ = ("layer3", "ipv6", "enable_dad", "dns")
 
-    layer3: bool                        # there is IPAM
+    layer3: bool                        # whether the configuration names an IPAM plugin
     ipv6: bool                          # whether the link has IPv6
     enable_dad: bool
-    dns: dict[str, Any] | None          # the result's dns; None: the dns that IPAM returns
+    dns: dict[str, Any] | None          # the configuration's dns; None: the result keeps IPAM's dns
 
     def __init__(self, req: Request) -> None:
         self.layer3 = bool(ipam.read_type(keys_of(req)))
@@ -54,11 +54,12 @@ def create(req: Request, pod: Pod, undo: Undo, kind: str, *, sock: Socket | None
     """Make a link of `kind` in the pod, named CNI_IFNAME, not yet up, and return it.
 
     master  the parent link, in the namespace of `sock`
-    why     {errno: text}: what a kernel error means, for the error's details
+    why     {errno: text}: the details of the CniError for a kernel error
     data    the attributes of the kind, from kernel.kinds
 
-    After a kernel error, raises CniError if a master is given, otherwise NetlinkError. The link is made under another
-    name and then renamed, because the kernel rejects a name that a link in the master's namespace has.
+    After a kernel error, raises CniError if a master is given, otherwise NetlinkError. The function makes the link
+    under a temporary name and then renames it, because the kernel rejects a name that a link in the master's namespace
+    has.
     """
     name = remove.unfinished(req.ifname)
     batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=master.index if master else 0, mtu=mtu,
@@ -84,8 +85,7 @@ def rename(req: Request, pod: Pod, undo: Undo, link: Link, kind: str) -> Link:
 
 def attach(req: Request, conf: Conf, undo: Undo, pod: Pod, link: Link, *, given: Result | None = None,
            arp_notify: bool = False, ndisc_notify: bool = False) -> Result:
-    """Do the second half of ADD: get addresses, set the link up, and return the result. See addresses() and
-    set_up()."""
+    """Finish ADD: get addresses from IPAM, set the link up, and return the result. See addresses() and set_up()."""
     result = addresses(req, conf, undo, given)
     return set_up(req, conf, pod, link, result, arp_notify=arp_notify, ndisc_notify=ndisc_notify)
 
@@ -112,7 +112,7 @@ def set_up(req: Request, conf: Conf, pod: Pod, link: Link, result: Result, *, ar
 
 
 def complete(conf: Conf, result: Result, entry: dict[str, str]) -> Result:
-    """Return the result with its only entry of interfaces, and with the configuration's dns."""
+    """Return the result with `entry` as the only entry of interfaces, and with the configuration's dns."""
     result["interfaces"] = [entry]
     if conf.dns is not None:
         result["dns"] = conf.dns
@@ -179,5 +179,6 @@ def has_kind(sock: Socket, kind: str) -> bool:
 
 
 def ipam_step(function: Callable[[Request], None], req: Request, conf: Conf) -> list[tuple[Any, ...]]:
-    """Return the step of undo.every() that calls IPAM, if there is IPAM."""
+    """Return the step of undo.every() that calls function(req), which calls IPAM; no step if the configuration names no
+    IPAM plugin."""
     return [(function, req)] if conf.layer3 else []

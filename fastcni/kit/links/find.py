@@ -23,8 +23,8 @@ FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 
 
 def link(sock: Socket, name: str | None = None, *, index: int = 0) -> Link | None:
-    """Return the link with this name, or with this index. None: no link has it, or `name` is not a valid name of a
-    link."""
+    """Return the link with this name, or with this index. None if no such link exists, or if `name` is no valid link
+    name."""
     if name and ("\0" in name or len(name.encode("utf-8", "replace")) >= uapi.ALTIFNAMSIZ):
         return None
     try:
@@ -44,7 +44,7 @@ def new_link(sock: Socket, name: str) -> Link:
 
 
 def pod_link(pod: Pod, name: str, message: str) -> Link:
-    """Return the link with this name in the pod. Raises CniError with `message` if there is none."""
+    """Return the link with this name in the pod. Raises CniError with `message` if the pod has no such link."""
     found = link(pod.inside, name)
     if found is None:
         raise CniError(errors.INTERNAL, message)
@@ -52,14 +52,14 @@ def pod_link(pod: Pod, name: str, message: str) -> Link:
 
 
 def host_link(mode: Mode, name: str) -> Link | None:
-    """Return the link with this name on the host, from the mode's cache if that is up to date. None: no link has this
+    """Return the host's link with this name, from the mode's cache if the cache is up to date. None: no link has this
     name."""
     return mode.recall(("link", name), lambda: link(mode.route, name))
 
 
 def host_end(req: Request, named: list[str]) -> int:
-    """Return the index of the host end of the pod's veth pair, which has one of these names. 0 unless exactly one of
-    the names is that of a veth."""
+    """Return the index of the host end of the pod's veth pair. named: names of links, one of which may be the host end.
+    0 unless exactly one of the names belongs to a veth."""
     pair = req.mode.find_pair(req)
     if pair and pair.name in named:
         return pair.index

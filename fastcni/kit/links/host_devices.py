@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 SYS, DEVICES = "/sys/", "/sys/devices/"
 BUSES = ("pci", "auxiliary")
 NOT_FOUND = "failed to find host device"
-# A program in user space drives such a device, so the device has no link
+# Drivers for programs in user space (DPDK). A device with such a driver has no link
 DPDK_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
 class Selector:
-    """The keys that name the device; the first key that is set counts.
+    """The keys that select the device. The first key in this order that is set decides.
 
     device      the name of a link
-    hwaddr      its MAC as bytes
-    kernelpath  its directory below /sys/devices
+    hwaddr      the MAC of the link, as bytes
+    kernelpath  the device's directory below /sys/devices
     pci         pciBusID
     device_id   runtimeConfig.deviceID, the id of a PCI or an auxiliary device; has precedence over pci
     """
@@ -45,8 +45,8 @@ class Selector:
         return bool(self.device or self.hwaddr or self.kernelpath or self.pci or self.device_id)
 
     def on_bus(self) -> str:
-        """Return the directory below /sys of the named PCI or auxiliary device, "" if none is named. Raises CniError
-        7."""
+        """Return the directory below /sys of the PCI or auxiliary device that the keys name, "" if they name no such
+        device. Raises CniError 7."""
         if not self.device_id:
             return f"bus/pci/devices/{self.pci}" if self.pci else ""
         for bus in BUSES:
@@ -91,7 +91,8 @@ class Selector:
 
 
 def read_name(keys: Section, key: str) -> str:
-    """Return a key that names a link or a device on a bus: no path, and no longer than an alternative name of a link.
+    """Return the value of a key that names a link or a device on a bus. A valid value has no "/", and is at most as
+    long as an alternative name of a link.
 
     Raises CniError 7.
     """
@@ -125,8 +126,8 @@ def first(sock: Socket, field: str, value: object) -> Link | None:
 def first_of(sock: Socket, *directories: str) -> Link | None:
     """Return the first link that the `net` directories below /sys list, or None.
 
-    /sys may show another namespace than the socket's, see kernel/devices/sysfs.py. So the MAC is compared, too: another
-    link with the same name has another MAC.
+    /sys may show another network namespace than the socket's, see kernel/devices/sysfs.py. So this function also
+    compares the MACs, because another link may have the same name.
     """
     for directory in directories:
         for name in sysfs.names(directory):

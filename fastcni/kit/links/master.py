@@ -23,7 +23,7 @@ WHY = {EBUSY: "a link has either macvlans or ipvlans on it, or is a port of a br
 
 
 class Master:
-    """name          the key `master`, "": the link of the default route
+    """name          the key `master`; "" stands for the link of the default route
     in_container  linkInContainer: the master is a link of the pod, not of the host
     """
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Side:
-    """The host's or the pod's namespace: its route socket, a function that returns its descriptor, and the details of
-    the error for a name that is taken in it."""
+    """The host's or the pod's network namespace: its route socket, a function that returns its descriptor, and the
+    details of the error for a name that another link in it has."""
 
     __slots__ = ("sock", "open", "taken")
 
@@ -64,8 +64,8 @@ def roll_back(ifname: str, host: Side, inside: Side, link: Link, name: str) -> N
         check_free(host, moved, link.name)
         move(moved, inside, host, link.name, link.alias)
     found = find.link(host.sock, link.name)
-    if found:                           # otherwise another program has deleted the link
-        mac = link.address if link.address != found.address else None   # some drivers reject even the same MAC
+    if found:                           # if not found, another program has deleted the link
+        mac = link.address if link.address != found.address else None   # some drivers reject even an unchanged MAC
         change.link(host.sock, found.index, up=link.up, address=mac, master=link.master,
                     what=f'failed to restore "{link.name}"')
 
@@ -114,8 +114,8 @@ def check_free(side: Side, link: Link, name: str) -> None:
 
 
 def move(link: Link, here: Side, there: Side, name: str, alias: str) -> None:
-    """Move a link to the other side, down, as `name` and with `alias`. After a NetlinkError the link is still in its
-    first namespace."""
+    """Move a link from the namespace `here` to `there`: down, as `name` and with `alias`. After a NetlinkError the link
+    is still in `here`."""
     try:
         wire.exchange(here.sock, rtnl.move_link(Batch(), link.index, there.open(), name, alias,
                                                 what=f'failed to move link "{link.name}"'))

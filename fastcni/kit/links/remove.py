@@ -1,4 +1,4 @@
-"""Delete the pod's link for DEL: CNI_IFNAME and, for a veth pair, the host end."""
+"""Delete the pod's link for DEL: CNI_IFNAME and, for a veth pair, its host end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def pod_link(req: Request, *, list_addresses: bool = False) -> tuple[list[bytes]
     """Delete CNI_IFNAME in the pod. No error if the link or the namespace no longer exists. The loopback link stays,
     because no ADD makes it.
 
-    Returns two lists of packed addresses: the addresses that the link had, if `list_addresses` is true; and the
-    addresses that ADD gave the link, if they are known.
+    Returns two lists of packed addresses: the addresses that the link had, [] unless `list_addresses`; and the
+    addresses that ADD gave the link, [] if unknown.
 
-    If the peer is certainly on the host, this function deletes the host end. So no descriptor of this process holds the
-    pod's namespace while the kernel frees the links.
+    If the link's peer is certainly on the host, this function deletes the pair by its host end. So this process needs
+    no open descriptor of the pod's namespace while the kernel frees the links.
     """
     if req.netns_gone():
         return [], []

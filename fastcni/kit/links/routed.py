@@ -1,4 +1,5 @@
-"""Add the routes of ptp at both ends of its veth pair: no subnet is on-link, and the host end is the gateway."""
+"""Add the routes of the plugin ptp at both ends of its veth pair. No subnet is on-link; the host end is the pod's
+gateway."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Route
     from fastcni.kernel.wire import Socket
 
-    Routes = list[tuple[Route, bytes]]          # each with the kernel's message about it
+    Routes = list[tuple[Route, bytes]]          # [(route, the kernel's message about the route)]
     Rules = list[tuple[Rule, bytes]]
     Add = Callable[[Batch], Any]                # adds one request to a Batch
 
@@ -66,7 +66,7 @@ def families_of(addresses: Iterable[bytes]) -> list[int]:
 def send(sock: Socket, requests: Iterable[Add], fine: Collection[int] = ()) -> None:
     """Send requests in as few batches as possible. Raises the first NetlinkError whose errno is not in `fine`.
 
-    Each request is a function that adds it to a Batch.
+    Each item of `requests` is a function that adds one request to the Batch given.
     """
     batch = Batch()
     for add in requests:
@@ -86,12 +86,12 @@ def _send(sock: Socket, batch: Batch, fine: Collection[int]) -> None:
 
 
 def again(payload: bytes, **changes: Any) -> Add:
-    """Return a request for send() that adds the same route with changes, see kernel.routing.route_again()."""
+    """Return a request for send() that adds the route of `payload` with changes, see kernel.routing.route_again()."""
     return lambda batch: routing.route_again(batch, payload, **changes)
 
 
 def without(payload: bytes) -> Add:
-    """Return a request for send() that deletes the rule."""
+    """Return a request for send() that deletes the rule of `payload`."""
     return lambda batch: routing.delete_rule(batch, payload, what="failed to delete rule")
 
 
@@ -100,7 +100,7 @@ def restore(sock: Socket, index: int, families: Iterable[int], saved: Routes) ->
     now = {routing.route_key(payload): payload for _, payload in of_link(routes(sock, families), index)}
     before = {routing.route_key(payload): payload for _, payload in gateways_last(saved)}
     send(sock, [again(now[key], delete=True, what="delete route") for key in now if key not in before], GONE)
-    # APPEND, as another link may have a route to the same prefix.
+    # Add with APPEND, because another link may have a route to the same prefix.
     send(sock, [again(before[key], flags=uapi.NLM_F_APPEND, what="add route") for key in before if key not in now],
          (EEXIST,))
 

@@ -1,12 +1,12 @@
-"""Set up source-based routing in the pod: for each address a rule that selects a routing table, and the routes in that
-table.
+"""Set up source-based routing in the pod. Each address has a rule that selects a routing table, and the table has the
+address's routes.
 
     32765: from 10.22.0.2 lookup 100                    (ip rule)
     default via 10.22.0.1 dev net1                      (ip route show table 100)
     10.22.0.0/24 dev net1 scope link src 10.22.0.2
 
-The caller holds the pod's lock for add(), move_routes() and delete(): until they return, no other request may take a
-free table.
+The caller of add_rule(), move_routes() and delete() holds the pod's lock until they return, so that no other request
+takes the same free table.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def invalid(text: str) -> CniError:
 
 
 def addresses_of(result: dict[str, Any], ifname: str) -> list[Address]:
-    """Return the entries of ips that are of the interface `ifname`, of no interface, or of one that `result` lacks."""
+    """Return the addresses in `result` whose interface is `ifname`, is absent, or is not in the result's interfaces."""
     names = [entry["name"] for entry in result.get("interfaces", ())]
     return [(*addresses.read_cidr(ip["address"]), addresses.read_ip(ip["gateway"]) if ip.get("gateway") else None)
             for ip in result.get("ips", ()) if _is_of(ip.get("interface"), names, ifname)]
@@ -85,7 +85,7 @@ def move_routes(pod: Pod, undo: Undo, link: Link, ips: list[Address], gateways: 
     """Give each address a rule and a free table, and move the link's routes of the main table into these tables.
 
     gateways  {4 or 16: packed}: replace the gateways of the addresses
-    hints     whether to leave routes in the main table that select the source address, see add_hints()
+    hints     whether the main table keeps routes that select the source address, see add_hints()
     warn      a function that prints a warning
     """
     families = routing.families_of(packed for packed, _, _ in ips)
@@ -134,7 +134,7 @@ def add_hints(pod: Pod, link: Link, ips: list[Address], saved: routing.Routes,
     """Add routes such as `10.22.0.0/24 scope link src 10.22.0.2` to the main table, for programs that bind no address.
 
     Returns the saved routes that stay in the main table: on-link routes to other subnets, and the route to a subnet
-    whose hint the kernel refuses, as for an IPv6 address that is still tentative.
+    whose hint the kernel rejects, as for an IPv6 address that is still tentative.
     """
     staying = [route for route, _ in saved if route.scope == uapi.RT_SCOPE_LINK]
     for packed, prefix, _ in ips:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-MAX_ID = 0xFFFFFFFE             # the greatest user or group id; 0xFFFFFFFF, or -1, means none
+MAX_ID = 0xFFFFFFFE             # the greatest user or group id; 0xFFFFFFFF (-1) means "no owner"
 NO_TUN = f"is {tun.PATH} here, and the module tun in the kernel? modprobe tun; a container needs the device given to it"
 WHY = {ENOENT: NO_TUN, ENODEV: NO_TUN, ENXIO: NO_TUN,
        EBUSY: "the pod has an interface of that name; was it added before?"}
@@ -31,7 +31,7 @@ def create(req: Request, pod: Pod, undo: Undo, *, mtu: int, mac: bytes | None, b
 
     mtu     0: the kernel's default
     mac     None: the kernel chooses the MAC
-    bridge  a bridge inside the pod, of which the device becomes a port
+    bridge  a bridge inside the pod; the device becomes its port
     owner, group, multi_queue, context
             see kernel.tun.create_tap()
 

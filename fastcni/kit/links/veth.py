@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-NAME_TRIES = 10                 # as the reference: four random bytes rarely collide
+NAME_TRIES = 10                 # as many as the reference plugin tries; four random bytes rarely collide
 
 
 def random_mac(raw: bytes = b"") -> bytes:
-    """Return a locally administered unicast MAC of six random bytes, or of the bytes `raw`. With a given MAC fastcni
-    need not read the MAC from the kernel, and udev does not change it."""
+    """Return a locally administered unicast MAC of six random bytes, or of the six bytes `raw`. If fastcni gives a new
+    veth a MAC, it need not read the kernel's choice, and udev does not change the MAC."""
     first, *rest = raw or posix.urandom(6)
     return bytes((first & 0xFE | 0x02, *rest))
 
 
 def random_name(raw: bytes = b"") -> str:
-    """Return a name such as veth1a2b3c4d of four random bytes, in the form of the reference plugins."""
+    """Return a name of four random bytes, or of `raw`, in the form of the reference plugins: veth1a2b3c4d."""
     return f"veth{(raw or posix.urandom(4)).hex()}"
 
 
@@ -37,12 +37,12 @@ def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, ma
         ipv6: bool = True) -> tuple[Link, Link]:
     """Make a veth pair and return (host, inside). The host end is up. `master` is the index of its bridge.
 
-    The kernel's echo of this one request has both indexes. Without ipv6, IPv6 is disabled on the host end before that
-    end sends a packet, because it sends only when its peer is up. Raises CniError if the pod has an interface of that
-    name, NetlinkError for any other kernel error.
+    The kernel echoes the request with the indexes of both ends. If ipv6 is false, IPv6 is disabled on the host end
+    before this end sends a packet: it cannot send until its peer is up. Raises CniError if the pod has an interface of
+    that name, NetlinkError for any other kernel error.
     """
     for _ in range(NAME_TRIES):
-        random = posix.urandom(16)          # one system call for the name and both MACs
+        random = posix.urandom(16)          # random bytes for the name and both MACs, by one system call
         name, host_mac, inside_mac = random_name(random[:4]), random_mac(random[4:10]), mac or random_mac(random[10:])
         batch = rtnl.new_veth(Batch(), name, req.ifname, pod.netns_fd, host_mac=host_mac, peer_mac=inside_mac,
                               mtu=mtu, master=master, what="failed to make veth pair")
@@ -53,10 +53,10 @@ def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, ma
             if e.errno != EEXIST:
                 raise
             if find.link(pod.host, name):
-                continue                # the random name is taken: try another one
+                continue                # another link has the random name: try again
             raise CniError(errors.INTERNAL, f'container veth name ("{req.ifname}") peer provided ("{name}") '
                            'already exists') from e
-        host = host or find.new_link(pod.host, name)    # Linux before 6.2 does not echo
+        host = host or find.new_link(pod.host, name)    # Linux before 6.2 does not echo the request
         req.mode.offer_ipv6(name, *(("accept_ra", "0") if ipv6 else ("disable_ipv6", "1")))
         inside = rtnl.Link()
         inside.name, inside.index, inside.address = req.ifname, host.peer, inside_mac

@@ -1,4 +1,5 @@
-"""Make and delete VRFs in the pod. A VRF is a link with a routing table, which the links whose master it is use.
+"""Make and delete VRFs in the pod. A VRF is a link with a routing table. The links whose master is the VRF use this
+table.
 
 The kernel sets a link down and up when the link's master changes. So this module restores the link's addresses, and its
 routes in the new table.
@@ -30,7 +31,8 @@ def failed(text: str, details: str = "") -> CniError:
 
 
 def add_link(pod: Pod, undo: Undo, link: Link, name: str, table: int) -> None:
-    """Put a link into the VRF `name`, and make the VRF if it is missing. table 0: the first free table.
+    """Make the VRF `name` the master of a link. Create the VRF if it is missing, with `table`, or with the first free
+    table if that is 0.
 
     The caller holds the pod's lock: two links of a pod may want the same VRF. Raises CniError if the link has a master,
     if a link of another kind has the name, or if the VRF has another table.
@@ -71,20 +73,20 @@ def create(pod: Pod, undo: Undo, name: str, table: int, families: Iterable[int])
 
 
 def used_tables(sock: Socket, families: Iterable[int]) -> set[int]:
-    """Return the tables of VRFs, and those that rules and routes name."""
+    """Return the numbers of all tables that VRFs, rules and routes use."""
     return ({kinds.vrf_table(link) for link in find.all_links(sock) if link.kind == "vrf"}
             | routing.used_tables(routing.routes(sock, families), routing.rules(sock, families)))
 
 
 def enslave(pod: Pod, undo: Undo, link: Link, vrf: Link, present: Iterable[Address], families: Collection[int]) -> None:
-    """Make the VRF the link's master, and move the link's routes into its table.
+    """Make `vrf` the link's master, and move the link's routes into the VRF's table.
 
-    The kernel makes the routes to the link's own subnets in that table. present: the link's addresses.
+    The kernel itself adds the routes to the link's subnets to that table. present: the link's addresses.
     """
-    # Addresses from a router's advertisements are not restored: the next advertisement does that.
+    # Do not restore addresses from router advertisements: the next advertisement adds them.
     lasting = [item.packed for item in present if len(item.packed) == 16 and item.scope == uapi.RT_SCOPE_UNIVERSE
                and item.flags & uapi.IFA_F_PERMANENT]
-    if lasting:                         # without the sysctl, the kernel removes the addresses when the link goes down
+    if lasting:                         # without this sysctl, a link that goes down loses these addresses
         name = f"net/ipv6/conf/{link.name}/keep_addr_on_down"
         pod_sysctls.write(pod, undo, {name: ([name], "1")})
     saved, table = routing.of_link(routing.routes(pod.inside, families), link.index), kinds.vrf_table(vrf)
@@ -98,7 +100,7 @@ def enslave(pod: Pod, undo: Undo, link: Link, vrf: Link, present: Iterable[Addre
 
 
 def set_master(pod: Pod, link: Link, index: int, table: int, lasting: Sequence[bytes]) -> None:
-    """Set the link's master to the link `index`; 0: the link gets no master. Then wait until `table` has the local
+    """Set the link's master to the link `index`; index 0 removes the master. Then wait until `table` has the local
     routes of the IPv6 addresses `lasting`, which stay on the link."""
     with pod.enter():
         watcher = wire.open_socket(groups=(uapi.RTNLGRP_IPV6_ROUTE,))
@@ -111,10 +113,10 @@ def set_master(pod: Pod, link: Link, index: int, table: int, lasting: Sequence[b
 
 
 def delete_link(pod: Pod, ifname: str, name: str) -> None:
-    """Take a link out of the VRF `name`, and delete the VRF if that was its last link.
+    """Remove a link from the VRF `name`. If the VRF then has no link, delete the VRF.
 
-    name "": the VRF that the link is in. No error if the link or the VRF no longer exists. A link in another VRF stays
-    in that VRF. The caller holds the pod's lock.
+    name "": the VRF that is the link's master. No error if the link or the VRF no longer exists. A link in another VRF
+    stays in that VRF. The caller holds the pod's lock.
     """
     link = find.link(pod.inside, ifname)
     if name:

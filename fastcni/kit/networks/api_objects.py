@@ -1,7 +1,7 @@
 """Read pods and NetworkAttachmentDefinitions from the Kubernetes API, and write a pod's network status.
 
-Each call here is one request. A server gets both kinds of objects from a watch (server/networks/watched.py), and
-requests only those that the watch lacks.
+Each method sends one request. A server gets pods and definitions from a watch (server/networks/watched.py), and
+requests only objects that the watch lacks.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 GROUP = "/apis/k8s.cni.cncf.io/v1"
 DEFINITIONS, PODS = f"{GROUP}/network-attachment-definitions", "/api/v1/pods"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
-RESOURCE = "k8s.v1.cni.cncf.io/resourceName"        # an annotation of a definition
-MIRROR = "kubernetes.io/config.mirror"              # an annotation of the API's copy of a static pod
-STATUS_TIMEOUT_S = 0.5                              # seconds that an ADD waits for the write of its pod's status
-RETRY_S = 5.0                                       # seconds after a failure without requests to the API server
+RESOURCE = "k8s.v1.cni.cncf.io/resourceName"        # annotation of a definition: the resource of its devices
+MIRROR = "kubernetes.io/config.mirror"              # annotation of the API's copy of a static pod
+STATUS_TIMEOUT_S = 0.5                              # limit for the write of a pod's status during ADD
+RETRY_S = 5.0                                       # after a failure, send no request for so long
 
 
 class Pod:
-    """The parts of a pod that fastcni reads. annotations: the values of NETWORKS and DEFAULT_NETWORK, if the pod has
-    them. mirror: the pod is the API's copy of a static pod; the kubelet gives the runtime the static pod's uid
-    instead."""
+    """The parts of a Pod object that fastcni reads. annotations: the pod's values of NETWORKS and DEFAULT_NETWORK.
+    mirror: the object is the API's copy of a static pod, whose uid differs from the one that the kubelet gives the
+    runtime."""
 
     __slots__ = ("uid", "annotations", "mirror")
 
@@ -43,7 +43,8 @@ class Pod:
         self.mirror = MIRROR in found
 
     def is_of(self, uid: str) -> bool:
-        """Return whether the runtime means this pod. uid: the uid that the runtime gives, "" if it gives none."""
+        """Return whether this object is the pod that the runtime adds. uid: the uid from the runtime, "" if the runtime
+        gives no uid."""
         return not uid or uid == self.uid or self.mirror
 
 
@@ -55,27 +56,28 @@ def read_definition(document: Object) -> Stored:
 
 
 class ApiObjects:
-    """The API server of a kubeconfig. copies: the copies of definitions for times when the API server does not answer.
+    """The API server of a kubeconfig. copies: the copies of definitions on disk, used if the API server does not
+    answer.
 
     Methods raise Away if the API server does not answer.
     """
 
     def __init__(self, kubeconfig: str, copies: Copies) -> None:
         self.api, self.copies = open_api(kubeconfig), copies
-        self.why, self.retry_at = "", 0.0           # the last failure's error, and when to try again
+        self.why, self.retry_at = "", 0.0           # the error of the last failure; time of the next try
 
     def close(self) -> None:
         self.api.close()
 
     def pod(self, namespace: str, name: str, uid: str) -> Pod | None:
-        """Return a pod, None if it does not exist. uid: the uid that the runtime gives; the returned pod may have
-        another uid."""
+        """Return a pod, None if it does not exist. uid: the uid from the runtime, a hint for a cache; the returned pod
+        may have another uid."""
         document = self.api.get(path_of_pod(namespace, name))
         return Pod(document) if document else None
 
     def definition(self, namespace: str, name: str) -> Stored | None:
-        """Return a definition, None if it does not exist. If the API server does not answer, return the copy, whose
-        `stale` says why."""
+        """Return a definition, None if it does not exist. If the API server does not answer, return the copy on disk,
+        whose `stale` is the reason."""
         if monotonic() >= self.retry_at:
             try:
                 document = self._get_definition(namespace, name)
@@ -96,8 +98,8 @@ class ApiObjects:
             return None
 
     def write_status(self, namespace: str, name: str, uid: str, text: str, timeout_s: float = STATUS_TIMEOUT_S) -> None:
-        """Write the annotation STATUS of a pod, by one request. uid: the uid that the pod must have, "": any uid. For a
-        pod that no longer exists nothing is written."""
+        """Write the annotation STATUS of a pod, by one request. uid: write only if the pod has this uid; "": any uid. A
+        pod that no longer exists is no error."""
         changes: Object = {"metadata": {"annotations": {STATUS: text}}}
         if uid:
             changes["metadata"]["uid"] = uid

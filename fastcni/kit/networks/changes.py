@@ -1,7 +1,7 @@
-"""Compare the networks that a running pod has with those that its annotation names now.
+"""Compare the networks of a running pod with the networks that its annotation names now.
 
-A network that was attached by the annotation is detached if the annotation no longer names it. Networks of the
-configuration stay.
+A network from an earlier annotation is detached if the annotation no longer names it. Networks from the configuration
+stay.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """The changes of a pod's networks. stays: (network, its selection or None for a network of the configuration).
-    leaves: networks to detach. joins: (selection, interface) to attach."""
+    """The changes of a pod's networks. stays: (network, selection); the selection is None for a network from the
+    configuration. leaves: the networks to detach. joins: (selection, interface name) of the networks to attach."""
 
     __slots__ = ("stays", "leaves", "joins")
 
@@ -80,7 +80,8 @@ def title_of(selection: Selection) -> str:
 
 
 def first_free(place: int, taken: set[str]) -> str:
-    """Return the interface name of `place` in the pod's list; if a network has that name, the first free name."""
+    """Return the interface name for the index `place` in the pod's list. If a network has that name, return the first
+    free name."""
     found, number = ifname_at(place, ""), 0
     while found in taken:
         number += 1
@@ -89,13 +90,12 @@ def first_free(place: int, taken: set[str]) -> str:
 
 
 def with_results(networks: Iterable[Network]) -> list[Added]:
-    """Return [(network, its result in the newest shape)] of attached networks; the result is {} for a network without
-    one."""
+    """Return [(network, its result in the newest shape)] of attached networks; a network without result has {}."""
     return [(it, results.to_version(results.create_any(it.given["prevResult"]), "1.1.0")
              if "prevResult" in it.given else {}) for it in networks]
 
 
 def devices_of(networks: Iterable[Network]) -> set[str]:
-    """Return the devices that the networks use."""
+    """Return the ids of the devices that the networks use."""
     plugins = [plugin for network in networks for plugin in network.definition.conf.values["plugins"]]
     return {device for plugin in plugins if isinstance(device := plugin.get("deviceID"), str)}

@@ -1,4 +1,4 @@
-"""Choose a pod's networks: the configuration's own, and those that the pod's annotation names."""
+"""Choose a pod's networks: those of the plugin's configuration, and those that the pod's annotation names."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.network import Definition
     from fastcni.kit.networks.selection import Selection
 
-SHIM = "multus-shim"            # with Multus, its daemon reads the Kubernetes API without a kubeconfig
-ANNOTATIONS = "io.kubernetes.cri.pod-annotations"       # the capability of containerd, CRI-O and fastcni's runtime
-SOURCE = "kubernetes.io/config.source"          # an annotation of a pod: "api", or another value for a static pod
+SHIM = "multus-shim"            # type of Multus' shim, which needs no kubeconfig: Multus' daemon reads the API
+ANNOTATIONS = "io.kubernetes.cri.pod-annotations"       # capability by which runtimes pass annotations
+SOURCE = "kubernetes.io/config.source"          # annotation: "api", or another value for a static pod
 
 
 class Asked:
-    """The pod of a request, and the networks that it asks for.
+    """The pod of a request, and the networks that the pod asks for.
 
-    namespace, name     "default" and "" if the runtime does not give them
+    namespace, name     the pod's; "default" and "" if the runtime does not give them
     uid                 the pod's uid in the API, "" if it is unknown
-    kubelet_uid         the pod's uid in the kubelet: for a static pod another one than in the API
-    networks, default   the texts of the two annotations, "" for none
+    kubelet_uid         the uid that the kubelet uses: for a static pod it differs from `uid`
+    networks, default   the texts of the annotations NETWORKS and DEFAULT_NETWORK, "" if absent
     by_args             whether `networks` comes from CNI_ARGS, not from an annotation
-    known               whether the runtime, the API or CNI_ARGS says which networks the pod asks for
+    known               whether any of the runtime, the API and CNI_ARGS told the pod's annotations
     """
 
     __slots__ = ("namespace", "name", "uid", "kubelet_uid", "networks", "default", "by_args", "known")
@@ -65,7 +65,7 @@ class Asked:
             pod = pod_of(objects, self.namespace, self.name, self.uid, req.conf.text("kubeconfig"))
             self.uid = pod.uid
             return pod.annotations
-        if req.plugin == SHIM:          # otherwise the pod would silently get only its first network
+        if req.plugin == SHIM:          # without an error, the pod would silently get only its first network
             raise CniError(errors.INVALID_CONFIG, "the runtime has not passed the pod's annotations", HOW)
         return {}
 
@@ -74,7 +74,7 @@ HOW = f'write "capabilities": {{"{ANNOTATIONS}": true}} or "kubeconfig" into the
 
 
 def pod_of(objects: ApiObjects, namespace: str, name: str, uid: str, kubeconfig: str) -> Pod:
-    """Return a pod of the API. Raises CniError 11 if the pod does not exist, or has another uid."""
+    """Return a pod from the API. Raises CniError 11 if the pod does not exist, or has another uid."""
     from fastcni.clients.away import Away
 
     try:
@@ -112,7 +112,7 @@ def definitions_of(req: Request, keys: Keys) -> Definitions:
 
 
 def networks_of(req: Request, keys: Keys, asked: Asked, known: Definitions) -> list[Network]:
-    """Return the networks of a pod in their order. Raises CniError 7 and 11, before anything is added."""
+    """Return the networks of a pod, in the order of ADD. Raises CniError 7 and 11."""
     found = first_networks(req, keys, asked, known)
     for selection in read_networks(asked.networks, asked.namespace):
         found.append(selected(keys, asked, known, selection, ifname_at(len(found), "")))
@@ -126,15 +126,15 @@ def networks_of(req: Request, keys: Keys, asked: Asked, known: Definitions) -> l
 
 
 def selected(keys: Keys, asked: Asked, known: Definitions, selection: Selection, ifname: str) -> Network:
-    """Return the network of a selection. ifname: the interface name if the selection has none. Raises CniError 7 and
-    11."""
+    """Return the network of a selection. ifname: the interface name, unless the selection names an interface. Raises
+    CniError 7 and 11."""
     check_isolation(keys, selection, asked.namespace)
     return select(known.by_name(selection.namespace, selection.name), selection, ifname)
 
 
 def give_devices(req: Request, asked: Asked, networks: list[Network], used: Iterable[str] = ()) -> None:
-    """Write a device of the pod into the definition of each network that needs a device. used: devices of the pod's
-    other networks."""
+    """Assign one of the pod's devices to each network that needs a device, and write the device into the network's
+    definition. used: devices that other networks of the pod have."""
     if not any(network.definition.resource for network in networks):
         return
     from fastcni.kit.networks import device_info
@@ -149,7 +149,8 @@ def give_devices(req: Request, asked: Asked, networks: list[Network], used: Iter
 
 
 def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -> list[Network]:
-    """Return the networks that the configuration gives to the pod."""
+    """Return the networks that the pod gets from the configuration. The annotation DEFAULT_NETWORK replaces the
+    first."""
     found = standing_definitions(keys, known, asked.namespace not in keys.system_namespaces)
     if asked.default:
         selected = read_networks(asked.default, keys.namespace)
@@ -173,8 +174,8 @@ def standing_definitions(keys: Keys, known: Definitions, with_defaults: bool = T
 
 
 def standing(req: Request, keys: Keys, warn: Callable[[str], object] | None = None) -> list[Network]:
-    """Return the networks that each pod gets, for GC and STATUS. warn: if given, called with the error in place of
-    CniError 50."""
+    """For GC and STATUS: return the networks that each pod gets. If a network cannot be found, call warn(error), or
+    raise CniError 50 without `warn`."""
     try:
         return [Network(it, "") for it in standing_definitions(keys, definitions_of(req, keys))]
     except CniError as e:
@@ -185,7 +186,7 @@ def standing(req: Request, keys: Keys, warn: Callable[[str], object] | None = No
 
 
 def of_runtime(req: Request) -> dict[str, Any]:
-    """Return the capabilities that the runtime gives: they are for the pod's first network."""
+    """Return the runtimeConfig of the request, which is for the pod's first network only."""
     given = req.conf.section("runtimeConfig").values
     return {key: value for key, value in given.items() if key != ANNOTATIONS}
 

@@ -1,4 +1,5 @@
-"""Keep copies of the Kubernetes API's network definitions on disk, for times when the API server does not answer.
+"""Keep copies of the Kubernetes API's network definitions on disk, which fastcni uses while the API server does not
+answer.
 
     <cniDir>/definitions/<namespace>/<name>     {"config": ..., "resource": ...}
 """
@@ -17,13 +18,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NEW = ".new-"                   # begins the name of a copy that is not complete
-MAX_BYTES = 4 << 20             # of a copy; etcd allows an object 1.5 MiB by default, and JSON escapes make it longer
+NEW = ".new-"                   # prefix of the name of an incomplete copy
+MAX_BYTES = 4 << 20             # of a copy: etcd's default limit of an object is 1.5 MiB, JSON escapes make it longer
 
 
 class Stored:
-    """A definition of the API. config: its text, "" for none. resource: the resource of a device plugin, "" for none.
-    stale: why this is a copy; "": the API server has just returned it."""
+    """A NetworkAttachmentDefinition. config: the text of its configuration, or "". resource: the device plugin's
+    resource that it names, or "". stale: "" if the API server has just returned the definition; for a copy, why fastcni
+    uses the copy."""
 
     __slots__ = ("config", "resource", "stale")
 
@@ -32,7 +34,7 @@ class Stored:
 
 
 class Copies:
-    """The copies of one cniDir. Errors of writing and reading a copy are ignored, because no copy is needed while the
+    """The copies in a cniDir. Errors of writing and reading a copy are ignored, because fastcni needs no copy while the
     API server answers."""
 
     def __init__(self, cni_dir: str) -> None:
@@ -42,7 +44,7 @@ class Copies:
         return f"{self.directory}/{namespace}/{name}"
 
     def keep(self, namespace: str, name: str, found: Stored | None) -> Stored | None:
-        """Write the copy of a definition, or remove it for None. Return `found`."""
+        """Write the copy of a definition. If `found` is None, remove the copy. Return `found`."""
         path = self.path(namespace, name)
         if not (is_label(namespace) and is_label(name)):
             return found
@@ -66,12 +68,12 @@ class Copies:
         try:
             document = json.read(files.read(self.path(namespace, name), MAX_BYTES) or b"null")
             return Stored(document["config"], document["resource"])
-        except (CniError, json.JsonError, TypeError, KeyError):     # absent or damaged
+        except (CniError, json.JsonError, TypeError, KeyError):     # the copy is absent or damaged
             return None
 
     def remove_incomplete(self) -> None:
-        """Remove the incomplete files of killed processes. If another process is just writing a copy, that copy is lost
-        until its next write."""
+        """Remove the incomplete files of killed processes. If a running process is writing a copy at that moment, that
+        copy is lost until the next write."""
         for name in files.names(self.directory):
             if name.startswith(NEW):
                 files.remove(f"{self.directory}/{name}")

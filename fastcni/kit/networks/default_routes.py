@@ -1,4 +1,4 @@
-"""Keep one default route in a pod with several networks, as `default-route` in the pod's annotation asks."""
+"""Keep only the default route that `default-route` in the pod's annotation asks for, in a pod with several networks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def check(networks: list[Network]) -> None:
 
 
 def arrange(pod: Pod, added: Added) -> list[int]:
-    """Delete the replaced default routes, in the pod and in the results, and add the requested ones.
+    """Delete the replaced default routes, in the pod and in the results, and add the requested default routes.
 
-    A requested gateway replaces every other default route of its family. A network with an empty list gives no default
-    route. Returns the indexes of the changed results. Raises NetlinkError.
+    A requested gateway replaces every other default route of its family. A network whose `gateways` is [] gives no
+    default route. Returns the indexes of the changed results. Raises NetlinkError.
     """
     asked = {rtnl.family_of(gateway) for network, _ in added for gateway in network.gateways or ()}
     changed = []
@@ -64,7 +64,8 @@ def delete(pod: Pod, index: int, families: set[int]) -> None:
 
 
 def add(pod: Pod, index: int, gateway: bytes, network: Network) -> dict[str, Any]:
-    """Add a default route for the key default-route of a network, and return it in the shape of a result's routes."""
+    """Add the default route that a network's key default-route asks for. Return the route in the shape of a result's
+    routes."""
     text = address.ip_text(gateway)
     what = f"add default route by {text}, the default-route of {network.definition.name}"
     wire.exchange(pod.inside, rtnl.route(Batch(), bytes(len(gateway)), 0, index=index, gateway=gateway, what=what))

@@ -1,5 +1,5 @@
-"""Find the configuration of a network that a pod or the multus plugin's configuration names: in the Kubernetes API, if
-there is a kubeconfig, then in files.
+"""Find the configuration of a network that a pod or the multus plugin's configuration names. Search the Kubernetes API,
+if the plugin has a kubeconfig, and then files.
 
     /etc/cni/multus/net.d/storage/mynet.conf    a network of the namespace "storage", found by the `name` in the file
     /etc/cni/multus/net.d/mynet.conflist        a network of every namespace
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 ENDINGS = (".conf", ".conflist", ".json")
 S_IFMT, S_IFDIR = 0o170000, 0o040000        # stat(2)
-OF_DAEMON = "/host"             # the path of the host's files in the daemon of Multus
+OF_DAEMON = "/host"             # where the daemon of Multus mounts the host's files
 
 
 class Definitions:
     """The sources of a request's network definitions.
 
-    objects: the Kubernetes API, which is asked before the files; None: only files are read. version: the cniVersion of
-    a definition that has none. warn: called for a definition that is a copy.
+    objects: the Kubernetes API, searched before the files; None: search only files. version: the cniVersion for
+    definitions without this key. warn: called with a text if a definition is a copy.
     """
 
     def __init__(self, keys: Keys, objects: ApiObjects | None, version: str, warn: Callable[[str], object]) -> None:
@@ -45,8 +45,8 @@ class Definitions:
         """Return the network `namespace/name`. Raises CniError 7 if it does not exist, 11 if the API server does not
         answer and there is no copy.
 
-        selected: whether a pod names the network. As in Multus, the title of other networks is `namespace/name` only if
-        the Kubernetes API has them.
+        selected: whether a pod names the network. As in Multus, the title of a selected network is `namespace/name`; of
+        any other network only if its definition is in the Kubernetes API.
         """
         title, stored = f"{namespace}/{name}", self._stored(namespace, name)
         if stored and stored.config.strip():
@@ -89,8 +89,9 @@ class Definitions:
         return found
 
     def of_cluster(self, name: str) -> Definition:
-        """Return the network that `clusterNetwork` or `defaultNetworks` names: by its name, or by the path of a file or
-        of a directory, whose first file counts. Raises CniError 7, and CniError 11 as by_name()."""
+        """Return the network that `clusterNetwork` or `defaultNetworks` names. name: the network's name, the path of
+        its file, or the path of a directory whose first file is used. Raises CniError 7, and CniError 11 like
+        by_name()."""
         if not name.startswith("/"):
             namespace, _, rest = name.rpartition("/")
             return self.by_name(namespace or self.keys.namespace, rest, selected=False)
@@ -108,7 +109,7 @@ class Definitions:
 
     def auxiliary(self) -> Definition | None:
         """Return the network `auxiliaryCNIChainName`: the plugins of the files *.conf in the directory of that name,
-        next to the file of `clusterNetwork`. None if there are no such files. Raises CniError 7."""
+        next to the file of `clusterNetwork`. None if the directory has no such file. Raises CniError 7."""
         name = self.keys.auxiliary
         if not name:
             return None
@@ -120,7 +121,7 @@ class Definitions:
                    for _, document in read(f"{directory}/{file}", broken)]
         if broken:                      # Multus would ignore the whole chain
             raise CniError(errors.INVALID_CONFIG, f"auxiliaryCNIChainName: {broken[0]}")
-        # No CHECK: CHECK of tuning needs the link CNI_IFNAME, which this network does not have
+        # disableCheck: CHECK of tuning needs the link CNI_IFNAME, which this network does not have
         document = {"cniVersion": self.version, "name": name, "disableCheck": True, "plugins": plugins}
         return define(document, name, self.version, directory) if plugins else None
 

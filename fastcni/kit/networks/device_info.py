@@ -1,4 +1,5 @@
-"""Copy and read the device-information files. A device plugin writes one for each device, and network-status shows it.
+"""Copy and read the device-information files. A device plugin writes a file for each device; the annotation
+network-status shows its content.
 
     ROOT/dp/<resource>-<device>-device.json             the device plugin's file
     ROOT/cni/<network>-<container id>_<interface>       a copy of that file, or the CNI plugin's own file
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.network import Network
 
 ROOT = "/var/run/k8s.cni.cncf.io/devinfo"
-FILE = "CNIDeviceInfoFile"      # the capability whose value is the path of the copy
+FILE = "CNIDeviceInfoFile"      # capability: the path of the copy
 
 
 def path_of(network: Network, container_id: str) -> str:
-    """Return the path of a network's copy."""
+    """Return the path of the copy for a network of a container."""
     return f"{ROOT}/cni/" + f"{network.definition.title}-{container_id}_{network.ifname}".replace("/", "-")
 
 
@@ -37,7 +38,7 @@ def prepare(req: Request, network: Network, undo: Undo) -> None:
     undo(files.remove, path)
     name = f"{network.definition.resource}-{device}-device.json".replace("/", "-")
     try:
-        files.remove(path)              # a killed ADD may have left it
+        files.remove(path)              # a killed ADD may have left a copy
         if content := files.read(f"{ROOT}/dp/{name}"):
             files.write(path, content)
     except CniError as e:
@@ -45,7 +46,7 @@ def prepare(req: Request, network: Network, undo: Undo) -> None:
 
 
 def read(network: Network) -> dict[str, Any]:
-    """Return the information of a network's device; {} if there is no file or it is no JSON object."""
+    """Return the information of a network's device; {} if the file is missing or has no JSON object."""
     try:
         found = json.read(((path := copy_of(network)) and files.read(path)) or b"{}")
     except (CniError, json.JsonError):

@@ -1,8 +1,8 @@
 """Find the devices that the kubelet has given to a pod, for networks whose definition names a resource.
 
-A device plugin offers resources such as intel.com/sriov. The kubelet's device manager gives devices to a pod before it
-asks the runtime for the pod. fastcni reads the pod's devices from the kubelet's pod-resources API; if that does not
-answer, from the file CHECKPOINT.
+A device plugin offers resources such as intel.com/sriov. The kubelet assigns devices to a pod before the runtime
+creates the pod. fastcni reads the pod's devices from the kubelet's pod-resources API; if this API does not answer, from
+the file CHECKPOINT.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_BYTES = 16 << 20
 
 
 class Devices:
-    """The devices of one pod; each device goes to one network. uid: the pod's uid in the kubelet. used: devices that
-    networks already have."""
+    """The devices of a pod; each device is for one network. uid: the uid that the kubelet uses. used: the ids of
+    devices that networks already have."""
 
     def __init__(self, namespace: str, name: str, uid: str, warn: Callable[[str], object],
                  used: Iterable[str] = ()) -> None:
@@ -34,7 +34,8 @@ class Devices:
         self.left: dict[str, list[str]] | None = None       # {resource: ids}; None: not read yet
 
     def take(self, resource: str) -> str:
-        """Return the next device of a resource, in sorted order; "" and a warning if there is none."""
+        """Return the id of the next unused device of a resource, in sorted order. If no device is left, add a warning
+        and return ""."""
         if self.left is None:
             self.left = {name: sorted(devices - self.used) for name, devices in self._read().items()}
         found = self.left.get(resource)
@@ -65,6 +66,6 @@ class Devices:
 
 
 def ids_of(value: Any) -> Iterator[str]:
-    """Yield the device ids of an entry: lists by NUMA node, or one list, as kubelets before 1.20 write."""
+    """Yield the device ids of an entry of CHECKPOINT: {NUMA node: ids}, or a list of ids from a kubelet before 1.20."""
     for ids in value.values() if isinstance(value, dict) else [value]:
         yield from (it for it in ids or () if isinstance(it, str))

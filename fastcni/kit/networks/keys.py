@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.spec.config import Section
 
-# {key of Multus that has no effect here: why}
+# {key of Multus that has no effect in fastcni: reason}
 IGNORED = {
     **dict.fromkeys(("logFile", "logLevel", "logOptions", "logToStderr"), "fastcni has its own log"),
     **dict.fromkeys(("daemonSocketDir", "socketDir", "chrootDir", "cniConfigDir", "multusAutoconfigDir",
@@ -22,15 +22,15 @@ CNI_DIR, CONF_DIR, BIN_DIR = "/var/lib/cni/multus", "/etc/cni/multus/net.d", "/o
 
 
 class Keys:
-    """The keys of one configuration.
+    """The keys of a configuration of the multus plugin.
 
-    delegates                   networks whose definitions are in the configuration
-    cluster_network, defaults   networks by name or path, instead of `delegates`
-    namespace                   the namespace of their definitions (multusNamespace)
-    isolation, shared           whether a pod may name only networks of its own namespace and of the namespaces in
-                                `shared`
-    ready_file                  the file for which an ADD waits
-    bin_dir                     "": the directories of CNI_PATH, then BIN_DIR
+    delegates                   networks whose definitions are inside the configuration
+    cluster_network, defaults   names or paths of networks (clusterNetwork, defaultNetworks), instead of `delegates`
+    namespace                   the namespace of the definitions of these networks (multusNamespace)
+    isolation, shared           isolation: whether a pod may name only networks of its own namespace and of the
+                                namespaces in `shared`
+    ready_file                  an ADD waits until this file exists
+    bin_dir                     the directory of plugins; "": search the directories of CNI_PATH, then BIN_DIR
     kubeconfig                  the kubeconfig of the API server with pods and definitions, "" for none
     auxiliary                   the name of the chain that runs after all networks, "" for none (auxiliaryCNIChainName)
     hot_plug                    whether the server follows the annotations of running pods
@@ -56,7 +56,7 @@ class Keys:
     ignored: list[str]
 
     def default_titles(self, namespace: str) -> list[str]:
-        """Return the titles of the networks that `defaultNetworks` names, for pods of a namespace."""
+        """Return the titles of the networks that `defaultNetworks` gives to pods of a namespace."""
         if namespace in self.system_namespaces:
             return []
         return [name if "/" in name else f"{self.namespace}/{name}" for name in self.defaults]
@@ -86,7 +86,7 @@ def read_keys(conf: Section) -> Keys:
             keys.auxiliary = str(conf.bad("auxiliaryCNIChainName", "`clusterNetwork` must be the path of a file; the "
                                           "directory of that name is next to it", ""))
     keys.ignored = [f"{key} is ignored: {why}" for key, why in IGNORED.items() if conf.has(key)]
-    conf.has("retryDeleteOnError")              # always as true
+    conf.has("retryDeleteOnError")              # fastcni always retries; has() marks the key as known
     keys.delegates = []
     for index, document in enumerate(conf.items("delegates")):
         where = f"delegates[{index}]"

@@ -1,7 +1,8 @@
-"""Find the networks of a pod whose list of networks is lost or damaged, or lacks a network.
+"""Find a pod's networks for DEL and GC if the file with the pod's list of networks is lost, damaged or incomplete.
 
-Libcni's files name the networks that an ADD has added completely, a damaged file by its own name. For a DEL without a
-list, the pod's annotation and the configuration name further networks: a file can be lost, too.
+libcni's cache files name the networks that an ADD has added completely; the name of a damaged file still shows its
+network. These files may be lost, too. So a DEL without the list also takes the networks that the pod's annotation and
+the configuration name.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.keys import Keys
     from fastcni.kit.networks.state import Damaged, State
 
-# Kinds of the links, such as tunl0, that the kernel makes in each namespace
+# Kinds of links that the kernel makes in each network namespace, such as tunl0
 KERNELS_OWN = ("ipip", "sit", "gre", "gretap", "erspan", "vti", "ip6tnl", "ip6gre", "ip6gretap", "ip6erspan", "vti6")
 
 
 def complete(req: Request, keys: Keys, kept: State, listed: list[Network], results: list[Network],
              damaged: list[Damaged], for_gc: bool) -> tuple[list[Network], list[tuple[Any, ...]]]:
-    """Return (the pod's networks, the steps that then raise the errors of what is unknown).
+    """Return (the pod's networks, steps to run after their DELs, which raise the errors of unknown networks).
 
     listed: the networks of the pod's list, [] without a list. results, damaged: libcni's other files of the container.
     for_gc: GC deletes the container, whose namespace no longer exists. Raises CniError 3, and CniError 5 if nothing
@@ -58,8 +59,9 @@ def complete(req: Request, keys: Keys, kept: State, listed: list[Network], resul
 
 
 def asked_for(req: Request, keys: Keys, kept: State, known: bool) -> tuple[list[Network], bool]:
-    """Return the networks that an ADD would add, and whether the pod's annotation is known. If these networks cannot be
-    found, return those that the configuration has. known: libcni's files name some networks. Raises CniError 5."""
+    """Return the networks that an ADD would add now, and whether the pod's annotation is known. If a network cannot be
+    found, return only the networks that the configuration gives to each pod. known: libcni's files name some networks.
+    Raises CniError 5."""
     try:
         definitions = definitions_of(req, keys)
         asked = Asked(req, definitions.objects)
@@ -78,8 +80,8 @@ def asked_for(req: Request, keys: Keys, kept: State, known: bool) -> tuple[list[
 
 
 def described(req: Request, keys: Keys, wanted: list[Network], damaged: Damaged) -> Network | None:
-    """Return the network of a damaged file, as the networks `wanted` or a definition of its name describe the network;
-    None if there is no such definition."""
+    """Return the network of a damaged file. Its definition comes from `wanted`, or from the definition of that name;
+    None if no definition has the name."""
     for it in wanted:
         if (it.definition.name, it.ifname) == (damaged.network, damaged.ifname):
             return it
@@ -104,11 +106,12 @@ def reject(damaged: Damaged, why: str) -> None:
 
 
 def look_for_rest(req: Request, kept: State, all_known: bool, for_gc: bool) -> None:
-    """After the DELs of all networks that are known without the list: raise CniError 5 if the list is damaged, and the
-    pod still has a link, or has no namespace and the annotation is unknown. all_known: the annotation is known.
+    """Check, after the DELs of all known networks, whether the pod may have further networks. If the list is damaged,
+    raise CniError 5 in two cases: the pod still has a link; or the pod has no namespace and its annotation is unknown.
+    all_known: the annotation is known.
 
-    A missing list is no error, because after a DEL, or before an ADD, there is no list. Links that could be a network's
-    are then a warning. GC never knows the annotation, and warns.
+    A missing list is no error, because no list exists after a DEL or before an ADD; remaining links are then a warning.
+    GC does not know the annotation, so it only warns.
     """
     links = None if req.netns_gone() else [
         it.name for it in find.all_links(Pod(req).inside)

@@ -1,4 +1,5 @@
-"""Define Network, a pod's attachment to a network, and Definition, the network's configuration, which pods share."""
+"""Define Network, a pod's attachment to a network, and Definition, the network's configuration, which all its pods
+share."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.networks.selection import Selection
 
-RUNS_NETWORKS = ("multus", "multus-shim")       # types that cannot be nested in each other
-PASSTHRU = "passthru"           # a plugin of Multus that does nothing; the first in the list of auxiliaryCNIChainName
-# The key of CNI_ARGS with networks in the short form, and the keys for the pod's first interface only
+RUNS_NETWORKS = ("multus", "multus-shim")       # types that a network of theirs cannot contain
+PASSTHRU = "passthru"           # Multus' plugin that does nothing; it begins the chain auxiliaryCNIChainName
+# The key of CNI_ARGS that lists networks in the short form, and the keys that only concern the pod's first interface
 OWN_ARG, FIRST_ONLY = "FASTCNI_NETWORKS", ("IP", "MAC", "GATEWAY")
 
 
@@ -26,7 +27,7 @@ class Definition:
     title     "mynet"; "namespace/name" for a network of the Kubernetes API, or one that a pod has selected
     document  the configuration of a plugin or a list of plugins, with name and cniVersion
     conf      the document as a configuration of the plugin chain
-    stale     why the definition is a copy; "": it is no copy
+    stale     why fastcni uses a copy of the definition; "": it is no copy
     resource  the resource of the device that the network needs, see devices.py; "" for none
     """
 
@@ -47,8 +48,8 @@ class Definition:
 
 
 def define(document: Any, name: str, version: str, where: str, title: str = "") -> Definition:
-    """Make a Definition of a decoded configuration. name, version: used if the configuration has none. Raises CniError
-    7."""
+    """Make a Definition of a decoded configuration. name, version: the name and cniVersion for a configuration without
+    these keys. Raises CniError 7."""
     if not isinstance(document, dict):
         raise wrong(where, f"expected an object, got {shown(document)}")
     keys = Section(document, where)
@@ -78,12 +79,11 @@ def wrong(where: str, why: str) -> CniError:
 class Network:
     """A pod's attachment to a network. The attributes after `ifname` are as in Selection.
 
-    given     keys of this request for the plugins: prevResult, cni.dev/valid-attachments
+    given     keys that this request adds to the plugins' configuration: prevResult, cni.dev/valid-attachments
     cni_args  CNI_ARGS of the ADD, for the DEL; None: CNI_ARGS of the request
     container_id, netns
-              those of the ADD, "" if its result is not kept
-    standing  whether the configuration, not the pod's annotation, names the network; changes of the annotation then do
-              not detach it
+              the ADD's, from its cached result; "" without cached result
+    standing  False if the pod's annotation names the network: a change of the annotation can then detach it
     """
 
     __slots__ = ("definition", "ifname", "capabilities", "gateways", "given", "cni_args", "container_id", "netns",
@@ -100,8 +100,8 @@ class Network:
 
     @property
     def conf(self) -> Section:
-        """Return the configuration of the chain for this pod. Pods without capabilities share one configuration and
-        what plugins read of it."""
+        """Return the configuration of the plugin chain for this pod. Pods without capabilities share one configuration,
+        and with it the cached keys that plugins have read."""
         shared = self.definition.conf
         if self.capabilities:
             return Section({**shared.values, "runtimeConfig": self.capabilities, **self.given})
@@ -121,14 +121,14 @@ def ifname_at(place: int, first: str) -> str:
 
 
 def select(definition: Definition, selection: Selection, ifname: str) -> Network:
-    """Return the attachment that a pod asks for. ifname: the interface name if the selection has none."""
+    """Return the Network for a pod's selection. ifname: the interface name, unless the selection names an interface."""
     if selection.cni_args:
         definition = with_args(definition, selection.cni_args)
     return Network(definition, selection.ifname or ifname, selection.capabilities, selection.gateways)
 
 
 def with_args(definition: Definition, cni_args: dict[str, Any]) -> Definition:
-    """Return the definition with more members of `args.cni` in each plugin."""
+    """Return a copy of the definition, with `cni_args` added to `args.cni` of each plugin."""
     def merged(plugin: dict[str, Any]) -> dict[str, Any]:
         args = Section(plugin).section("args")
         return without(plugin, "args") | {"args": {**args.values, "cni": {**args.section("cni").values, **cni_args}}}
@@ -137,13 +137,13 @@ def with_args(definition: Definition, cni_args: dict[str, Any]) -> Definition:
 
 
 def with_device(definition: Definition, device: str) -> Definition:
-    """Return the definition with a device in each plugin, under both keys that plugins read."""
+    """Return a copy of the definition, with the device's id in each plugin, under both keys that plugins read."""
     return with_plugins(definition, lambda plugin: without(plugin, "deviceid", "pcibusid") | {
         "deviceID": device, "pciBusID": device})
 
 
 def with_plugins(definition: Definition, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Definition:
-    """Return the definition with change(plugin) for each plugin."""
+    """Return a copy of the definition in which change(plugin) replaces each plugin."""
     document = definition.document
     if Section(document).has("type"):
         document = change(document)
@@ -156,13 +156,13 @@ def with_plugins(definition: Definition, change: Callable[[dict[str, Any]], dict
 
 
 def without(document: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Return the document without some keys. keys: in lower case, because Go matches keys in any case."""
+    """Return the document without `keys`, which are in lower case: like Go, ignore the case of the document's keys."""
     return {key: value for key, value in document.items() if key.lower() not in keys}
 
 
 def own_args(args: str, first: bool) -> str:
-    """Return CNI_ARGS for the plugins of a network. As in Multus they contain IgnoreUnknown, so a plugin need not know
-    all names."""
+    """Return CNI_ARGS for the plugins of a network. As in Multus, they contain IgnoreUnknown, so that plugins accept
+    unknown names. first: it is the pod's first network."""
     pairs = [pair for pair in args.split(";") if pair]
     kept = [pair for pair in pairs if pair.partition("=")[0] not in ((OWN_ARG,) if first else (OWN_ARG, *FIRST_ONLY))]
     if any(pair.startswith("IgnoreUnknown=") for pair in kept):
@@ -171,8 +171,8 @@ def own_args(args: str, first: bool) -> str:
 
 
 class Failing:
-    """A context manager, `with Failing(network, "add"):`. Its errors name the network, and have the text and code of
-    the failed plugin."""
+    """A context manager, `with Failing(network, "add"):`. It replaces a plugin's error by one that also names the
+    network, with the same code and text."""
 
     __slots__ = ("network", "doing")
 
@@ -188,7 +188,7 @@ class Failing:
 
 
 class NetworkError(NestedError):
-    """A network of a pod failed. `__cause__` is the plugin's error."""
+    """The error of a request for one of the pod's networks. `__cause__` is the plugin's error."""
 
     def __init__(self, network: Network, doing: str) -> None:
         super().__init__("chain", 0, doing, False)

@@ -1,4 +1,4 @@
-"""Write which networks a pod has into its annotation k8s.v1.cni.cncf.io/network-status.
+"""Build the annotation k8s.v1.cni.cncf.io/network-status, which lists a pod's networks.
 
 Source: Network Plumbing Working Group, Kubernetes Network Custom Resource Definition De-facto Standard 1.3, 4.2.
 """
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def text_of(added: Iterable[tuple[Network, dict[str, Any]]]) -> str:
-    """Return the annotation's text: a list, one object for each interface. added: [(network, result)] in the pod's
-    order."""
+    """Return the annotation's text: a JSON list with an object for each interface. added: [(network, result)] in the
+    pod's order."""
     found = [it for place, (network, result) in enumerate(added) for it in elements(network, result, place == 0)]
     return json.write([it for it in found if "default" in it or "interface" in it or "ips" in it]).decode()
 
 
 def elements(network: Network, result: dict[str, Any], first: bool) -> Iterator[dict[str, Any]]:
-    """Yield an object for each of the network's interfaces in the pod. A network without an interface and addresses is
-    omitted, unless it is the first.
+    """Yield an object for each of the network's interfaces in the pod. A network without interfaces and addresses is
+    omitted, unless it is the pod's first network.
 
-    If the first network has several interfaces, the default is the first interface whose address has a gateway. An
-    address without an interface is that of the last interface. Source: CreateNetworkStatuses() of the Network Plumbing
-    Working Group's network-attachment-definition-client.
+    If the first network has several interfaces, the first one whose address has a gateway gets "default": true. An
+    address that names no interface belongs to the last interface. Source: CreateNetworkStatuses() of the Network
+    Plumbing Working Group's network-attachment-definition-client.
     """
     shaped = results.printed(results.to_version({"cniVersion": "1.1.0", **result}, "1.1.0"))
     inside = {index: it for index, it in enumerate(shaped.get("interfaces", ())) if it.get("sandbox")} or {-1: {}}

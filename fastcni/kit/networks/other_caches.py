@@ -1,5 +1,5 @@
-"""Find attachments to a network that the caller of a GC does not know. A network can have pods of the runtime and pods
-of multus: each of the two keeps the results of only its own pods."""
+"""Find attachments to a network that the caller of a GC does not know. The runtime and the plugin multus may both
+attach pods to a network, and each keeps only the results of its own pods."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Pair = tuple[str, str]                  # container id, ifname
 
 
 def living(network: str, cache_dirs: Iterable[str]) -> dict[Pair, str]:
-    """Return {attachment to the network: why a GC keeps it} of the libcni cache files in cache_dirs. Left out are
-    attachments whose network namespaces no longer exist by proof. Raises CniError 5."""
+    """Return {attachment to the network: why a GC keeps it} of the libcni cache files in cache_dirs. Leave out an
+    attachment if its network namespace certainly no longer exists. Raises CniError 5."""
     from fastcni.kernel.presence import GONE, state_of
 
     found: dict[Pair, str] = {}
@@ -48,22 +48,22 @@ def living(network: str, cache_dirs: Iterable[str]) -> dict[Pair, str]:
 
 
 def splits(name: str) -> Iterator[Pair]:
-    """Yield each (container id, ifname) that CONTAINERID-IFNAME can mean: a damaged file has only its name, and both
-    parts may have a hyphen."""
+    """Yield each (container id, ifname) that the text CONTAINERID-IFNAME can mean, because both parts may have a
+    hyphen. Of a damaged file only this text, in its name, is known."""
     words = name.split("-")
     for place in range(1, len(words)):
         yield "-".join(words[:place]), "-".join(words[place:])
 
 
 def with_pods_of_multus(req: Request) -> Request:
-    """Return the request of a GC with the network's pods of multus among the valid attachments. The runtime, which
-    added these pods to the network of multus, does not name them."""
+    """Return a GC request whose valid attachments include those that the plugin multus has made. The runtime does not
+    list them, because it only knows its own network, that of multus."""
     more = living(req.name, (keys.CNI_DIR,)).keys() - req.valid_attachments
     return req.delegate(req.plugin, with_valid(req.conf, more)) if more else req
 
 
 def with_valid(conf: Section, more: Iterable[Pair]) -> Section:
-    """Return the configuration with more valid attachments."""
+    """Return the configuration with `more` added to cni.dev/valid-attachments."""
     return Section({**conf.values, VALID_ATTACHMENTS: [*conf.items(VALID_ATTACHMENTS), *objects(more)]})
 
 

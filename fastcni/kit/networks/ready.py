@@ -8,7 +8,7 @@ from fastcni.kernel import waiting
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-READY_TIMEOUT_S = 45.0          # the same as in Multus
+READY_TIMEOUT_S = 45.0          # Multus' value
 
 
 def wait_until_ready(path: str) -> None:
@@ -19,7 +19,7 @@ def wait_until_ready(path: str) -> None:
 
 
 def exists(path: str) -> bool:
-    """Return whether there is a file, directory or namespace at this path."""
+    """Return whether a file, directory or mounted namespace exists at this path."""
     try:
         posix.stat(path)
     except (OSError, ValueError):

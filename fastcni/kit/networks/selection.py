@@ -1,4 +1,5 @@
-"""Read the annotation k8s.v1.cni.cncf.io/networks, which names a pod's additional networks, in both forms.
+"""Read the annotation k8s.v1.cni.cncf.io/networks, which names a pod's additional networks, in the short form and in
+the JSON form:
 
     mynet, other/storage@stor0
     [{"name": "mynet", "interface": "stor0", "ips": ["10.1.0.5/24"], "mac": "02:00:00:00:00:01"}]
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 NETWORKS, DEFAULT_NETWORK = "k8s.v1.cni.cncf.io/networks", "v1.multus-cni.io/default-network"
 MAX_LABEL, LABEL_CHARACTERS = 253, frozenset("abcdefghijklmnopqrstuvwxyz0123456789-.")
-MAX_NETWORKS = 64               # limit of the elements of one annotation
+MAX_NETWORKS = 64               # most networks in an annotation
 # {key of an element: capability that the delegate's plugins may declare}
 CAPABILITIES = {"ips": "ips", "mac": "mac", "infiniband-guid": "infinibandGUID", "bandwidth": "bandwidth",
                 "portMappings": "portMappings", "deviceID": "deviceID"}
@@ -28,12 +29,12 @@ CAPABILITIES = {"ips": "ips", "mac": "mac", "infiniband-guid": "infinibandGUID",
 class Selection:
     """One network that a pod asks for.
 
-    namespace, name  of the network's definition
-    ifname           the interface name in the pod; "": given by the network's place, e.g. "net1"
+    namespace, name  the definition of the network
+    ifname           the interface name in the pod; "": follows from the network's index, such as "net1"
     capabilities     {capability: value} for plugins that declare it
-    cni_args         for `args.cni` of each plugin
-    gateways         packed addresses of default routes; None: the pod asks for nothing; []: this network gives no
-                     default route
+    cni_args         members for `args.cni` of each plugin
+    gateways         packed gateways of the default routes that the pod asks for; []: this network gives no default
+                     route; None: the pod asks for nothing
     """
 
     __slots__ = ("namespace", "name", "ifname", "capabilities", "cni_args", "gateways")
@@ -55,7 +56,8 @@ class Selection:
 
 
 def read_networks(text: str, namespace: str) -> list[Selection]:
-    """Read an annotation's text. namespace: the namespace of networks that name none. Raises CniError 7."""
+    """Read an annotation's text. namespace: the default namespace, for networks without a namespace. Raises CniError
+    7."""
     if not text.strip():
         return []
     found = read_json(text, namespace) if any(c in text for c in '[{"') else [

@@ -1,9 +1,9 @@
 """Read and write the files that Multus keeps about a pod's networks. fastcni and Multus can read each other's files.
 
-    <cniDir>/<container id>                                     the pod's networks: a list of objects
+    <cniDir>/<container id>                                     the list of the pod's networks: JSON objects
     <cniDir>/results/<network>-<container id>-<interface>       libcni's cache file of each attachment, with its result
 
-The list is written before the first network is added, so a DEL knows all networks that an ADD may have added.
+ADD writes the list before it adds the first network, so a DEL knows all networks that the ADD may have added.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
 
 RESULTS = "results"
-STANDING = "fastcniStanding"    # a key that Multus ignores, see Network.standing
-DAMAGED = (CniError, json.JsonError, ValueError)       # errors of a file's content
+STANDING = "fastcniStanding"    # key of fastcni in the list, see Network.standing; Multus ignores it
+DAMAGED = (CniError, json.JsonError, ValueError)       # the errors for a file's content
 
 
 class State:
-    """The files of one container. Raises CniError 5 for a file that cannot be read, written or removed."""
+    """The files of a container: the list and the cache files. Methods raise CniError 5 for a file that cannot be read,
+    written or removed."""
 
     def __init__(self, cni_dir: str, container_id: str) -> None:
         self.cni_dir, self.container_id = cni_dir, container_id
@@ -56,7 +57,7 @@ class State:
         return f"{self.path}.new"
 
     def write_result(self, req: Request, network: Network, result: dict[str, Any]) -> None:
-        """Write libcni's cache file of an attachment. result: in the newest shape."""
+        """Write libcni's cache file of an attachment. result: in the shape of the newest cniVersion."""
         definition = network.definition
         shaped = results.to_version({"cniVersion": "1.1.0", **result}, definition.conf.values["cniVersion"])
         args = network.cni_args or ""
@@ -81,7 +82,7 @@ class State:
             return []
 
     def interfaces(self) -> list[str]:
-        """Return the interfaces of the list, except that of the first network; [] if the list is lost or damaged."""
+        """Return the interface names in the list, without the first network's; [] if the list is lost or damaged."""
         content = files.read(self.path, MAX_BYTES)
         try:
             return [section.text("ifnameRequest") or ifname_at(place, "")
@@ -90,16 +91,15 @@ class State:
             return []
 
     def reject_list(self) -> None:
-        """For a list from which listed() reads no network: raise CniError 5, unless the container has no files at
-        all."""
+        """Call this if listed() returns []: raise CniError 5, unless the container has no files at all."""
         is_there = exists(self.path)
         if is_there or any(self.kept_results()):
             raise CniError(errors.IO_FAILURE, f"{self.path} is {'damaged' if is_there else 'missing'}",
                            "the file names all networks of the pod; some of them may be unknown without it")
 
     def kept_results(self, listed: Iterable[Network] = ()) -> tuple[list[Network], list[Damaged]]:
-        """Return the networks with a cached result: all that an ADD has added completely, but those whose results are
-        damaged. Then return these. listed: networks whose files are left out."""
+        """Return (networks with a readable cache file, damaged cache files). Each file shows that an ADD has added its
+        network completely. listed: networks whose files are left out."""
         others = {self.path_of_result(it.definition.name, it.ifname).rpartition("/")[2] for it in listed}
         found, damaged = kept_results(self.cni_dir, {self.container_id}, f"-{self.container_id}-", others)
         return ([it for it in found if it.container_id == self.container_id],
@@ -131,7 +131,7 @@ class State:
 
 
 class Damaged:
-    """A damaged cache file of libcni. The name of the file still names its network, container and interface."""
+    """A damaged cache file of libcni. Its name still shows the network, the container and the interface."""
 
     __slots__ = ("path", "network", "container_id", "ifname")
 
@@ -141,10 +141,10 @@ class Damaged:
 
 def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-",
                  others: Container[str] = ()) -> tuple[list[Network], list[Damaged]]:
-    """Return the networks of all libcni cache files whose name contains `part` and is not one of `others`, and the
-    damaged ones of these files.
+    """Return (networks, damaged files) of the libcni cache files whose name contains `part` and is not in `others`.
 
-    containers: containers that may have damaged files, besides those that have a list or another result.
+    containers: further containers that may have damaged files. Containers with a list or an undamaged result need not
+    be named.
     """
     directory = f"{cni_dir}/{RESULTS}"
     names = sorted(name for name in files.names(directory) if part in name and name not in others)
@@ -152,7 +152,7 @@ def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-",
     networks = [network for network in found.values() if network is not None]
     unread = [name for name, network in found.items() if network is None and exists(f"{directory}/{name}")]
     known = {*containers, *(it.container_id for it in networks), *files.names(cni_dir)} if unread else ()
-    longest = sorted(known, key=len, reverse=True)          # a container's id may be a part of another container's id
+    longest = sorted(known, key=len, reverse=True)          # one container's id may begin another container's id
     damaged = []
     for name in unread:
         owner = next((it for it in longest if f"-{it}-" in name), "")
@@ -163,10 +163,10 @@ def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-",
 
 
 def gone_containers(cni_dir: str, kept: list[Network], damaged: list[Damaged], living: set[str]) -> set[str]:
-    """Return the containers of kept_results() that the runtime does not name, and whose network namespaces no longer
-    exist by proof. Another runtime may have containers in the same cniDir. living: those that the runtime names.
+    """Return the containers of kept_results() that are not in `living` and whose network namespaces certainly no longer
+    exist. living: the containers that the runtime lists; another runtime may have containers in the same cniDir.
 
-    A damaged file does not name the namespace. It decides only if its container has no other file.
+    A damaged file does not name the namespace, so it decides only if its container has no other file.
     """
     from fastcni.kernel.presence import GONE, state_of
 
@@ -190,7 +190,7 @@ def read_result(path: str, definition: Definition | None = None) -> Network | No
     """Return the network of a libcni cache file, with its result as prevResult. None if the file does not exist, is
     damaged, contradicts its own name or cannot be read.
 
-    definition: used in place of the file's definition.
+    definition: replaces the definition in the file.
     """
     try:
         document = json.read(files.read(path, MAX_BYTES) or b"null")
@@ -211,12 +211,12 @@ def read_result(path: str, definition: Definition | None = None) -> Network | No
             shaped = results.to_version(results.create_any(it.raw("result")), definition.conf.values["cniVersion"])
             network.given["prevResult"] = results.printed(shaped)
     except (*DAMAGED, TypeError):
-        return None             # DEL uses the list of networks instead
+        return None             # DEL then uses the list of networks
     return network
 
 
 def elements(content: bytes) -> list[Section]:
-    """Decode the list of networks to its objects. Raises one of DAMAGED, also for an empty list."""
+    """Decode the list of networks to JSON objects. Raises one of DAMAGED, also for an empty list."""
     holder = Section({"networks": json.read(content)})
     found = holder.sections("networks")
     if not found:
@@ -225,7 +225,8 @@ def elements(content: bytes) -> list[Section]:
 
 
 def element(network: Network, place: int) -> dict[str, Any]:
-    """Return the object of a network for the list, with the keys of Multus' types.DelegateNetConf."""
+    """Return the list's object for a network, with the keys of Multus' types.DelegateNetConf. place: the index in the
+    list."""
     document, values = network.definition.document, network.definition.conf.values
     names = {"cniVersion": values["cniVersion"], "name": network.definition.name}
     is_list = not Section(document).has("type")
