@@ -1,6 +1,6 @@
 """List the firewall backends in one table, and import them from it when they are needed.
 
-kit/firewall/contract.py says what the modules of a subject have in common.
+kit/firewall/contract.py defines the functions that each module of a subject has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.firewall.elements import Store
 
-# subject: {backend: module in kit/firewall}. Backends of "forward" are asked in this order whether they
+# subject: {backend: module in kit/firewall}. forward/keys.py asks the backends of "forward" in this order whether they
 # filter.
 TABLE = {
     "masquerade": {"nftables": "masquerade.nftables", "iptables": "masquerade.iptables"},
@@ -38,12 +38,11 @@ def load_all(subject: str) -> list[Any]:
 
 
 def stores() -> list[Store]:
-    """Return the stores of the elements that pods have in fastcni's own tables. The server restores these after a
-    flush."""
+    """Return the Stores of the elements in fastcni's own tables. The server restores these elements after a flush."""
     return [store for subject in TABLE for backend in load_all(subject) for store in backend.stores()]
 
 
 def _module(name: str) -> Any:
     name = f"fastcni.kit.firewall.{name}"
-    __import__(name)                    # waits if another thread is importing the module
+    __import__(name)                    # waits while another thread imports the module
     return sys.modules[name]

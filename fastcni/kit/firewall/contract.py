@@ -3,14 +3,14 @@
 Each backend is a module. Only type checkers and tests import contract.py. Common to all contracts:
 
 - `req` is the Request; its host has the netlink sockets of the caller's namespace.
-- `add` and `restore` raise CniError or NetlinkError; the caller has registered `delete` as the rollback.
-- `restore` adds the missing rules and elements of ADD. Raises CniError 11 if another attachment now has one of them.
-- `delete` is idempotent. It also removes what the reference plugins added for the attachment.
+- `add` and `restore` raise CniError or NetlinkError. Before `add`, the caller registers `delete` as the rollback.
+- `restore` adds ADD's rules and elements that are missing. It raises CniError 11 if another attachment has one of them.
+- `delete` is idempotent. It also removes the rules that the reference plugins added for the attachment.
 - `gc` removes the rules and elements of attachments that are no longer valid, in the request's network only, and
   reports each by req.release().
-- `missing` returns the first thing that CHECK misses, as text, or "".
+- `missing` returns the first missing rule or element as text, for CHECK, or "".
 - `status` raises CniError 50 if the backend cannot be used.
-- `stores` lists the nftables sets that the server restores after a flush; backends of programs have none.
+- `stores` lists the nftables sets that the server restores after a flush; only backends of nftables have it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Backend(Protocol):
 
 
 class Masquerade(Backend, Protocol):
-    """Traffic of a pod that leaves its subnet takes the node's address."""
+    """Give a pod's traffic that leaves the pod's subnet the node's source address."""
 
     def add(self, req: Request, ips: Addresses) -> None: ...
 
     def restore(self, req: Request, ips: Addresses) -> None: ...
 
     def delete(self, req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
-        """`given`: packed addresses that ADD gave the pod, if they are known. `found`: packed addresses that the pod's
-        link had when DEL deleted it."""
+        """given: packed addresses that ADD gave the pod, [] if unknown. found: packed addresses that the pod's link had
+        when DEL deleted it."""
 
     def gc(self, req: Request) -> None: ...
 
@@ -56,12 +56,12 @@ class Portmap(Backend, Protocol):
     """Forward ports of the host to ports of the pod."""
 
     def add(self, req: Request, conf: portmap.Conf) -> None:
-        """Raises CniError 11, which names the attachment that already has one of the ports."""
+        """Raises CniError 11 if another attachment has one of the ports; the error names that attachment."""
 
     def restore(self, req: Request, conf: portmap.Conf) -> None: ...
 
     def delete(self, req: Request, conf: portmap.Conf) -> bool:
-        """Return whether there was anything."""
+        """Return whether the attachment had a mapping."""
 
     def present(self, req: Request) -> bool:
         """Return whether the backend may have mappings of the attachment. Runs no program."""
@@ -77,24 +77,24 @@ class Localnet(Backend, Protocol):
     """Let packets of the node from 127.0.0.1 reach pods."""
 
     def enable(self, req: Request, packed: bytes) -> None:
-        """Let packets from 127.0.0.1 leave by the link that leads to a pod's address."""
+        """Let the node send packets from 127.0.0.1 over the link that leads to a pod's address."""
 
     def guard(self, req: Request) -> None:
         """Add the rules that drop packets for 127.0.0.0/8 from outside."""
 
 
 class Forward(Backend, Protocol):
-    """Let traffic of pods pass the host's firewall."""
+    """Make the host's firewall accept traffic of pods."""
 
     def filters(self, req: Request) -> bool:
-        """Return whether this firewall filters what the node forwards."""
+        """Return whether this firewall filters the packets that the node forwards."""
 
     def add(self, req: Request, conf: forward.Conf) -> None: ...
 
     def restore(self, req: Request, conf: forward.Conf) -> None: ...
 
     def recorded(self, req: Request, conf: forward.Conf) -> bool:
-        """Return whether ADD used this backend for the attachment; the owner records say this."""
+        """Return whether ADD used this backend for the attachment, by the owner records."""
 
     def delete(self, req: Request, conf: forward.Conf) -> None: ...
 
@@ -106,14 +106,15 @@ class Forward(Backend, Protocol):
 
 
 class Ingress(Backend, Protocol):
-    """The ingress policy of a bridge: who may send to its pods. The policy lasts as long as the bridge."""
+    """Enforce a bridge's ingress policy: which other bridges may send to its pods. The policy lasts as long as the
+    bridge."""
 
     def add(self, req: Request, conf: forward.Conf) -> None: ...
 
     def restore(self, req: Request, conf: forward.Conf) -> None: ...
 
     def delete(self, req: Request, conf: forward.Conf) -> None:
-        """Remove the elements of the pod, not those of its bridge."""
+        """Remove the pod's elements. The elements of the pod's bridge stay."""
 
     def missing(self, req: Request, conf: forward.Conf) -> str: ...
 
@@ -141,13 +142,13 @@ class Solicitations(Backend, Protocol):
         """Return whether this kernel supports the rules."""
 
     def restore(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-        """The same."""
+        """Add the missing elements and rules. Return whether this kernel supports the rules."""
 
     def delete(self, req: Request, bridge: str) -> bool:
-        """Return whether there was anything."""
+        """Return whether the pod had an element."""
 
     def missing(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-        """Return whether something is missing, for CHECK."""
+        """Return whether an element or rule is missing, for CHECK."""
 
     def gc(self, req: Request) -> None: ...
 

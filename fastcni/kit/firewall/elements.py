@@ -1,7 +1,7 @@
-"""Add, find, restore and delete nftables elements that carry the mark of their attachment.
+"""Add, find, restore and delete nftables elements. An element's comment is the mark of the attachment that owns it.
 
-ADD and DEL change elements; the rules stay. An element is (set or map, key, value). The value is bytes, the name of the
-chain that the element goes to, or None in a set.
+ADD and DEL change only elements; the rules stay. An Item is (set or map, key, value). The value is bytes, a chain's
+name for a verdict "goto CHAIN", or None in a set.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     Item = tuple[Any, Any, bytes | str | None]          # (set, key, value); see chain_item()
     Found = tuple[str, bytes, str]                      # (set, key, comment)
 
-MAX_TRIES = 5                   # tries while other programs add and delete elements with the same keys
-MAX_ASKED = 64                  # elements requested in one send(): the replies fit into the socket's buffer
+MAX_TRIES = 5                   # attempts, while other programs add and delete elements with the same keys
+MAX_ASKED = 64                  # elements requested by one send(), so that the replies fit into the socket's buffer
 
 
 class Store:
     """The sets of one table, and the chains whose rules use these sets.
 
-    chains: {chain: number of its rules and of the jumps to it}. leads_to: the prefix of the names of chains that
-    elements go to. set_up(batch, items): add the sets, chains and rules that the items need, if they are missing.
+    chains: {chain: number of its rules plus jumps to it}. leads_to: the prefix of the names of the chains to which
+    elements lead. set_up(batch, items): add the sets, chains and rules that the items need, if they are missing.
     """
 
     __slots__ = ("family", "table", "sets", "chains", "set_up", "leads_to")
@@ -51,9 +51,9 @@ class Store:
             mark: str | None = None) -> None:
         """Add elements with the request's mark, or with `mark`. Set up the table only if the kernel lacks something.
 
-        Existing elements with the same key are replaced: a pod without DEL left them, and the kernel or IPAM has given
-        its link or address to the new pod. taken(found) raises if another attachment may still own them. Raises
-        NetlinkError.
+        Replace existing elements with the same key: they belong to an earlier pod without DEL, whose link name or
+        address the new pod now has. taken(found) is called with these elements first; it raises if their attachment may
+        still exist. Raises NetlinkError.
         """
         sock, mark = req.mode.firewall, mark or names.mark(req)
         refused = self._where_set_up(req, items, lambda: self._add(sock, mark, items))
@@ -69,7 +69,7 @@ class Store:
             raise refused[0]
 
     def add_shared(self, req: Request, items: Sequence[Item]) -> None:
-        """Add elements without a mark. They belong to no attachment, and stay. An existing element is no error."""
+        """Add elements without a mark, which no attachment owns and no DEL removes. An existing element is no error."""
         def fill(batch: Batch, items: Sequence[Item]) -> None:
             for name, some in by_set(items).items():
                 nft_elements.add_elements(batch, self.family, self.table, name, some, exclusive=False)
@@ -79,7 +79,7 @@ class Store:
             raise refused[0]
 
     def ensure(self, req: Request, items: Sequence[Item] = ()) -> None:
-        """Add missing chains and rules, also the chains that elements go to."""
+        """Add the missing chains and rules, including the chains to which `items` lead."""
         if not self.complete(req):
             sock = req.mode.firewall
             self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self._chains_led_to(sock))])
@@ -89,7 +89,7 @@ class Store:
         """Return the errors of attempt(). If a set or chain is missing, set up the table and call attempt() again."""
         self.ensure(req, items)
         refused = attempt()
-        for _ in range(MAX_TRIES):          # another program may flush the table between two tries
+        for _ in range(MAX_TRIES):          # another program may flush the table between two attempts
             if not refused or refused[0].errno != ENOENT:
                 break
             self._set_up(req.mode.firewall, items)
@@ -108,9 +108,10 @@ class Store:
         return in_one(sock, items, fill)
 
     def refusal(self, req: Request, items: Sequence[Item] = ()) -> NetlinkError | None:
-        """Return the error with which the kernel would reject the setup of the table, or None.
+        """Return the error by which the kernel would reject the setup of the table, or None.
 
-        The transaction has no end message (NFNL_MSG_BATCH_END), so the kernel checks it and commits nothing.
+        The function sends the setup without the end message (NFNL_MSG_BATCH_END), so the kernel checks the transaction
+        but does not commit it.
         """
         _, refused = wire.attempt(req.mode.firewall, self.set_up(nft.start(Batch()), items))
         return refused[0] if refused else None
@@ -120,7 +121,7 @@ class Store:
     def restore(self, req: Request, items: Sequence[Item]) -> None:
         """Add the missing items and the missing rules of the chains.
 
-        An element that another thread has just restored for the attachment is no error. Raises CniError 11 if another
+        If another thread restores the same element at the same time, that is no error. Raises CniError 11 if another
         attachment now has one of the elements.
         """
         own = req.hashes
@@ -136,8 +137,8 @@ class Store:
                      leaving: Container[str]) -> int:
         """Add the rules and the `lost` elements after a flush. Return the number of elements added.
 
-        present, lost: {set: {key: raw element}}, see nft_elements.read_raw_elements(). Elements with a mark in
-        `leaving` are not restored: a DEL of their attachment has found nothing to delete.
+        present, lost: {set: {key: raw element}}, see nft_elements.read_raw_elements(). leaving: marks of attachments
+        whose DEL found no element during the flush; their elements are not restored.
         """
         known = [(name, key, element) for found in (present, lost) for name, some in found.items()
                  for key, element in some.items()]
@@ -156,7 +157,7 @@ class Store:
     def complete(self, req: Request) -> bool:
         """Return whether the chains have their rules.
 
-        `nft flush table` removes the rules and keeps chains and sets. Only the number of rules shows this.
+        `nft flush table` removes the rules and keeps chains and sets, so only the number of rules shows a flush.
         """
         sock = req.mode.firewall
         return all(req.mode.recall(("nftables", self.table, self.family, chain),
@@ -164,11 +165,11 @@ class Store:
                    for chain, rules in self.chains.items())
 
     def keeps(self, chain: str) -> bool:
-        """Return whether fastcni always keeps this chain."""
+        """Return whether the chain is one that fastcni never deletes."""
         return chain in self.chains
 
     def complete_on(self, sock: Socket) -> bool:
-        """Return complete() for a socket in place of a request."""
+        """Do complete() with a socket instead of a request."""
         return all(self._has_rules(sock, chain, rules) for chain, rules in self.chains.items())
 
     def _has_rules(self, sock: Socket, chain: str, rules: int) -> bool:
@@ -177,13 +178,12 @@ class Store:
         return bool(found and nft.read_chain(found[0][1])[2] >= rules)
 
     def used(self, req: Request) -> bool:
-        """Return whether the first of the sets exists. The set exists once a pod of this namespace has used the
-        store."""
+        """Return whether the first of the sets exists: then a pod of this network namespace has used the store."""
         return rulesets.has(req.mode, ("nftables", self.table, self.family, "set", self.sets[0]),
                             lambda batch: nft_elements.get_set(batch, self.family, self.table, self.sets[0]))
 
     def missing(self, req: Request, items: Sequence[Item]) -> list[Item]:
-        """Return the items that do not exist with the request's mark."""
+        """Return the items that the kernel does not have with the request's mark."""
         mark = req.hashes
         there = {(name, key) for name, key, comment in self.present(req, items) if comment.startswith(mark)}
         return [item for item in items if item[:2] not in there]
@@ -222,17 +222,17 @@ class Store:
     # Deleting -------------------------------------------------------------------------------------
 
     def delete(self, req: Request, known: Sequence[Item], number: int | None = None) -> bool:
-        """Delete the elements with the request's mark, see owned(). Return whether there were any."""
+        """Delete the elements with the request's mark, see owned(). Return whether any existed."""
         owned = self.owned(req, known, self.present(req, known), number)
         self.remove(req, owned)
         return bool(owned)
 
     def owned(self, req: Request, known: Sequence[Item], present: list[Found],
               number: int | None = None) -> list[tuple[str, bytes]]:
-        """Return [(set, key)] with the request's mark.
+        """Return [(set, key)] of the elements with the request's mark.
 
-        known: the items that the configuration names. present: the known items that exist. If there are fewer of them
-        than known items, or than `number`, this function reads all sets.
+        known: the items that follow from the configuration. present: those of them that exist. If `present` is shorter
+        than `known`, or than `number`, this function reads all sets.
         """
         mark = req.hashes
         owned = [(name, key) for name, key, comment in present if comment.startswith(mark)]
@@ -241,7 +241,7 @@ class Store:
         return owned
 
     def delete_attachment(self, req: Request, hashes: str) -> None:
-        """Delete the elements of another attachment, given its names.hashes()."""
+        """Delete the elements of the attachment with these names.hashes(), which may be another than the request's."""
         self.remove(req, self._marked(req, hashes))
 
     def _marked(self, req: Request, hashes: str) -> list[tuple[str, bytes]]:
@@ -260,27 +260,28 @@ class Store:
         return [element for element in self.read_all(req.mode.firewall) if is_stale(element[2])]
 
     def delete_unused_chains(self, req: Request, rules: int) -> None:
-        """For GC: delete the chains that no element goes to. Their own `rules` are the only references to them."""
+        """For GC: delete the chains to which no element leads any more. rules: the number of a chain's references
+        without elements."""
         sock = req.mode.firewall
         for chain, references in self._chains_led_to(sock):
             if references <= rules:
                 batch = nft_rules.flush_chain(nft.start(Batch()), self.family, self.table, chain)
                 nft.del_chain(batch, self.family, self.table, chain)
                 _, refused = wire.attempt(sock, nft.stop(batch))
-                # since the dump, a pod has been added or the table has been flushed
+                # another program has added a pod or flushed the table since the dump
                 if refused and refused[0].errno not in (EBUSY, ENOENT):
                     raise refused[0]
 
     def _chains_led_to(self, sock: Socket) -> list[tuple[str, int]]:
-        """Return [(name, references)] of the chains that elements go to, or went to earlier."""
+        """Return [(name, references)] of the chains to which elements lead or have led."""
         return rulesets.chains_of(sock, self.family, self.table, self.leads_to) if self.leads_to else []
 
     def remove(self, req: Request, found: Sequence[tuple[Any, ...]]) -> None:
-        """Delete elements, [(set, key, ...)], with any mark. A missing element is no error."""
+        """Delete elements, [(set, key, ...)], whatever their marks. A missing element is no error."""
         self.remove_from(req.mode.firewall, found)
 
     def remove_from(self, sock: Socket, found: Sequence[tuple[Any, ...]]) -> None:
-        """Do remove() for a socket in place of a request."""
+        """Do remove() with a socket instead of a request."""
         if found:
             in_halves(sock, found, self._del, ENOENT)
 
@@ -290,7 +291,7 @@ class Store:
 
 
 def chain_item(chain: str) -> Item:
-    """Return an item for set_up() alone: a chain that elements go to."""
+    """Return an item that makes set_up() add the chain, a target of elements. The item is no element."""
     return None, None, chain
 
 
@@ -304,8 +305,8 @@ def mark_of_comment(comment: str) -> str:
 
 
 def stale_marks(req: Request) -> Callable[[str], bool]:
-    """For GC: return a function that tells whether a mark is stale: it is of the request's network, and of no valid
-    attachment."""
+    """For GC: return a function that tells whether a mark is stale. A stale mark belongs to the request's network, but
+    to no valid attachment."""
     network = names.network_mark(req.name) + "-"
     valid = {names.hashes(req.name, *attachment) for attachment in req.valid_attachments}
     return lambda mark: mark.startswith(network) and mark_of_comment(mark) not in valid

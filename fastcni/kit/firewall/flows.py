@@ -1,7 +1,7 @@
 """Delete UDP and SCTP flows from conntrack after the host's ports have changed.
 
-Without this, packets of a client that keeps its source port still go to the previous pod. TCP needs no deletion: its
-connections end by themselves.
+Otherwise packets of a client that keeps its source port still go to the previous pod. TCP flows need no deletion,
+because TCP connections end by themselves.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ MAX_ASKED = 64                  # requests in one send
 
 
 def after_add(req: Request, conf: Conf) -> None:
-    """Delete the flows that went to the node itself while the ports were not mapped. Flows that NAT has changed stay,
-    such as DNS queries of other pods."""
+    """Delete the flows to the node itself, from before the ports were mapped. Flows that NAT has changed, such as DNS
+    queries of other pods, stay."""
     with_warning(req, forget_untranslated, ports_of(conf, conf.pod))
 
 
 def after_delete(req: Request, conf: Conf) -> None:
-    """Delete the flows that led to the pod; if its address is not known, those to its ports of the node."""
+    """Delete the flows to the pod. If the pod's address is unknown, delete the flows to the node's ports that were
+    mapped to it."""
     if conf.pod:
         protocols = {mapping.protocol for mapping in conf.mappings} & {*WITHOUT_END} if conf.mappings else WITHOUT_END
         with_warning(req, forget_translated, conf.pod, [PROTOCOLS[protocol] for protocol in protocols])
@@ -49,7 +50,7 @@ def ports_of(conf: Conf, lengths: Iterable[int]) -> list[Port]:
 
 
 def with_warning(req: Request, function: Callable[..., None], *args: Any) -> None:
-    """Call function(req, *args). A kernel error is only a warning, because new flows work nevertheless."""
+    """Call function(req, *args). A kernel error is only a warning, because new flows work without the deletion."""
     try:
         function(req, *args)
     except wire.NetlinkError as e:
@@ -79,7 +80,7 @@ def forget_at_node(req: Request, ports: Iterable[Port]) -> None:
 
 
 def known(req: Request, batch: Batch) -> bool:
-    """Send requests. Return False if the kernel does not support them (Linux before 6.8)."""
+    """Send the batch of requests. Return False if the kernel does not support them (Linux before 6.8)."""
     _, refused = wire.attempt(req.mode.firewall, batch)
     for e in refused:
         if e.errno != EINVAL:

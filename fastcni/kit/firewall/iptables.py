@@ -1,6 +1,6 @@
 """Read a table with one run of iptables-save, and change it with one run of iptables-restore.
 
-Whether a table or a chain exists is read from the kernel without a program: over netlink for iptables-nft, by
+To learn whether a table or a chain exists, ask the kernel, without a program: over netlink for iptables-nft, by
 kernel/xtables.py for iptables-legacy.
 """
 
@@ -31,10 +31,10 @@ LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # seconds to wait for th
 RESOURCE_PROBLEM = 4                    # exit status of a program that did not get the lock
 MAX_LINKS = 8                           # symbolic links from a program's name to its file
 RECENT_S = 1.0
-MAX_TRIES = 5                           # tries if other programs change the table between reading and changing
+MAX_TRIES = 5                           # attempts, if other programs change the table between read and change
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TABLES = ("nat", "filter")
-# The names of the legacy tables in the calling thread's namespace; /proc/self has those of the process's first thread.
+# Files with the names of the legacy tables in the calling thread's namespace. /proc/self would show the first thread's.
 LEGACY_TABLES = {4: "/proc/thread-self/net/ip_tables_names", 16: "/proc/thread-self/net/ip6_tables_names"}
 
 
@@ -42,7 +42,7 @@ def has_chain(req: Request, chain: str, table: str = "nat", *, legacy: bool = Tr
               recent: bool = False) -> bool:
     """Return whether iptables-nft or iptables-legacy has a chain of this name. Asks the kernel and runs no program.
 
-    legacy: search the tables of iptables-legacy, too. shared, recent: see read_legacy().
+    legacy: also search the tables of iptables-legacy. shared, recent: see read_legacy().
     """
     for family in families(req, table):
         if has_nft_chain(req, family, table, chain):
@@ -59,8 +59,8 @@ def has_nft_chain(req: Request, family: int, table: str, chain: str) -> bool:
 
 
 def families(req: Request, table: str = "nat") -> list[int]:
-    """Return the nftables families that have a table of this name. Only in these families iptables over nf_tables can
-    have rules."""
+    """Return the nftables families that have a table of this name. iptables-nft can only have rules in these
+    families."""
     def ask() -> list[int]:
         return [family for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6)
                 if wire.look_up(req.mode.firewall, nft.get_table(Batch(), family, table)) is not None]
@@ -77,14 +77,14 @@ def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool,
                 recent: bool = False) -> xtables.Table | None:
     """Return a table of the legacy iptables, None if there is no such table. Raises OSError.
 
-    shared: the caller needs only the rules that all pods share. A server may then return its copy if the kernel gives
-    the same counts of the table. A copy is not enough for a pod's own rules: as many rules of another pod may have
-    replaced them.
-    recent: the server may return a copy of the last RECENT_S seconds if the chain FORWARD still has the same length:
-    the kernel takes 1 ms to copy a table with 1,500 rules. A flush changes that length. If only CNI-FORWARD has
-    changed, the server's poll restores the missing rules.
+    shared: the caller needs only the rules that all pods share. Then a server may return its cached table if the kernel
+    reports the same size and number of entries. This does not suffice for a pod's own rules, because equally many rules
+    of another pod may have replaced them.
+    recent: the server may return a table cached within the last RECENT_S seconds if the chain FORWARD still has the
+    same length in bytes, which a flush would change. This saves 1 ms for a table with 1,500 rules. If only CNI-FORWARD
+    has changed, the server's poll restores the missing rules.
     """
-    if not legacy(req, table, length):          # the request would make the kernel create the table
+    if not legacy(req, table, length):          # reading a missing table would create it
         return None
     known: list[Any] = req.mode.recall(("legacy", table, length), lambda: [None, 0.0])     # table, time of reading
     found, read_at = known
@@ -109,8 +109,8 @@ def _tables(req: Request, path: str) -> Collection[str]:
     except FileNotFoundError:
         return []                       # the legacy modules are not loaded
     except PermissionError:
-        # The kernel's root owns this file if the network namespace was made together with its user namespace. There may
-        # be rules if the node's iptables is the legacy one.
+        # The initial user namespace's root owns this file if the network namespace was created together with a user
+        # namespace. Legacy rules are then possible if the node's iptables is iptables-legacy.
         program = PROGRAMS[4]
         return TABLES if find(req, program) and b"legacy" in _run(req, program, ("--version",), b"").stdout else []
     try:
@@ -132,7 +132,7 @@ def _read(req: Request, program: str, table: str) -> list[str]:
 
 
 def read_if_there(req: Request, program: str, table: str = "nat") -> list[str]:
-    """Return read(), or [] if the host lacks this family's program: the host then has no rules of this family."""
+    """Return read(), or [] if the host lacks this family's program, and so has no rules of this family."""
     return read(req, program, table) if find(req, program + "-save") else []
 
 
@@ -144,8 +144,8 @@ def change(req: Request, program: str, commands: Sequence[str], table: str = "na
 
 
 def attempt(req: Request, program: str, commands: Sequence[str], table: str = "nat") -> Finished:
-    """Run commands as change() does, but return the ended program. Raises CniError 11 if another program held the
-    xtables lock."""
+    """Run commands like change(), but return the program's exit status and output. Raises CniError 11 if another
+    program held the xtables lock."""
     return req.mode.change_iptables(program, table, [*commands], lambda: _attempt(req, program, commands, table))
 
 
@@ -159,7 +159,7 @@ def _attempt(req: Request, program: str, commands: Sequence[str], table: str) ->
 
 
 def retry(req: Request, program: str, table: str, wanted: Callable[[list[str]], Iterable[str]]) -> None:
-    """Run the commands wanted(lines), `lines` being those of read(). Retry if another program changes the table in
+    """Read the table, and run the commands that wanted(lines) returns. Retry if another program changes the table in
     between. Raises CniError."""
     for left in reversed(range(MAX_TRIES)):
         lines = read(req, program, table)
@@ -167,13 +167,14 @@ def retry(req: Request, program: str, table: str, wanted: Callable[[list[str]], 
         done = attempt(req, program, commands, table) if commands else None
         if not done or not done.status:
             return
-        if not left or read(req, program, table) == lines:      # no other program has changed it
+        if not left or read(req, program, table) == lines:      # no other program has changed the table
             raise failed(program + "-restore", done)
 
 
 def remove(req: Request, program: str, lines: list[str], rules: Iterable[str], chains: Iterable[str] = (),
            table: str = "nat") -> None:
-    """Delete rules as read() returns them, and chains that are in `lines`. Raises CniError."""
+    """Delete `rules`, in the form of read(), and those of `chains` that exist according to `lines`, a result of read().
+    Raises CniError."""
     commands = ["-D" + rule[2:] for rule in rules]
     for chain in chains:
         if has_line(lines, chain):
@@ -183,16 +184,17 @@ def remove(req: Request, program: str, lines: list[str], rules: Iterable[str], c
 
 
 def remove_chains(req: Request, program: str, lines: list[str], shared: str, chains: Collection[str]) -> None:
-    """Delete chains of table nat, and the rules that lead there in the chain `shared` of all pods. Raises CniError."""
+    """Delete chains of table nat, and the jumps to them in the chain `shared`, which all pods use. Raises CniError."""
     remove(req, program, lines, [line for line in lines if line.startswith(f"-A {shared} ") and target(line) in chains],
            chains)
 
 
 def gc(req: Request, shared: str, prefix: str, text: str) -> None:
-    """Delete the chains in table nat whose names begin with `prefix`, for containers of this network without a valid
-    attachment.
+    """Delete chains in table nat whose names begin with `prefix`, if they belong to containers of this network without
+    a valid attachment.
 
-    The rules of `shared` that lead there have the comment <text>name: "<network>" id: "<container>". Raises CniError.
+    The jumps to these chains, in the chain `shared`, have the comment <text>name: "<network>" id: "<container>". Raises
+    CniError.
     """
     if not families(req) and not legacy(req):
         return
@@ -208,7 +210,7 @@ def gc(req: Request, shared: str, prefix: str, text: str) -> None:
 
 
 def need_one(req: Request, table: str = "nat") -> None:
-    """For STATUS: raise CniError 50 if the programs of neither family work."""
+    """For STATUS: raise CniError 50 if neither iptables nor ip6tables works."""
     why = []
     for program in PROGRAMS.values():
         try:
@@ -221,7 +223,7 @@ def need_one(req: Request, table: str = "nat") -> None:
 
 
 def has_line(lines: list[str], chain: str) -> bool:
-    """Return whether `lines`, of read(), have the chain."""
+    """Return whether a chain exists. lines: the result of read()."""
     return any(line.startswith(f":{chain} ") for line in lines)
 
 
@@ -230,7 +232,7 @@ def target(rule: str) -> str:
 
 
 def behind(option: str, rule: str) -> str:
-    """Return the word after an option of a rule, "" if the rule does not have the option."""
+    """Return the word that follows `option` in a rule, "" if the rule does not have the option."""
     words = rule.split()
     return words[words.index(option) + 1] if option in words else ""
 
@@ -245,10 +247,11 @@ def find(req: Request, program: str) -> str:
 
 
 def program_of_kind(req: Request, length: int, kind: str) -> str:
-    """Return the name of the iptables that changes the tables of a kind, "nft" or "legacy"; "" if there is none.
+    """Return the name of the program that changes the tables of `kind`, "nft" or "legacy"; "" if the host has no such
+    program.
 
-    That is "iptables", unless its symbolic link shows the other kind: on Debian it leads to xtables-nft-multi or to
-    xtables-legacy-multi.
+    The program is "iptables", unless its symbolic link shows that it is of the other kind: on Debian the link leads to
+    xtables-nft-multi or xtables-legacy-multi.
     """
     plain = PROGRAMS[length]
     other = {"nft": "legacy", "legacy": "nft"}[kind]
@@ -264,7 +267,7 @@ def _linked(path: str) -> str:
     for _ in range(MAX_LINKS):
         try:
             target = posix.readlink(path)
-        except OSError:                 # no link, or no such file
+        except OSError:                 # not a symbolic link, or no such file
             break
         text = target
         path = target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"

@@ -1,6 +1,6 @@
-"""Let the node reach pods by 127.0.0.1: set route_localnet on the link that leads to the pod.
+"""Let the node reach pods' mapped ports by 127.0.0.1: set route_localnet on the link that leads to the pod.
 
-route_localnet also lets packets for 127.0.0.0/8 in from outside (CVE-2020-8558). Rules drop these:
+route_localnet also accepts packets to 127.0.0.0/8 from outside (CVE-2020-8558). These rules drop such packets:
 
     chain loopback {
         type filter hook prerouting priority raw; policy accept;
@@ -28,9 +28,9 @@ LOOPBACK, LOOPBACK_IFINDEX = (b"\x7f\0\0\0", 8), 1
 
 
 def enable(req: Request, packed: bytes) -> None:
-    """Let packets from 127.0.0.1 leave by the link that leads to a pod's address. Raises NetlinkError.
+    """Let the node send packets from 127.0.0.1 over the link that leads to a pod's address. Raises NetlinkError.
 
-    Without a route to the address nothing is changed. The sysctl stays on, because the link leads to other pods, too.
+    Do nothing without a route to the address. No DEL resets the sysctl, because other pods use the same link.
     """
     sock = req.mode.route
     replies, refused = wire.attempt(sock, rtnl.get_route(Batch(), packed, "look up the way to the pod"))

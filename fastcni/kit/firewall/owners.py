@@ -1,14 +1,14 @@
-"""Record which attachment an address belongs to, in two sets of a table, one for each family.
+"""Record which attachment owns an address, in a set of nftables for each address family.
 
-Backends whose own rules carry no mark keep such records in sets that no rule uses:
+Backends whose rules do not show the owner keep these records in sets that no rule uses:
 
     table inet fastcni {
         set iptables-forward4 { type ipv4_addr; elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0" } }
         set iptables-forward6 { type ipv6_addr }
     }
 
-ADD writes the record before the rule, DEL deletes it after the rule. So DEL finds the addresses without any
-configuration, GC knows the attachment, and a late DEL does not change the pod that has the address now.
+ADD writes the record before the rule, and DEL deletes the record after the rule. So DEL finds the addresses without
+prevResult, GC knows the attachment, and a late DEL does not remove the rules of the address's next pod.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Addresses(elements.Store):
-    """Sets of packed addresses, <name>4 and <name>6; only one of these if the table is of one family."""
+    """The sets of packed addresses <name>4 and <name>6. A table of family ip or ip6 has only one of these sets."""
 
     __slots__ = ("of_length",)
 
@@ -68,14 +68,14 @@ class OwnAddresses(Addresses):
 
 
 class OwnerRecords(OwnAddresses):
-    """The owner records of one backend. The backend's rules work without the records."""
+    """The owner records of a backend. The backend's rules work without the records."""
 
     __slots__ = ()
 
     def add(self, req: Request, items: Sequence[Item], taken: Callable[[list[Found]], object] | None = None,
             mark: str | None = None) -> None:
-        """Add records, see Store.add(). On a kernel without nftables' family inet there are no records: DEL then
-        removes the addresses of prevResult, and GC removes nothing."""
+        """Add records, see Store.add(). A kernel without nftables' family inet keeps no records: then DEL removes the
+        addresses of prevResult, and GC removes nothing."""
         try:
             super().add(req, items, taken, mark)
         except NetlinkError as e:
@@ -83,10 +83,10 @@ class OwnerRecords(OwnAddresses):
                 raise
 
     def to_delete(self, req: Request, ips: Sequence[bytes]) -> tuple[list[bytes], list[tuple[str, bytes]]]:
-        """Return the addresses that DEL removes, and their records: (addresses, [(set, address)]).
+        """Return (the addresses that DEL has to remove, their records as [(set, address)]).
 
-        The addresses are those recorded for the attachment, and those of `ips` without a record: the reference plugins
-        write no records.
+        These are the addresses with a record of the attachment, and the addresses in `ips` without any record, because
+        the reference plugins write no records.
         """
         if not self.used(req):
             return list(ips), []
@@ -99,6 +99,6 @@ class OwnerRecords(OwnAddresses):
 
 
 def release(req: Request, backend: str, found: Iterable[Found]) -> None:
-    """For GC: report the addresses, as [(set, key, comment)], that a backend no longer lets through."""
+    """For GC: report released addresses by req.release(). found: [(set, key, comment)] of their records."""
     for _, packed, comment in found:
         req.release(f"address {addresses.ip_text(packed)} in {backend}", comment.partition(", ")[2])

@@ -1,4 +1,4 @@
-"""Read the capability portMappings: which ports of the host go to which ports of the pod."""
+"""Read the capability portMappings, which maps ports of the host to ports of the pod."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from fastcni.spec.config import Section
 
 PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132}         # IPPROTO_*
-MAX_MAPPINGS = 65536            # of one pod
+MAX_MAPPINGS = 65536            # most mappings of a pod
 
 
 class Mapping:
-    """A port of the host and the port of the pod that it leads to.
+    """The mapping of a port of the host to a port of the pod.
 
-    protocol: a key of PROTOCOLS. host_ip: a packed address, b"" for every address of the host. lengths: the lengths of
-    the pod's addresses that the mapping is for: 4, 16 or both.
+    protocol: a key of PROTOCOLS. host_ip: a packed address, b"" for every address of the host. lengths: the families of
+    the mapping, by length of an address: 4, 16 or both.
     """
 
     __slots__ = ("protocol", "host_port", "container_port", "host_ip", "lengths")
@@ -69,7 +69,7 @@ def read_protocol(section: Section) -> str:
 
 
 def read_host_ip(section: Section) -> tuple[bytes, Sequence[int]]:
-    """Return (packed, lengths). 0.0.0.0 and :: mean every address of their family."""
+    """Return (packed address, lengths). 0.0.0.0 and :: mean every address of their family and become b""."""
     packed = section.ip("hostIP")
     if packed is None:
         return b"", (4, 16)
@@ -77,7 +77,7 @@ def read_host_ip(section: Section) -> tuple[bytes, Sequence[int]]:
 
 
 def check_distinct(mappings: Sequence[Mapping]) -> None:
-    """Raises CniError 7 for a port that is mapped twice. As with bind(2), a mapping on all addresses (0.0.0.0, ::)
+    """Raise CniError 7 for a port that is mapped twice. As with bind(2), a mapping on all addresses (0.0.0.0, ::)
     conflicts with the same port on one address."""
     taken: dict[tuple[str, int, int], dict[bytes, Mapping]] = {}
     for mapping in mappings:
@@ -95,10 +95,9 @@ def first(found: dict[bytes, Mapping]) -> Mapping | None:
 
 
 def warn_of_processes(req: Request, mappings: Sequence[Mapping], lengths: Collection[int]) -> None:
-    """Add a warning for each mapped port at which a process of the node listens. lengths: the lengths of the pod's
-    addresses.
+    """Warn for each mapped port on which a process of the node listens. lengths: the lengths of the pod's addresses.
 
-    A kernel that does not list its sockets is no error: the mapping does not need the list.
+    No error if the kernel cannot list its sockets, because the mapping does not depend on the list.
     """
     from fastcni.kernel import wire
     from fastcni.kernel.sockets import inet_sockets

@@ -1,7 +1,8 @@
-"""The nftables rules that let a pod's port send from the pod's own addresses only. ipspoofchk and policies share them.
+"""Build nftables rules that let a pod's port send only from the pod's own addresses. ipspoofchk and network policies
+share them.
 
-A fixed number of rules for all ports; sets tell the pods apart. With the sets of kit/firewall/spoofcheck/ip.py, nft
-prints them as
+The number of rules does not depend on the number of pods: sets have the pods' ports and addresses. With the sets of
+kit/firewall/spoofcheck/ip.py, nft prints the rules as
 
     chain addresses {
         ip protocol != igmp iifname . ip saddr @bound4 accept
@@ -30,13 +31,13 @@ prints them as
     }
 
 The first rule decides for nearly all packets. Bridges read IGMP even in a later fragment, where nftables finds no type
-(@th): such a packet is dropped. A frame with two VLAN tags counts as neither IPv4 nor IPv6: the kernel removes the
-outer tag, and the ethertype is then that of the inner tag. RFC 4861 lets a solicitation or an advertisement have other
-options than the link-layer address, but defines none. RFC 7527 defines the nonce (RFC 3971) of duplicate address
-detection. nftables cannot loop over options, so a message has at most the one option that its type may have, and no
-extension header in front: RFC 6980 forbids fragments. A report of multicast groups (RFC 2710 and 3810) begins with the
-router alert option, 8 bytes. The rules accept a report only to a multicast group and in a broadcast or multicast frame:
-otherwise a pod could send bytes to one other pod.
+(@th), so the rules drop IGMP fragments. A frame with two VLAN tags counts as neither IPv4 nor IPv6: the kernel removes
+the outer tag, so the ethertype is the inner tag's. RFC 4861 allows further options in solicitations and advertisements
+besides the link-layer address, but defines none. RFC 7527 uses the nonce option (RFC 3971) for duplicate address
+detection. nftables cannot loop over options. So the rules accept at most one option, of the kind that the message's
+type may have, and no extension header; RFC 6980 forbids fragments. A report of multicast groups (RFC 2710 and 3810)
+begins with the router alert option, 8 bytes. The rules accept a report only if it goes to a multicast group in a
+broadcast or multicast frame: otherwise a pod could send data to a single other pod by it.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ if TYPE_CHECKING:
 
     Rule = tuple[Expression, ...]
 
-NEIGHBOURS = "neighbours"       # the chain
-BEHIND_MAC = NFT_REG32_00 + 6     # the register after a link's name (16 bytes) and a MAC (8 bytes)
-SET_ID = 1                      # the kernel finds sets by their names
+NEIGHBOURS = "neighbours"       # name of the chain
+BEHIND_MAC = NFT_REG32_00 + 6     # the register that follows a link's name (16 bytes) and a MAC (padded to 8 bytes)
+SET_ID = 1                      # any number: the kernel finds the sets by name
 IPPROTO_IGMP, IPPROTO_UDP = 2, 17
 IP_PROTOCOL = NFT_PAYLOAD_NETWORK_HEADER, 9, 1
 IGMP_TYPE, IGMP_QUERY = (NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1), b"\x11"     # IGMP_HOST_MEMBERSHIP_QUERY, linux/igmp.h
 UNSPECIFIED4, UNSPECIFIED6 = bytes(4), bytes(16)
-SOURCE_LINK, TARGET_LINK, NONCE = b"\x01\x01", b"\x02\x01", b"\x0e\x01"         # an option's type, and length 8 bytes
+SOURCE_LINK, TARGET_LINK, NONCE = b"\x01\x01", b"\x02\x01", b"\x0e\x01"         # type, length in 8 bytes
 FROM_CLIENT = b"\0\x44\0\x43"   # DHCP's ports: 68 and 67
 TH_PORTS = NFT_PAYLOAD_TRANSPORT_HEADER, 0, 4
 ALERTED = b"\0\x01"              # next header hop-by-hop options, and hop limit 1
@@ -102,13 +103,13 @@ BEHIND_PADDING = NFT_PAYLOAD_NETWORK_HEADER, 46, 1          # padding ends at by
 
 
 class Sets:
-    """The names of the sets that the rules use. The keys of these sets begin with the port's name.
+    """The names of the sets that the rules use. The sets' keys begin with the port's name.
 
-    bound       the ports that the rules restrict
-    macs        port . MAC; "" if the hook has no frames (inet)
+    bound       the restricted ports
+    macs        port . MAC; "" if the hook sees no Ethernet header (family inet)
     own         {length of an address: set of port . address}
-    more        {length of an address: a second set like `own`, or ""}
-    checks_mac  whether these rules check the frame's source MAC, too; the keys of `own` are then port . MAC . address
+    more        {length of an address: a second set with the same keys as `own`, or ""}
+    checks_mac  whether the rules also check the frame's source MAC. If so, the keys of `own` are port . MAC . address
     routers     ports that may send router advertisements, redirects, MLD and IGMP queries; "": none may
     dhcp        ports that may ask for a lease; "": none may
     types       port . ethertype, for other ethertypes that the port may send; "": none
@@ -122,7 +123,8 @@ class Sets:
         self.routers, self.dhcp, self.types = routers, dhcp, types
 
     def each(self, length: int, field: Field, inverted: bool = False) -> list[Rule]:
-        """Return lookups of the port's name and this address, in each set of this length that exists."""
+        """Return the lookups of port . address in the sets for addresses of this length: `own`, and `more` if it is
+        set. field: where the packet has the address."""
         key = iifname_and(field)
         if self.checks_mac:
             key = meta(NFT_META_IIFNAME), payload(ETHER_SADDR, NFT_REG_2), payload(field, BEHIND_MAC)
@@ -177,7 +179,7 @@ def _arp(sets: Sets) -> Iterator[Rule]:
 
 
 def _unspecified(sets: Sets) -> Iterator[Rule]:
-    """Yield the rules for packets that a pod sends before it has an address."""
+    """Yield the rules for packets without source address (::, 0.0.0.0), which a pod sends before it has an address."""
     accept = nft_rules.accept()
     begin = *ether_type(ETH_P_IPV6), payload(IP6_SADDR), compare(UNSPECIFIED6)
     for known in sets.each(16, ND_TARGET):
@@ -191,7 +193,8 @@ def _unspecified(sets: Sets) -> Iterator[Rule]:
 
 
 def neighbour_rules(sets: Sets) -> Iterator[Rule]:
-    """Yield the rules of the chain NEIGHBOURS, for ICMPv6. A valid packet leaves the chain without a verdict."""
+    """Yield the rules of the chain NEIGHBOURS, which drop invalid ICMPv6. A valid packet returns from the chain without
+    a verdict."""
     drop = nft_rules.drop()
     unless = (meta(NFT_META_IIFNAME), of_set(sets.routers, inverted=True)) if sets.routers else ()
     for kind in (nft_rules.NDISC_ROUTER_ADVERTISEMENT, nft_rules.NDISC_REDIRECT, nft_rules.ICMPV6_MGM_QUERY):
@@ -213,7 +216,7 @@ def neighbour_rules(sets: Sets) -> Iterator[Rule]:
 
 
 def _reports(sets: Sets) -> Iterator[Rule]:
-    """Yield the rules for reports of multicast groups. They do not check the source address; a later rule does."""
+    """Yield the rules for reports of multicast groups. A later rule checks the source address."""
     kind = payload(nft_rules.ICMPV6_TYPE)
     first = kind, between(bytes((nft_rules.ICMPV6_MGM_REPORT,)), bytes((nft_rules.ICMPV6_MGM_REDUCTION,)))
     second = _type(nft_rules.ICMPV6_MLD2_REPORT)
@@ -240,6 +243,6 @@ def length_is(size: int) -> Rule:
 
 
 def length_is_not(*sizes: int) -> Rule:
-    """Return a rule part that matches a packet with none of these lengths, or with an extension header."""
+    """Return the rule part that matches a packet whose length is not in `sizes`, or that has an extension header."""
     return payload(IP6_LENGTH_AND_NEXT), *[compare(size.to_bytes(2, "big") + bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ)
                                            for size in sizes]

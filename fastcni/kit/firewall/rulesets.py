@@ -1,5 +1,5 @@
-"""Look up tables, chains and rules of any program in nftables, and delete the rules that the reference plugins added
-for a pod."""
+"""Look up tables, chains and rules of nftables, whatever program made them, and delete the rules that the reference
+plugins added for a pod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def has_table(mode: Mode, family: int, table: str) -> bool:
 
 
 def has(mode: Mode, key: tuple[Any, ...], look_up: Callable[[Batch], Batch]) -> bool:
-    """Return whether the object that look_up(batch) requests exists. key: the key for mode.recall()."""
+    """Return whether an object exists. look_up(batch) adds the request for the object; key: the key for
+    mode.recall()."""
     return mode.recall(key, lambda: wire.look_up(mode.firewall, look_up(Batch())) is not None)
 
 
@@ -41,7 +42,7 @@ def rules_of(sock: Socket, family: int, table: str, chain: str = "") -> list[byt
 
 def delete_rules(mode: Mode, family: int, table: str, chain: str, is_ours: Callable[[str], bool],
                  then: Callable[[Batch], object] | None = None) -> list[str]:
-    """Delete the rules of a chain for whose comment is_ours(comment) is true. Return their comments.
+    """Delete the rules of a chain if is_ours(comment) is true for their comment. Return the comments of deleted rules.
 
     then(batch) adds further deletions to the same transaction. A rule that no longer exists is no error.
     """

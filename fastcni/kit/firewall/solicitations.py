@@ -1,8 +1,9 @@
-"""Send IPv6 neighbour solicitations to pods with disableFlooding: the bridge's own interface sends a copy to the pod.
+"""Send IPv6 neighbour solicitations to pods with disableFlooding: rules at the bridge's own interface send a copy to
+the pod.
 
 The port of such a pod receives no multicast. The bridge's own interface receives every solicitation, and a map has the
-pod's MAC. There is one rule for all bridges, a chain for each bridge, and an element for each IPv6 address of a pod.
-nft prints them as
+pod's MAC. All bridges share one rule. Each bridge has a chain, and each IPv6 address of a pod an element. nft prints
+the table as
 
     table netdev fastcni {
         map solicited {
@@ -18,9 +19,9 @@ nft prints them as
         }
     }
 
-@th,64,128 is the address asked for, @ll,0,48 the MAC that the frame goes to. A pod has an element for its link-local
-address, too. The pod itself answers. The other ports and the host receive the solicitation as before. So an element of
-a deleted pod does no harm to the next pod with its address.
+@th,64,128 is the requested address, @ll,0,48 the frame's destination MAC. A pod also has an element for its link-local
+address. The pod itself answers the solicitation. The other ports and the host receive the solicitation, too. So an
+element that a deleted pod has left does not harm the next pod with the address.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ UNKNOWN = ENOENT, EOPNOTSUPP, EAFNOSUPPORT      # the errors of a kernel without
 
 
 def add(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-    """Send solicitations for the pod to its MAC. Return whether this kernel supports these rules. Raises
-    NetlinkError."""
+    """Add the elements and rules that send solicitations for the pod's addresses to its MAC. Return whether the kernel
+    supports these rules. Raises NetlinkError."""
     return _possible(req, lambda: store(bridge).add(req, items(bridge, mac, ips)))
 
 
@@ -79,7 +80,7 @@ def items(bridge: str, mac: bytes, ips: Sequence[bytes]) -> list[Item]:
 
 
 def delete(req: Request, bridge: str) -> bool:
-    """Delete the pod's elements. Return whether there were any."""
+    """Delete the pod's elements. Return whether the pod had elements."""
     return store().used(req) and store().delete(
         req, spoofcheck.known(req, lambda _, mac, ips: items(bridge, mac, ips)))
 
@@ -102,8 +103,8 @@ class Store(elements.Store):
     __slots__ = ()
 
     def complete(self, req: Request) -> bool:
-        """Return whether the chains have their rules. Asks the kernel each time: it deletes a bridge's chain with the
-        bridge and sends no notification."""
+        """Return whether the chains have their rules. No cached state is used, because the kernel deletes a bridge's
+        chain with the bridge without a notification."""
         return self.complete_on(req.mode.firewall)
 
     def keeps(self, chain: str) -> bool:
@@ -111,12 +112,12 @@ class Store(elements.Store):
 
 
 def store(bridge: str = "") -> Store:
-    chains = {CHAIN: RULES + 1, BRIDGE + bridge: 1} if bridge else {CHAIN: RULES}       # and the bridge's jump
+    chains = {CHAIN: RULES + 1, BRIDGE + bridge: 1} if bridge else {CHAIN: RULES}       # 1: the bridge's jump
     return Store(FAMILY, TABLE, (SOLICITED,), chains, set_up, BRIDGE)
 
 
 def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
-    """Add everything but the elements: the rule, and a chain for each bridge of the items that exists."""
+    """Add the map, the rule, and a chain for each existing bridge of `items`; no elements."""
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_chain(batch, FAMILY, TABLE, CHAIN)
     nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)

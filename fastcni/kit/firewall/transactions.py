@@ -1,4 +1,5 @@
-"""Change many elements in few transactions. Split a transaction if a Batch is full or the kernel rejects an item."""
+"""Change many nftables elements in few transactions. Split a transaction if a Batch is full or the kernel rejects an
+item."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def in_one(sock: Socket, items: Sequence[Any], fill: Fill) -> list[NetlinkError]
 
 
 def in_halves(sock: Socket, items: Sequence[Any], fill: Fill, *fine: int) -> int:
-    """Send items as in_one() does, but send a rejected transaction again in halves, so that one bad item does not keep
-    the others out.
+    """Send items like in_one(). If the kernel rejects a transaction, send its items again in halves, so that one bad
+    item does not prevent the rest.
 
     Return the number of items that the kernel accepted. Raises NetlinkError if the kernel rejects a single item, except
     for the errnos in `fine`.
@@ -46,7 +47,7 @@ def in_halves(sock: Socket, items: Sequence[Any], fill: Fill, *fine: int) -> int
 
 
 def by_set(items: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    """Return {set: [the rest of each of its items]}."""
+    """Group items by their first member: return {set: [the other members of each item]}."""
     found: dict[str, list[Any]] = {}
     for name, *rest in items:
         found.setdefault(name, []).append(rest)

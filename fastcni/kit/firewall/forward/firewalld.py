@@ -1,7 +1,7 @@
-"""firewall by firewalld: a pod's addresses are sources of one of firewalld's zones, added over D-Bus.
+"""Accept pods' traffic by firewalld: add each pod's addresses, over D-Bus, as sources of one of firewalld's zones.
 
-firewalld's sources do not say which attachment they belong to: kit/firewall/owners.py does. They last until firewalld
-is reloaded or restarted.
+kit/firewall/owners.py records the attachment of each source. firewalld keeps the sources until it is reloaded or
+restarted.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 TABLE = "firewalld"             # firewalld's own nftables table
 IPTABLES_CHAIN = "INPUT_ZONES"  # in table filter, if firewalld uses iptables
 NAME, OBJECT = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
-TIMEOUT_S = 10.0                # seconds, for all calls of one request
-# The error names with which firewalld refuses to remove a source that it does not have. ZONE_CONFLICT: the source is in
-# another zone now.
+TIMEOUT_S = 10.0                # limit for all calls of one request
+# The names of firewalld's errors for the removal of a source that the zone does not have. ZONE_CONFLICT: another zone
+# has the source.
 NOT_THERE = ("UNKNOWN_SOURCE", "ZONE_CONFLICT", "INVALID_ZONE")
 
 
@@ -40,12 +40,12 @@ def records() -> OwnerRecords:
 
 
 def source(packed: bytes) -> str:
-    """Return an address as the reference plugins write it for firewalld."""
+    """Return the text of an address in the reference plugins' form for firewalld: with prefix length."""
     return addresses.cidr_text(packed, 8 * len(packed))
 
 
 class Absent(CniError):
-    """firewalld is not running, so it has no sources of fastcni."""
+    """The error if firewalld is not running, and so has no sources of fastcni."""
 
 
 class Firewalld:
@@ -65,7 +65,7 @@ class Firewalld:
         return answered("firewalld", lambda: self.bus.call(NAME, OBJECT, interface, method, *texts))
 
     def ask(self, method: str, zone: str, packed: bytes) -> tuple[Any, str]:
-        """Call a method about an address as a source of a zone. Return (its result, "") or (None, the name of
+        """Call a method of firewalld with a zone and an address as source. Return (result, "") or (None, the name of
         firewalld's error).
         """
         try:
@@ -99,12 +99,13 @@ def filters(req: Request) -> bool:
 
 
 def uses_nftables(req: Request) -> bool:
-    """Return whether firewalld has its nftables table. With its older backend it has chains of iptables."""
+    """Return whether firewalld uses nftables, that is, has its table. With its older backend it uses iptables."""
     return rulesets.has_table(req.mode, nft.NFPROTO_INET, TABLE)
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Make the addresses sources of the zone. If one is refused, delete() removes those before it."""
+    """Make the addresses sources of the zone. If firewalld rejects an address, the rollback, delete(), removes the
+    earlier ones."""
     records().add(req, records().items(conf.ips))
     add_sources(req, conf)
 
@@ -128,8 +129,8 @@ def add_sources(req: Request, conf: Conf) -> None:
 def delete(req: Request, conf: Conf) -> None:
     """Remove the sources that an ADD of fastcni or of the reference plugin added. A missing source is no error.
 
-    The addresses that are recorded as the attachment's are removed. For other addresses the kernel's rules show whether
-    firewalld has them. So a DEL without anything to remove does not call D-Bus.
+    The addresses with a record of the attachment are removed. For addresses without a record, the kernel's rules show
+    whether firewalld may have them. So a DEL that has no source to remove does not call D-Bus.
     """
     possible = conf.ips if conf.backend in (None, "", "firewalld") else []
     ips, recorded = records().to_delete(req, possible)
@@ -139,10 +140,11 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def may_have(req: Request, ips: list[bytes]) -> Sequence[bytes]:
-    """Return those of `ips` that may be sources of firewalld.
+    """Return the addresses in `ips` that may be sources of firewalld.
 
-    The kernel shows the rules about sources if firewalld uses nftables. If firewalld uses iptables, each address may be
-    one. A firewalld without its table and without its chain does not run, or has just started: it has no sources.
+    If firewalld uses nftables, its rules in the kernel name the sources. If firewalld uses iptables, any address may be
+    a source. If neither firewalld's table nor its chain exists, firewalld is not running or has just started, and has
+    no sources.
     """
     if not uses_nftables(req):
         return ips if iptables.has_chain(req, IPTABLES_CHAIN, "filter", shared=True, recent=True) else ()
@@ -158,7 +160,7 @@ def gc(req: Request, conf: Conf) -> None:
 def remove(req: Request, zone: str, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
     """Remove the sources of addresses, then their records. Return these records.
 
-    A source that firewalld refuses to remove keeps its record, for GC.
+    If firewalld refuses to remove a source, keep the source's record for GC.
     """
     if not recorded and not (ips and filters(req)):
         return ()
@@ -171,7 +173,7 @@ def remove(req: Request, zone: str, ips: Sequence[bytes], recorded: Sequence[tup
                     kept.add(packed)
                     req.warn(f"failed to remove the address {source(packed)} from {zone} zone: {refused}")
     except Absent:
-        kept.clear()                    # firewalld does not run, so it has none of the sources
+        kept.clear()                    # firewalld does not run, so no source remains
     gone = [record for record in recorded if record[1] not in kept]
     records().remove(req, gone)
     return gone

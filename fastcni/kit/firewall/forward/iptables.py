@@ -1,14 +1,15 @@
-"""firewall by iptables, with the reference plugin's chains in table filter, and an ipset of pods for each family.
+"""Accept pods' traffic by iptables, with the reference plugin's chains in table filter, and an ipset of pods for each
+family.
 
-A packet passes two rules, however many pods there are, and an ADD or DEL runs no program:
+The number of rules does not depend on the number of pods, and an ADD or DEL changes only the ipset, without a program:
 
     -A FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD
     -A CNI-FORWARD -m comment --comment "CNI firewall plugin admin overrides" -j CNI-ADMIN
     -A CNI-FORWARD -m set --match-set fastcni-forward4 dst -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
     -A CNI-FORWARD -m set --match-set fastcni-forward4 src -j ACCEPT
 
-If the kernel or iptables has no sets, each pod has two rules like the last two, with its address in the place of the
-set, as in the reference plugin. Neither says which attachment an address belongs to: kit/firewall/owners.py does.
+If the kernel or iptables does not support sets, each pod has two rules like the last two, with its address in place of
+the set, as in the reference plugin. kit/firewall/owners.py records the attachment of each address.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Store
     from fastcni.kit.firewall.forward.keys import Conf
 
-MAX_MEMBERS = 1 << 20           # members of a set; the default of ipset(8) is 65,536
-# EINVAL: a kernel without ipset. The other errnos: another program has a set of this name and another kind
+MAX_MEMBERS = 1 << 20           # most members of a set; the default of ipset(8) is 65,536
+# EINVAL: this kernel has no ipset. The other errnos: another program has made a set of this name, of another type
 NO_SET = (ENOENT, EINVAL, EEXIST, ipset.IPSET_ERR_FIND_TYPE, ipset.IPSET_ERR_PROTOCOL)
 
 
@@ -58,13 +59,13 @@ def records() -> OwnerRecords:
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Let the addresses through. Raises CniError with the message of iptables, NetlinkError."""
+    """Accept traffic of the addresses. Raises NetlinkError, and CniError with the message of iptables."""
     records().add(req, records().items(conf.ips))
     add_members(req, conf, recent=True)
 
 
 def add_members(req: Request, conf: Conf, *, recent: bool) -> None:
-    """Add the addresses to the sets, or rules for each of them. recent: see iptables.read_legacy()."""
+    """Add the addresses to the sets; without sets, add rules for each address. recent: see iptables.read_legacy()."""
     members: dict[bytes, None] = {}
     for length, ips in by_length(conf.ips):
         for found in look(req, length, recent=recent):
@@ -85,8 +86,8 @@ def by_length(ips: Iterable[bytes]) -> list[tuple[int, list[bytes]]]:
 def in_sets(req: Request, verb: Callable[..., Any], ips: Sequence[bytes], *fine: int) -> list[NetlinkError]:
     """Add, delete or test addresses in the ipsets: `verb` is add(), delete() or test() of kernel/ipset.py.
 
-    Return the kernel's errors, without the errnos that `fine` allows. Each address is one message; one send has up to
-    MAX_ASKED messages.
+    fine: errnos that are no error. Return the kernel's other errors. One send() has at most MAX_ASKED messages, one for
+    each address.
     """
     found: list[NetlinkError] = []
     for at in range(0, len(ips), MAX_ASKED):
@@ -112,7 +113,7 @@ def ready_or_made(found: Rules, admin_chain: str) -> bool:
                                                  f"lock the rules about {set_of(length)} may be added twice")):
             add_rules(found, admin_chain, set_rules(length))
     except CniError:
-        return False            # this iptables has no libxt_set. After any other error the rules without sets fail, too
+        return False            # this iptables has no libxt_set. For any other reason, the rules without sets also fail
     finally:
         netns.close_file(fd)
     return True
@@ -130,7 +131,7 @@ def has_set(sock: Socket, length: int) -> bool:
 
 
 def add_rules(found: Rules, admin_chain: str, wanted: Sequence[str]) -> None:
-    """Run iptables for the chains, their jumps and the `wanted` rules that are missing."""
+    """Run iptables to add the missing chains, the missing jumps and the missing rules of `wanted`."""
     iptables.retry(found.req, found.program or iptables.PROGRAMS[found.length], TABLE,
                    lambda lines: commands(lines, admin_chain, wanted))
 
@@ -146,11 +147,10 @@ def commands(lines: list[str], admin_chain: str, wanted: Sequence[str]) -> Itera
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Remove the set members and rules that an ADD of fastcni or of the reference plugin added. Missing ones are no
-    error.
+    """Remove the set members and rules that an ADD of fastcni or of the reference plugin added. A missing member or
+    rule is no error.
 
-    The reference plugin may have added rules for a pod that another backend has. No program is run if no rule names the
-    pod.
+    The reference plugin may have added rules for a pod of another backend. No program runs if no rule names the pod.
     """
     ips, recorded = records().to_delete(req, conf.ips)
     remove(req, ips, recorded, ips)
@@ -159,7 +159,8 @@ def delete(req: Request, conf: Conf) -> None:
 def gc(req: Request, conf: Conf) -> None:
     stale = records().stale(req)
     ips = [packed for _, packed, _ in stale]
-    # If the set has an address, then rules with this address belong to a pod that the reference plugin has added since.
+    # If the set has an address, fastcni added no rules with it. Such rules belong to a later pod of the reference
+    # plugin.
     remove(req, ips, stale, [packed for packed in ips if in_sets(req, ipset.test, [packed])])
     release(req, "iptables", stale)
 
@@ -172,10 +173,10 @@ def restore(req: Request, conf: Conf) -> None:
 
 def remove(req: Request, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...]],
            with_rules: Collection[bytes]) -> None:
-    """Delete addresses from the sets, then the rules that name those of `with_rules`, then the owner records."""
+    """Delete addresses from the sets, then the rules for the addresses in `with_rules`, then the owner records."""
     members = []
     for length, some in by_length(ips):
-        # An address without a record may have rules of the reference plugin.
+        # The reference plugin may have added rules for an address without a record.
         kinds = look(req, length, shared=bool(recorded), recent=bool(recorded))
         for found in kinds:
             if named := [packed for packed in some if packed in with_rules and found.may_have_rules_of(packed)]:
@@ -190,14 +191,14 @@ def remove(req: Request, ips: Sequence[bytes], recorded: Sequence[tuple[Any, ...
 def delete_rules(found: Rules, ours: Sequence[str]) -> None:
     req, program = found.req, found.program
     if not iptables.find(req, program + "-restore"):
-        return                  # without this family's program, the host has no rules of fastcni in this family
+        return                  # the host lacks this family's program, so it has no rules of fastcni
     if iptables.attempt(req, program, ["-D" + rule[2:] for rule in ours], TABLE).status:
-        there = {*iptables.read(req, program, TABLE)}       # some of the rules no longer exist
+        there = {*iptables.read(req, program, TABLE)}       # some rules may no longer exist
         iptables.remove(req, program, [], [rule for rule in ours if rule in there], table=TABLE)
 
 
 def filters(req: Request) -> bool:
-    """Return whether iptables filters the packets that the node forwards. A packet that it drops is lost, even if
+    """Return whether iptables filters the packets that the node forwards. A packet that iptables drops is lost, even if
     nftables accepts it.
     """
     return iptables.legacy(req, TABLE) or iptables.has_chain(req, "FORWARD", TABLE, legacy=False)
@@ -223,7 +224,7 @@ def missing(req: Request, conf: Conf) -> str:
 
 
 def missing_rule(found: Rules, packed: bytes) -> str:
-    """Return the missing rule of an address that is not in the set, or ""."""
+    """Return the first missing rule of an address, or "". Called for addresses that are not in the set."""
     length = len(packed)
     if not found.may_have_rules_of(packed):
         return f"neither ipset {set_of(length)} nor {FORWARD} has {addresses.ip_text(packed)}"
@@ -233,5 +234,5 @@ def missing_rule(found: Rules, packed: bytes) -> str:
 
 
 def status(req: Request) -> None:
-    """Raises CniError 50 if neither family's iptables works."""
+    """For STATUS: raise CniError 50 if neither iptables nor ip6tables works."""
     iptables.need_one(req, TABLE)

@@ -1,8 +1,8 @@
 """Read the rules of iptables in the chain CNI-FORWARD of table filter from the kernel, without a program.
 
-There are two kinds of iptables. The rules of iptables-nft can be read over netlink, and the kernel notifies each
-change. Of iptables-legacy only a whole table can be read (kernel/xtables.py); a server keeps a copy until the counts
-that the kernel gives of the table change. If tables of both kinds exist, a packet has to pass both.
+The kernel has two kinds of iptables. It lists the rules of iptables-nft over netlink, and notifies each change. It only
+gives a complete table of iptables-legacy (kernel/xtables.py); a server caches the table until the kernel reports
+another size or number of entries. If tables of both kinds exist, a packet has to pass both.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 TABLE, FORWARD = "filter", "CNI-FORWARD"
 FAMILIES = {4: nft.NFPROTO_IPV4, 16: nft.NFPROTO_IPV6}          # by length of an address
-TO, FROM = 0, ipset.IPSET_DIM_ONE_SRC                           # flags of an ipset match: its direction
+TO, FROM = 0, ipset.IPSET_DIM_ONE_SRC                           # flags of an ipset match: destination or source address
 
 
 def set_of(length: int) -> str:
-    """Return the name of the ipset with the addresses of pods of this family."""
+    """Return the name of the ipset of pods' addresses, by the length of an address."""
     return "fastcni-forward" + SUFFIXES[length]
 
 
 def rules(packed: bytes) -> tuple[str, str]:
-    """Return the rules of an address, as iptables-save prints them."""
+    """Return the rules that accept an address's traffic, as iptables-save prints them."""
     text = addresses.cidr_text(packed, 8 * len(packed))
     return pair(f"-d {text}", f"-s {text}")
 
@@ -54,7 +54,7 @@ def jumps(admin_chain: str) -> tuple[tuple[str, str, str], ...]:
 
 
 class Rules:
-    """The chains of iptables over nf_tables: payloads of NFT_MSG_NEWRULE."""
+    """The chains of iptables-nft. Rules are payloads of NFT_MSG_NEWRULE."""
 
     __slots__ = ("req", "length")
     KIND = "nft"
@@ -64,7 +64,7 @@ class Rules:
 
     @property
     def program(self) -> str:
-        """Return the name of the iptables program that changes these chains, or ""."""
+        """Return the name of the program that changes these chains, or ""."""
         return iptables.program_of_kind(self.req, self.length, self.KIND)
 
     def of(self, chain: str) -> list[bytes]:
@@ -77,8 +77,8 @@ class Rules:
         return any(nft_rules.leads_to(payload, target) for payload in self.of(chain))
 
     def looks_into_set(self) -> bool:
-        # The rule has the set's number, not its name. A set that a rule uses cannot be renamed, so the set is
-        # fastcni's.
+        # The rule has the set's number, not its name. A set that a rule uses cannot be renamed, so this number is
+        # fastcni's set.
         return {ipset.read_match_flags(nft_rules.read_match(payload, "set")) for payload in self.of(FORWARD)
                 } >= {TO, FROM}
 
@@ -86,7 +86,8 @@ class Rules:
         return any(nft_rules.mentions(payload, packed) for payload in self.of(FORWARD))
 
     def ready(self, admin_chain: str) -> bool:
-        """Return whether forwarded packets pass the administrator's chain, and then the rules that use the ipset."""
+        """Return whether the chains are complete: forwarded packets pass the administrator's chain, and then the rules
+        that use the ipset."""
         key = "nftables", TABLE, FAMILIES[self.length], "rules", "FORWARD", FORWARD, admin_chain
         return bool(self.req.mode.recall(key, lambda: self._ready(admin_chain) or None))
 
@@ -95,7 +96,7 @@ class Rules:
 
 
 class LegacyRules(Rules):
-    """The chains of the legacy iptables."""
+    """The chains of iptables-legacy."""
 
     __slots__ = ("table",)
     KIND = "legacy"
@@ -119,10 +120,10 @@ class LegacyRules(Rules):
 
 
 def look(req: Request, length: int, *, shared: bool = True, recent: bool = False) -> list[Rules]:
-    """Return the chains of a family: those of each kind of iptables that filters; at least one. Raises NetlinkError,
+    """Return the Rules of a family, one for each kind of iptables that filters, and at least one. Raises NetlinkError,
     OSError.
 
-    shared, recent: see iptables.read_legacy(). recent has no effect if pods have rules of their own.
+    shared, recent: see iptables.read_legacy(). `recent` has no effect on a node whose pods have rules of their own.
     """
     found: list[Rules] = []
     if iptables.has_nft_chain(req, FAMILIES[length], TABLE, "FORWARD"):
@@ -132,6 +133,6 @@ def look(req: Request, length: int, *, shared: bool = True, recent: bool = False
         if recent and not legacy.looks_into_set():
             return look(req, length, shared=shared)
         found.append(legacy)
-    if len(found) > 1:                  # leave out a kind that no program of this node changes
+    if len(found) > 1:                  # ignore a kind of iptables if the node has no program for it
         found = [each for each in found if each.program]
     return found or [Rules(req, length)]

@@ -29,10 +29,9 @@ LATER = ("this firewall began to filter after the pod was added, and may drop it
 class Conf:
     """The keys of the firewall plugin, and the parts of prevResult that it needs.
 
-    backend: "" for the backend that filters on this host, None if the key is invalid in a DEL; admin_chain; zone:
-    firewalld's zone;
-    policy: "" for open; previous: prevResult or None; ips: the packed addresses in prevResult; bridge: the name of
-    prevResult's first interface, "" without a policy.
+    backend: "" for the backend that filters on this host, None if the key is invalid in a DEL; admin_chain: the
+    administrator's chain; zone: firewalld's zone; policy: ingressPolicy, "" for open; previous: prevResult or None;
+    ips: the packed addresses in prevResult; bridge: the name of prevResult's first interface, "" without a policy.
     """
 
     __slots__ = ("backend", "admin_chain", "zone", "policy", "previous", "ips", "bridge")
@@ -51,8 +50,9 @@ class Conf:
 
     @property
     def ports(self) -> list[str]:
-        """The names of the pod's bridge ports: the interfaces on the host between the bridge and the pod's interface in
-        prevResult. Chained plugins, such as bandwidth, append interfaces, which CHECK sees and ADD may not have seen.
+        """Return the names of the pod's bridge ports: the host's interfaces between the bridge and the pod's interface
+        in prevResult. Chained plugins, such as bandwidth, append further interfaces behind these; CHECK's prevResult
+        has them, ADD's may not.
         """
         interfaces = (self.previous or {}).get("interfaces", ())
         inside = next((place for place, it in enumerate(interfaces) if it.get("sandbox")), len(interfaces))
@@ -122,11 +122,11 @@ def _read_bridge(conf: Conf) -> str:
 # The commands -------------------------------------------------------------------------------------
 
 def backends_of(req: Request, conf: Conf) -> list[Forward]:
-    """Return the configured backend; without one, each backend that filters packets which this host forwards; nftables
-    if there is no such backend.
+    """Return the configured backend. If none is configured, return each backend that filters the packets that this host
+    forwards; nftables if no backend does.
 
-    A packet has to pass the chains of firewalld and those of iptables. If firewalld itself uses iptables, its zones
-    decide about pods, and fastcni adds no rule of iptables that accepts their packets before that.
+    A packet has to pass the chains of firewalld and the chains of iptables. If firewalld itself uses iptables, fastcni
+    adds no rules of iptables: they would accept pods' packets before firewalld's zones decide.
     """
     if conf.backend:
         return [backends.load("forward", conf.backend)]
@@ -168,7 +168,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def missing(req: Request, conf: Conf) -> tuple[str, str]:
-    """Return the first thing that CHECK misses, and what to do about it; or ("", "")."""
+    """For CHECK: return (the first missing rule or element, advice for the user), or ("", "")."""
     found = backends_of(req, conf)
     for backend in found:
         if text := backend.missing(req, conf):
@@ -177,7 +177,8 @@ def missing(req: Request, conf: Conf) -> tuple[str, str]:
 
 
 def came_later(req: Request, conf: Conf, backend: Forward) -> bool:
-    """Return whether the backend's firewall began to filter after ADD: ADD has recorded the pod for another backend."""
+    """Return whether the backend's firewall began to filter after ADD. True if ADD recorded the pod for another
+    backend, not for this one."""
     return not backend.recorded(req, conf) and any(it.recorded(req, conf) for it in backends.load_all("forward"))
 
 
@@ -188,6 +189,6 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Raises CniError 50 if the backend cannot be used."""
+    """For STATUS: raise CniError 50 if the backend cannot be used."""
     for backend in backends_of(req, conf):
         backend.status(req)

@@ -1,4 +1,4 @@
-"""firewall by nftables: sets of the pods whose traffic is forwarded, and a chain for the administrator's drop rules.
+"""Keep nftables sets of the pods whose traffic is forwarded, and a chain for the administrator's drop rules.
 
     table inet fastcni {
         set forwarded4 { type ipv4_addr; elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0, id: c" } }
@@ -6,12 +6,12 @@
         chain CNI-ADMIN { type filter hook forward priority filter - 1; policy accept; }
     }
 
-The administrator's rules stay as they are:
+fastcni never changes the administrator's rules, such as
 
     nft add rule inet fastcni CNI-ADMIN ip saddr @forwarded4 ip daddr 192.168.0.0/16 drop
 
-There are no rules that accept: a packet that one table of nftables accepts still passes the chains of the others.
-kit/firewall/forward/nftables_policies.py adds to chains of others that drop by policy.
+The table has no accept rules: a packet that one nftables table accepts still has to pass the chains of the other
+tables. If another program's chain drops by policy, kit/firewall/forward/nftables_policies.py adds rules to that chain.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def stores() -> list[Store]:
 
 
 def filters(req: Request) -> bool:
-    """Return True: nftables is always usable, and backends_of() asks the other backends first."""
+    """Return True. backends_of() asks the other backends first, and nftables is always usable."""
     return True
 
 
 def places(req: Request, conf: Conf) -> Iterator[Forwarded | Chain]:
-    """Yield the sets that have the pods whose traffic is forwarded."""
+    """Yield the sets that list the pods: Forwarded, and a Chain for each chain that drops by policy."""
     yield Forwarded(conf.admin_chain)
     if conf.backend in (None, "nftables"):
         from fastcni.kit.firewall.forward import nftables_policies
@@ -107,7 +107,7 @@ def gc(req: Request, conf: Conf) -> None:
 
 
 def status(req: Request) -> None:
-    """Raises CniError 50 if the kernel would refuse what an ADD needs."""
+    """For STATUS: raise CniError 50 if the kernel would reject the table that an ADD needs."""
     if refused := Forwarded().refusal(req):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"nftables cannot be used: {refused}",
                        "the kernel lacks nf_tables, or this is not root; backend iptables is another way")

@@ -1,6 +1,8 @@
-"""Chains of other programs' nftables tables that drop by policy: rules at their end let pods' traffic through.
+"""Accept pods' traffic in chains of other programs' nftables tables that drop by policy, by rules at the end of these
+chains.
 
-They are added if the network says "backend": "nftables". Packets that the chain's own rules drop stay dropped.
+fastcni adds the rules if the network has "backend": "nftables". The chain's own rules come first, so they can still
+drop the packets.
 
     table inet filter {                                         (an administrator's)
         set fastcni-forwarded4 { type ipv4_addr; elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0" } }
@@ -14,7 +16,7 @@ They are added if the network says "backend": "nftables". Packets that the chain
         }
     }
 
-Tables of iptables are left alone: iptables cannot read a table with a set in it.
+fastcni does not change tables of iptables-nft this way: iptables cannot read a table that has a set.
 """
 
 from __future__ import annotations

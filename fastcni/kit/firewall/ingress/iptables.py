@@ -1,4 +1,4 @@
-"""ingressPolicy by iptables, with the reference plugin's chains in table filter.
+"""Enforce ingressPolicy by iptables, with the reference plugin's chains in table filter.
 
 The rules drop packets from one bridge with a policy to another such bridge. The rules also drop packets between ports
 of an isolated bridge; iptables sees these only if br_netfilter is loaded.
@@ -10,7 +10,7 @@ of an isolated bridge; iptables sees these only if br_netfilter is loaded.
     -A CNI-ISOLATION-STAGE-2 -o cni0 -j DROP
     -A CNI-ISOLATION-STAGE-2 -j RETURN
 
-each with a comment. A bridge's policy lasts as long as the bridge.
+Each rule has a comment. A bridge's policy lasts as long as the bridge.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def stores() -> list[Store]:
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Enforce the policy of the conf's bridge in the families of its addresses. Raises CniError."""
+    """Enforce the policy of the bridge in `conf`, in the families of the pod's addresses. Raises CniError."""
     for length in sorted({len(packed) for packed in conf.ips}):
         iptables.retry(req, iptables.PROGRAMS[length], TABLE, lambda lines: commands(lines, conf))
 
 
-restore = add                           # add() adds what is missing
+restore = add                           # add() adds only missing rules
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Do nothing: the policy belongs to the bridge, and no rule to the pod alone."""
+    """Do nothing: all rules belong to the bridge."""
 
 
 def commands(lines: list[str], conf: Conf) -> Iterator[str]:
@@ -65,8 +65,8 @@ def commands(lines: list[str], conf: Conf) -> Iterator[str]:
 
 
 def wanted(conf: Conf) -> Iterator[tuple[str, str, str]]:
-    """Yield (chain, match, target) of the rules of the bridge. Each rule is inserted at the head of its chain, so the
-    rule that is yielded last becomes the first rule.
+    """Yield (chain, match, target) of the bridge's rules. Each rule is inserted at the head of its chain, so the last
+    rule here becomes the first of the chain.
     """
     name = conf.bridge
     yield STAGE_1, f" -i {name} ! -o {name}", STAGE_2

@@ -1,4 +1,4 @@
-"""ingressPolicy by nftables: a fixed number of rules decides which bridges may send to which bridges.
+"""Enforce ingressPolicy by nftables. A fixed number of rules decides which bridges may send to which bridges.
 
     table inet fastcni {
         set ingress-bridges { type ifname; elements = { "cni0", "cni1" } }
@@ -19,9 +19,9 @@
         }
     }
 
-The second table filters frames from port to port of a bridge, which the first table sees only with br_netfilter. The
-second table's set has the ports of isolated pods. A frame with two VLAN tags has the ethertype of the inner tag, so the
-rules name what passes. A bridge's policy lasts as long as the bridge.
+The second table filters frames between ports of a bridge, which the first table sees only with br_netfilter. Its set
+has the ports of isolated pods. Its rules drop everything but ARP: rules for IPv4 and IPv6 would miss frames with two
+VLAN tags, whose ethertype is that of the inner tag. A bridge's policy lasts as long as the bridge.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 BRIDGES, SAME, ISOLATED = "ingress-bridges", "ingress-same", "ingress-isolated"
 SET_IDS = {BRIDGES: 1, SAME: 2, ISOLATED: 3}
 CHAIN, RULES = "ingress-policy", 2
-PORTS, PORTS_RULES, PORTS_ID = "isolated", 2, 1         # the set and the chain of the bridge family
+PORTS, PORTS_RULES, PORTS_ID = "isolated", 2, 1         # PORTS: the set and the chain of the bridge family
 
 
 def stores() -> list[Store]:
@@ -61,7 +61,7 @@ def ports_store() -> Store:
 
 
 def items(conf: Conf) -> list[Item]:
-    """Return the elements of the conf's bridge."""
+    """Return the elements of the bridge in `conf`."""
     key = ifname(conf.bridge)
     return [(BRIDGES, key, None), (ISOLATED if conf.isolated else SAME, concat(key, key), None)]
 
@@ -72,7 +72,7 @@ def ports(conf: Conf) -> list[Item]:
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Enforce the policy of the conf's bridge. Raises NetlinkError."""
+    """Enforce the policy of the bridge in `conf`. Raises NetlinkError."""
     store().add_shared(req, items(conf))
     if conf.isolated:
         ports_store().add(req, ports(conf))

@@ -1,4 +1,4 @@
-"""ipMasq by iptables, with the reference plugins' chains: one run of iptables-restore for each change.
+"""Masquerade pods by iptables, with the reference plugins' chains. Each change is one run of iptables-restore.
 
     -A POSTROUTING -s 10.22.0.5 -j CNI-e8f6f419596f7f47b3468487
     -A CNI-e8f6f419596f7f47b3468487 -d 10.22.0.0/16 -j ACCEPT
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.firewall.elements import Store
 
-PREFIX = "CNI-"                 # begins the name of a pod's chain
+PREFIX = "CNI-"                 # prefix of the name of a pod's chain
 MULTICAST = {4: "224.0.0.0/4", 16: "ff00::/8"}         # by length of an address
 
 
@@ -38,16 +38,16 @@ def comment_of(req: Request) -> str:
 
 
 def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
-    """Masquerade [(packed, prefix)]. Raises CniError with the message of iptables."""
+    """Masquerade the addresses, [(packed, prefix length)]. Raises CniError with the message of iptables."""
     for program, rules in rules_of(req, ips):
-        # Another interface of this container on this network has the same chain. -N of an existing chain would fail
-        # together with all other commands, so only rules are added.
+        # Another interface of this container on this network has the same chain. -N of an existing chain would make all
+        # commands fail, so add only rules.
         if iptables.attempt(req, program, [f"-N {chain_of(req)}", *rules]).status:
             iptables.change(req, program, rules)
 
 
 def restore(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
-    """Add the rules that are missing. ACCEPT goes in front of the chain's other rules."""
+    """Add the missing rules. A missing ACCEPT goes in front of the chain's other rules."""
     chain = chain_of(req)
     for program, rules in rules_of(req, ips):
         lines = iptables.read(req, program)
@@ -76,7 +76,7 @@ def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> 
     chain is no error.
 
     Jumps of addresses that are neither in `given` nor in `found` stay: they belong to another interface of the
-    container. Without any address all jumps to the chain are deleted.
+    container. If both are empty, all jumps to the chain are deleted.
     """
     chain = chain_of(req)
     if not iptables.has_chain(req, chain):

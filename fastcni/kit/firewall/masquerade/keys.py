@@ -1,4 +1,4 @@
-"""The option ipMasq of bridge and ptp: give traffic of a pod that leaves the pod's subnet the node's address."""
+"""The option ipMasq of bridge and ptp: give a pod's traffic that leaves the pod's subnet the node's source address."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Masquerade:
     __slots__ = ("wanted", "iptables")
 
     def __init__(self, conf: Section, *, ending: bool = False) -> None:
-        """`ending`: the command is DEL or GC, which search every backend. Raises CniError 7."""
+        """ending: the command is DEL or GC, which search every backend. Raises CniError 7."""
         self.wanted = conf.flag("ipMasq")
         backend = "" if ending else conf.text("ipMasqBackend")
         if backend and backend not in backends.TABLE["masquerade"]:
@@ -44,7 +44,7 @@ class Masquerade:
 
 
 def add(req: Request, conf: Conf, link: PodLink, undo: Undo) -> None:
-    """Masquerade every address of the result. Raises CniError, NetlinkError."""
+    """Masquerade every address of the result so far. Raises CniError, NetlinkError."""
     backend, ips = conf.masquerade.backend(), results.ips_of(link.result)
     undo(backend.delete, req, {packed for packed, _ in ips}, ())
     backend.add(req, ips)
@@ -56,9 +56,9 @@ def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
 
 
 def delete(req: Request, conf: Conf, found: Collection[bytes], given: Collection[bytes]) -> None:
-    """Remove the masquerade of ADD, in either backend, of fastcni and of the reference plugin.
+    """Remove the masquerade that ADD of fastcni or of the reference plugin added, in both backends.
 
-    The addresses of prevResult count, too: a pod can delete addresses from its link.
+    The addresses of prevResult are used, too, because a pod can delete addresses from its link.
     """
     given = prev_addresses(req).union(given)
     every(*((backend.delete, req, given, found) for backend in backends.load_all("masquerade")))

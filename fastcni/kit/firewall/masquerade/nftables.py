@@ -1,4 +1,5 @@
-"""ipMasq by nftables: a fixed number of rules in fastcni's own table, and one element of a map for each pod's address.
+"""Masquerade pods by nftables. fastcni's own table has rules for each subnet, and an element of a map for each address
+of a pod.
 
 As `nft list table inet fastcni` prints it:
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Item, Store
 
 CHAIN, PODS = "postrouting", "pods"
-# references to a subnet's chain without elements; each element that goes to the chain adds one
+# references to a subnet's chain that has no element; each element that leads to the chain adds one
 SUBNET, SUBNET_RULES = "subnet-", 3
 MULTICAST = {4: (b"\xe0\0\0\0", 4), 16: (b"\xff" + bytes(15), 8)}       # by length of an address
 REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
@@ -53,7 +54,7 @@ def store() -> Store:
 
 
 def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
-    """Masquerade [(packed, prefix)]. Raises NetlinkError."""
+    """Masquerade the addresses, [(packed, prefix length)]. Raises NetlinkError."""
     store().add(req, items(ips))
 
 
@@ -67,10 +68,10 @@ def items(ips: Sequence[tuple[bytes, int]]) -> list[Item]:
 
 
 def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
-    """Delete the attachment's elements, usually those of the `given` addresses, and the rules of the reference plugin.
-    A missing element is no error.
+    """Delete the attachment's elements and the rules of the reference plugin. given: the addresses that usually have
+    the elements. A missing element is no error.
 
-    The addresses `found` on the link are not used, because a pod can add any number of addresses to its link.
+    `found`, the addresses on the link, is not used, because a pod can add any number of addresses to its link.
     """
     store().delete(req, [(PODS + SUFFIXES[len(packed)], packed, None) for packed in given])
     rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
@@ -87,12 +88,13 @@ def gc(req: Request) -> None:
 
 
 def subnet_chain(packed: bytes, prefix: int) -> str:
-    # nft reads names of letters, digits and / \ _ . - only; it would read a colon as a word by itself.
+    # nft only reads names of letters, digits and / \ _ . - ; it would read a colon as a separate word.
     return SUBNET + addresses.cidr_text(addresses.network(packed, prefix), prefix).replace(":", "_")
 
 
 def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
-    """Add everything but the elements. Rules that exist are replaced in the same transaction, so no packet misses them.
+    """Add the maps, chains and rules, but no elements. The same transaction replaces existing rules, so no packet
+    passes without them.
     """
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="nat", hook=nft.NF_INET_POST_ROUTING,

@@ -1,5 +1,5 @@
-"""Map ports by iptables, with the reference plugin's chains in table nat: one run of iptables-save and one of
-iptables-restore for each family. A pod has
+"""Map ports by iptables, with the reference plugin's chains in table nat. Each change is one run of iptables-save and
+one of iptables-restore for each family. A pod has these rules:
 
     -A CNI-HOSTPORT-DNAT -m comment --comment "dnat name: \\"net1\\" id: \\"cid1\\"" -m multiport -p tcp
         --destination-ports 8080 -j CNI-DN-e8f6f419596f7f47b3468
@@ -7,7 +7,7 @@ iptables-restore for each family. A pod has
     -A CNI-DN-e8f6f419596f7f47b3468 -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
     -A CNI-DN-e8f6f419596f7f47b3468 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.22.0.2:80
 
-and all pods share CNI-HOSTPORT-DNAT, CNI-HOSTPORT-SETMARK and CNI-HOSTPORT-MASQ, which stay.
+All pods share CNI-HOSTPORT-DNAT, CNI-HOSTPORT-SETMARK and CNI-HOSTPORT-MASQ, which DEL does not remove.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.portmap.keys import Conf
 
 DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"
-PREFIX = "CNI-DN-"                      # begins the name of a pod's chain
+PREFIX = "CNI-DN-"                      # prefix of the name of a pod's chain
 OLD_SNAT = "CNI-HOSTPORT-SNAT"          # the chain of reference plugins before 0.8
-MAX_PORTS = 15                          # in one rule with -m multiport
+MAX_PORTS = 15                          # most ports of one rule with -m multiport
 MAX_COMMENT = 255                       # characters
 
 
@@ -48,7 +48,7 @@ def comment_of(req: Request) -> str:
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Map the ports. Raises CniError; CniError 11 names the container that has one of the ports."""
+    """Map the ports. Raises CniError; CniError 11 if another container has one of the ports, which the error names."""
     for length in sorted(conf.pod):
         def wanted(lines: list[str], length: int = length) -> tuple[str, ...]:
             refuse_taken(req, conf, length, lines)
@@ -83,12 +83,11 @@ def shared_commands(conf: Conf, lines: list[str]) -> Iterator[str]:
             yield f"-N {chain}"
         for rule in rules:
             if rule not in lines:
-                yield rule.replace("-A POSTROUTING", "-I POSTROUTING 1")        # in front of ipMasq's rules
+                yield rule.replace("-A POSTROUTING", "-I POSTROUTING 1")        # in front of the rules of ipMasq
 
 
 def pod_commands(req: Request, conf: Conf, length: int, lines: list[str]) -> Iterator[str]:
-    """Yield commands for the pod's chain and the rules that lead there. First they delete the rules of an earlier
-    ADD."""
+    """Yield commands for the pod's chain and the jumps to it. The first commands delete the rules of an earlier ADD."""
     chain = chain_of(req)
     if iptables.has_line(lines, chain):
         yield from ("-D" + rule[2:] for rule in entries(lines, chain))
@@ -120,7 +119,8 @@ def rules(conf: Conf, length: int, chain: str) -> Iterator[str]:
 
 
 def quoted(word: str) -> str:
-    """Return a word of the configuration, quoted for iptables-restore, so that the word cannot begin another line."""
+    """Return a word of the configuration, quoted for iptables-restore, so that the word cannot contain another
+    command."""
     return word if word and word.isascii() and word.isprintable() and not set(word) & set(" \"'\\") else quote(word)
 
 
@@ -129,7 +129,7 @@ def entries(lines: list[str], chain: str) -> list[str]:
 
 
 def refuse_taken(req: Request, conf: Conf, length: int, lines: list[str]) -> None:
-    """Raises CniError 11 for a port that leads to another container's pod."""
+    """Raise CniError 11 if a port is already mapped to another container."""
     owners = {iptables.target(line): line for line in lines if line.startswith(f"-A {DNAT} ")}
     owners.pop(chain_of(req), None)
     taken: dict[tuple[str, str], dict[str, str]] = {}           # {(protocol, port): {address or "": chain}}
@@ -149,7 +149,7 @@ def refuse_taken(req: Request, conf: Conf, length: int, lines: list[str]) -> Non
 
 
 def delete(req: Request, conf: Conf) -> bool:
-    """Delete the pod's chain and the rules that lead to it, in both families. Return whether a chain existed."""
+    """Delete the pod's chain and the jumps to it, in both families. Return whether a chain existed."""
     # For a pod without mappings, do not read the legacy table: kube-proxy may have 10,000 rules in it.
     if not iptables.has_chain(req, chain_of(req), legacy=bool(conf.mappings) or conf.iptables):
         return False

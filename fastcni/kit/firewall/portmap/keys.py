@@ -28,9 +28,10 @@ MARK_BIT = 13                   # the reference plugin's default
 class Conf:
     """The keys of the portmap plugin, and the parts of prevResult that it needs.
 
-    mappings; snat, masq_all; iptables: whether iptables is the backend; mark_bit; set_mark_chain ("": fastcni's own);
-    conditions: {length of an address: [words of iptables(8)]}; previous: prevResult or None; pod: {length: (packed,
-    prefix)}, the pod's first address of each family.
+    mappings: a Mapping for each port; snat, masq_all, mark_bit: the keys of these names; iptables: whether iptables is
+    the backend; set_mark_chain: externalSetMarkChain ("": fastcni's own chain); conditions: {length of an address:
+    [words of iptables(8)]}; previous: prevResult or None; pod: {length: (packed, prefix)}, the pod's first address of
+    each family.
     """
 
     __slots__ = ("mappings", "snat", "masq_all", "iptables", "mark_bit", "set_mark_chain", "conditions", "previous",
@@ -80,7 +81,7 @@ def read(req: Request) -> Conf:
 
 
 def read_leniently(req: Request) -> Conf:
-    """Read the configuration for DEL and GC. If the configuration is invalid, ADD cannot have used it, so delete()
+    """Read the configuration for DEL and GC. If the configuration is invalid, ADD has used another one, so delete()
     searches for the mappings."""
     try:
         return read(req)
@@ -135,7 +136,7 @@ def backend_of(conf: Conf) -> Portmap:
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> None:
-    """Map the ports. Delete older flows to these ports, so that their next packets follow the mapping."""
+    """Map the ports. Delete older flows to these ports, so that the next packets of these flows go to the pod."""
     from fastcni.kit.firewall import flows
 
     backend = backend_of(conf)
@@ -154,7 +155,7 @@ def restore(req: Request, conf: Conf) -> None:
 
 
 def allow_localhost(req: Request, conf: Conf) -> None:
-    """Let the node reach the ports by 127.0.0.1."""
+    """Let processes of the node reach the mapped ports by 127.0.0.1."""
     _localnet().enable(req, conf.pod[4][0])
 
 
@@ -163,12 +164,12 @@ def _localnet() -> Localnet:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Remove the mappings of ADD in either backend, of fastcni and of the reference plugin."""
+    """Remove the mappings that ADD of fastcni or of the reference plugin made, in both backends."""
     every(*((_delete, backend, req, conf) for backend in backends.load_all("portmap")))
 
 
 def _delete(backend: Portmap, req: Request, conf: Conf) -> None:
-    if backend.delete(req, conf):       # if this pod had no elements, the flows belong to another pod
+    if backend.delete(req, conf):       # a pod without elements has no flows; they are another pod's
         from fastcni.kit.firewall import flows
 
         flows.after_delete(req, conf)
@@ -178,7 +179,7 @@ def missing(req: Request, conf: Conf) -> str:
     """Return the first thing that CHECK misses, or ""."""
     text = backend_of(conf).missing(req, conf)
     if text and not conf.iptables:
-        # The pod may be older than its configuration: then ADD used iptables.
+        # ADD may have used iptables, if the configuration has changed since ADD.
         iptables: Portmap = backends.load("portmap", "iptables")
         if iptables.present(req):
             return iptables.missing(req, conf)

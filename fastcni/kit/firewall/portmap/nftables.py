@@ -1,7 +1,7 @@
-"""Map ports by nftables: an element for each mapping, in the sets of kit/firewall/portmap/nftables_rules.py.
+"""Map ports by nftables. Each mapping is an element in the maps and sets of kit/firewall/portmap/nftables_rules.py.
 
-The comments of elements name the host's end of the pod's veth pair ("link: 12"). If that link no longer exists, a
-plugin that does not know this table has deleted it, and another pod may use the port.
+The comments of elements name the host end of the pod's veth pair ("link: 12"). If the link of an element no longer
+exists, another project's plugin has deleted the link without deleting the element, and another pod may get the port.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Place = tuple[str, bytes]           # (map, key)
 
 LINK = "link: "
-POD_KEY = 15                    # length of a key of hostport-pods
+POD_KEY = 15                    # length in bytes of a key of hostport-pods
 MAX_COUNTED = 0xFFFF            # the largest value in hostport-pods
 REFERENCE_TABLE, REFERENCE_CHAINS = "cni_hostport", ("hostports", "hostip_hostports", "masquerading")
 
@@ -62,7 +62,7 @@ def store() -> Store:
 # Adding -------------------------------------------------------------------------------------------
 
 def add(req: Request, conf: Conf) -> None:
-    """Map the ports. Raises CniError 11, which names the owner, if another attachment has one of them."""
+    """Map the ports. Raises CniError 11 if another attachment has one of the ports; the error names the attachment."""
     own, asked = req.hashes, claims(conf)
 
     def taken(present: list[Found]) -> None:
@@ -73,10 +73,11 @@ def add(req: Request, conf: Conf) -> None:
                 req.warn(f"host port {asked[name, key]} is taken over from a pod whose link is gone ({owner(comment)})")
                 store().delete_attachment(req, elements.mark_of_comment(comment))
         if any(name == PODS for name, _, _ in present):
-            store().delete(req, [])                     # elements of an earlier ADD, which may be for other ports
+            store().delete(req, [])                     # an earlier ADD may have mapped other ports
 
     store().add(req, items(req, conf), taken, mark_with_link(req, conf))
-    # Check after this pod's elements are added: of two concurrent ADDs at least one then sees the other's elements.
+    # Check for conflicts after adding this pod's elements, so that of two concurrent ADDs at least one sees the other's
+    # elements.
     add_host_ips(req, conf)
     asked = conflicts(req, conf)
     taken(store().present(req, [(*key, None) for key in asked]))
@@ -89,10 +90,10 @@ def restore(req: Request, conf: Conf) -> None:
 
 
 def mark_with_link(req: Request, conf: Conf) -> str:
-    """Return the request's mark with the index of the host's end of the pod's veth pair: "HASHES, link: 12, net: ..."
+    """Return the request's mark with the index of the host end of the pod's veth pair: "HASHES, link: 12, net: ..."
 
-    The host's end is deleted with the pod or its namespace, and the kernel gives its index to no other link. If
-    prevResult names no host end, or more than one, the mark has no index.
+    The host end is deleted with the pod or its namespace, and no other link gets its index. If prevResult names no host
+    end, or several, the mark has no index.
     """
     mark, interfaces = names.mark(req), (conf.previous or {}).get("interfaces", ())
     index = find.host_end(req, [it["name"] for it in interfaces if it["name"] and not it.get("sandbox")])
@@ -101,21 +102,20 @@ def mark_with_link(req: Request, conf: Conf) -> str:
 
 
 def is_dead(req: Request, comment: str) -> bool:
-    """Return whether the link that an element's comment names no longer exists. Without a link in the comment the pod
-    counts as alive."""
+    """Return whether the link that an element's comment names no longer exists. False if the comment names no link."""
     _, _, text = comment.partition(", ")
     index = text.removeprefix(LINK).partition(",")[0] if text.startswith(LINK) else ""
     return index.isdecimal() and find.link(req.mode.route, index=int(index)) is None
 
 
 def owner(comment: str) -> str:
-    """Return the readable part of the comment."""
+    """Return the part of a comment that is for people."""
     _, _, text = comment.partition(", ")
     return text.partition(", ")[2] if text.startswith(LINK) else text
 
 
 def taken_by(mapping: Mapping, name: str, key: bytes, comment: str) -> CniError:
-    # The key may name another address than the mapping does: see conflicts().
+    # The key may have another address than the mapping, see conflicts().
     host_ip = key.removesuffix(port_key(mapping.protocol, mapping.host_port))
     prefix = f"{addresses.ip_text(host_ip)} . " if host_ip else ""
     element = f"{{ {prefix}{mapping.protocol} . {mapping.host_port} }}"
@@ -141,13 +141,14 @@ def items(req: Request, conf: Conf) -> list[Item]:
 
 
 def where(mapping: Mapping, length: int, host_ip: bytes | None = None) -> Place:
-    """Return the map and key of a mapping in one family. With `host_ip`: those of the same port on this address."""
+    """Return the (map, key) of a mapping in the family of this address length. host_ip: use this address instead of the
+    mapping's."""
     host_ip = mapping.host_ip if host_ip is None else host_ip
     return (HOSTIP_HOSTPORTS if host_ip else HOSTPORTS)[length], host_ip + port_key(mapping.protocol, mapping.host_port)
 
 
 def port_key(protocol: str, port: int) -> bytes:
-    """meta l4proto . th dport"""
+    """Return the key `meta l4proto . th dport`."""
     return concat(nft_elements.protocol(PROTOCOLS[protocol]), nft_elements.service(port))
 
 
@@ -156,13 +157,13 @@ def pod_key(req: Request) -> bytes:
 
 
 def claims(conf: Conf) -> dict[Place, Mapping]:
-    """Return the (map, key) places that only this request may have."""
+    """Return the Places, (map, key), that the mappings use."""
     return {where(mapping, length): mapping for length in conf.pod for mapping in conf.mappings_for(length)}
 
 
 def conflicts(req: Request, conf: Conf) -> dict[Place, Mapping]:
-    """Return the places that no other attachment may have. As with bind(2), a mapping on all addresses conflicts with
-    the same port on one address."""
+    """Return the Places that no other attachment may use: the mappings' own, and those that conflict with them. As with
+    bind(2), a mapping on all addresses conflicts with the same port on one address."""
     found = {}
     for length in conf.pod:
         mappings = conf.mappings_for(length)
@@ -174,25 +175,24 @@ def conflicts(req: Request, conf: Conf) -> dict[Place, Mapping]:
 
 
 def host_ips(req: Request, length: int) -> list[bytes]:
-    """Return the packed addresses that mappings have named."""
-    messages = store().dump(req.mode.firewall, HOSTIPS[length]) or ()   # None: another program has just flushed it
+    """Return the packed addresses in the set hostips, which mappings have named as hostIP."""
+    messages = store().dump(req.mode.firewall, HOSTIPS[length]) or ()   # None: another program has deleted the set
     return [key for payload in messages for key, _ in nft_elements.read_elements(payload)]
 
 
 def add_host_ips(req: Request, conf: Conf) -> None:
-    """Add the addresses that mappings name. DEL does not delete these elements: there is at most one for each address
-    of the node."""
+    """Add the addresses that mappings name to the set hostips. DEL does not delete these elements, because their number
+    is limited by the node's addresses."""
     named = dict.fromkeys((HOSTIPS[length], mapping.host_ip, None)
                           for length in conf.pod for mapping in conf.mappings_for(length) if mapping.host_ip)
     if named:
         store().add_shared(req, [*named])
 
 
-# Looking and deleting -----------------------------------------------------------------------------
+# Reading and deleting -----------------------------------------------------------------------------
 
 def delete(req: Request, conf: Conf) -> bool:
-    """Delete the elements of the mappings, or all elements with the request's mark. Return whether any element
-    existed."""
+    """Delete the elements with the request's mark. Return whether any element existed."""
     delete_reference_rules(req)
     found = look_up_pod(req)
     if found is None:
@@ -208,7 +208,7 @@ def present(req: Request) -> bool:
 
 
 def look_up_pod(req: Request) -> list[tuple[int, bytes]] | None:
-    """Return the kernel's replies about the attachment's element of hostport-pods, None if that element does not
+    """Read the attachment's element of hostport-pods. Return the kernel's messages, None if the element does not
     exist."""
     return wire.look_up(req.mode.firewall, nft_elements.get_element(Batch(), FAMILY, TABLE, PODS, pod_key(req)))
 
@@ -237,7 +237,7 @@ def gc(req: Request) -> None:
 
 
 def status(req: Request) -> None:
-    """Raises CniError 50 if the kernel would refuse what an ADD needs."""
+    """For STATUS: raise CniError 50 if the kernel would reject the table that an ADD needs."""
     if refused := store().refusal(req, [elements.chain_item(FROM_ALL)]):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"port mappings by nftables are not possible: {refused}",
                        "the kernel lacks a part of nf_tables (nft_nat, nft_fib_inet, nft_masq, nft_ct), or this is not "

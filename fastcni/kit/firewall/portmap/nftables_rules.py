@@ -1,5 +1,5 @@
-"""Define the sets, chains and rules of port mappings in fastcni's own nftables table. Their number does not depend on
-the number of pods.
+"""Add the sets, chains and rules of port mappings to fastcni's own nftables table. Their number does not depend on the
+number of pods.
 
     table inet fastcni {
         map hostports4 {                        (and hostports6)
@@ -43,14 +43,14 @@ the number of pods.
         chain hostport-from-all { masquerade }
     }
 
-Packets are looked up only if they go to an address of the node (CVE-2025-67499), and after the rules of other programs
+The rules only look up packets to an address of the node (CVE-2025-67499), and run after the rules of other programs
 (CVE-2019-9946).
 
-- hostips has the addresses that mappings name. A mapping on all addresses is compared only with these for conflicts.
-- hostport-pods has the number of elements of each attachment. So DEL of an attachment without mappings ends after one
-  look-up, and DEL knows whether its configuration has all mappings.
-- hairpin-pods has one element for all ports of a pod: the kernel reads all elements that lead to chains whenever an
-  element is added.
+- hostips has the addresses that mappings name as hostIP. ADD of a mapping on all addresses checks only these addresses
+for conflicts. - hostport-pods has the number of elements of each attachment. So a DEL of an attachment without mappings
+ends after one look-up, and any DEL knows whether its configuration names all mappings of the attachment.
+- hairpin-pods has one element for all ports of a pod, because the kernel walks all elements that lead to chains
+whenever an element is added.
 """
 
 from __future__ import annotations
@@ -81,13 +81,14 @@ SETS = [name for kind in (HOSTPORTS, HOSTIP_HOSTPORTS, HAIRPINS, HAIRPIN_PODS, H
 
 
 def from_chain(packed: bytes, prefix: int) -> str:
-    """Return the name of the chain that masquerades packets from a subnet."""
-    # nft reads names of letters, digits and / \ _ . - only.
+    """Return the name of the chain that masquerades packets from a subnet, "hostport-from-10.22.0.0/24"."""
+    # nft only reads names of letters, digits and / \ _ . -
     return FROM + addresses.cidr_text(addresses.network(packed, prefix), prefix).replace(":", "_")
 
 
 def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
-    """Add everything but the elements. Rules that exist are replaced in the same transaction, so no packet misses them.
+    """Add the sets, chains and rules, but no elements. The same transaction replaces existing rules, so no packet
+    passes without them.
     """
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     set_ids = add_sets(batch)
@@ -131,8 +132,8 @@ def rules(set_ids: dict[str, int]) -> Iterator[tuple[Any, ...]]:
     """Yield the rules as printed above: (chain, expression, ...)."""
     for chain in HOOKS:
         yield chain, *nft_rules.to_local_address(), nft_rules.jump(LOOKUPS)
-    # The kernel neither sends packets from ::1 over another link nor accepts packets to ::1 from it. A connection to
-    # ::1 is refused immediately, so a client then tries 127.0.0.1.
+    # The kernel neither sends packets from ::1 over a link other than lo nor accepts packets to ::1 from it. So do not
+    # map ::1: the kernel refuses the connection, and the client tries 127.0.0.1.
     yield LOOKUPS, *nft_rules.daddr_in(*LOCALHOST[16]), nft_rules.leave()
     for length in LENGTHS:
         address, port = nft_rules.daddr(length), nft_rules.protocol_and_port(behind=length)
@@ -146,7 +147,8 @@ def rules(set_ids: dict[str, int]) -> Iterator[tuple[Any, ...]]:
 
 
 def fill(batch: Batch, chain: str) -> Batch:
-    """Add a chain that masquerades what comes from the node's localhost and from the subnet in its name."""
+    """Add a chain and its rules, which masquerade packets from the node's localhost and from the subnet in the chain's
+    name."""
     nft.add_chain(batch, FAMILY, TABLE, chain)
     nft_rules.flush_chain(batch, FAMILY, TABLE, chain)
     if chain == FROM_ALL:

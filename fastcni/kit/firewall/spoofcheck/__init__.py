@@ -1,1 +1,1 @@
-"""Check what a pod's port sends: mac.py checks the source MAC, ip.py the source addresses."""
+"""Drop a pod's frames with a false source: mac.py checks the source MAC, ip.py the source addresses."""

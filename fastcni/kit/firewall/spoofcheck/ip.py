@@ -1,7 +1,7 @@
-"""ipspoofchk: a pod's port sends IPv4, ARP and IPv6 from the addresses that IPAM gave the pod, and nothing else.
+"""Enforce ipspoofchk: a pod's port may only send IPv4, ARP and IPv6 from the addresses that IPAM gave the pod.
 
-kit/firewall/port_sources.py has the rules. They stand in one table with the rules of kit/firewall/spoofcheck/mac.py.
-`nft list table bridge fastcni` prints:
+kit/firewall/port_sources.py builds the rules. The table also has the rules of kit/firewall/spoofcheck/mac.py. `nft list
+table bridge fastcni` prints:
 
     set bound { type ifname; elements = { "veth0a1b2c3d" comment "..." } }
     set bound4 { type ifname . ipv4_addr; elements = { "veth0a1b2c3d" . 10.22.0.5 comment "..." } }
@@ -43,7 +43,7 @@ SETS = port_sources.Sets(BOUND, ALLOWED, BOUND_OF)
 
 
 def add(req: Request, conf: object, link: PodLink, undo: Undo) -> None:
-    """Bind the pod's port to the addresses of the result."""
+    """Bind the pod's port to the addresses of the result: drop other sources."""
     undo(delete, req, conf)
     store().add(req, items(link.host.name, link.inside.address, packed_ips(link.result)))
 
@@ -58,8 +58,8 @@ def packed_ips(result: dict[str, Any]) -> list[bytes]:
 
 
 def items(port: str, mac: bytes, ips: Iterable[bytes]) -> list[Item]:
-    """Return the elements of a pod's port: the packed `ips`, and the link-local address that its kernel makes of the
-    MAC."""
+    """Return the elements of a pod's port, for the packed `ips` and for the link-local address that the kernel derives
+    from the MAC."""
     key = ifname(port)
     return [(BOUND, key, None), *((BOUND_OF[len(packed)], concat(key, packed), None)
                                   for packed in dict.fromkeys((*ips, link_local(mac))))]
@@ -70,7 +70,7 @@ def delete(req: Request, conf: object, found: Sequence[bytes] = (), given: Seque
 
 
 def check(req: Request, conf: object, link: PodLink) -> None:
-    """For CHECK: raise CniError unless the pod's port is bound to its addresses."""
+    """For CHECK: raise CniError unless the pod's port is bound to the pod's addresses."""
     if store().missing(req, items(link.host.name, link.inside.address, packed_ips(link.result))):
         raise spoofcheck.unguarded(link.host, "ipspoofchk")
 

@@ -1,6 +1,6 @@
-"""macspoofchk: frames from a pod's port must carry the pod's MAC.
+"""Enforce macspoofchk: drop frames from a pod's port whose source MAC is not the pod's.
 
-One rule for all pods, and one element for each pod in each of two sets. As `nft list table bridge fastcni` prints it:
+All pods share one rule, and each pod has an element in each of two sets. `nft list table bridge fastcni` prints:
 
     set guarded { type ifname; elements = { "veth0a1b2c3d" comment "..." } }
     set allowed { type ifname . ether_addr; elements = { "veth0a1b2c3d" . 0a:58:0a:16:00:05 comment "..." } }
@@ -9,7 +9,7 @@ One rule for all pods, and one element for each pod in each of two sets. As `nft
         iifname @guarded iifname . ether saddr != @allowed drop
     }
 
-kit/firewall/spoofcheck/ip.py adds to this for ipspoofchk.
+kit/firewall/spoofcheck/ip.py adds sets and rules for ipspoofchk.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ REFERENCE_TABLE, REFERENCE_CHAIN = "nat", "PREROUTING"
 
 
 def add(req: Request, conf: object, link: PodLink, undo: Undo) -> None:
-    """Guard the pod's port with the pod's MAC. Both Links must be current."""
+    """Guard the pod's port: drop frames with another source MAC than the pod's. Both Links of `link` must be up to
+    date."""
     undo(delete, req, conf)
     store().add(req, items(link.host.name, link.inside.address))
 
@@ -74,7 +75,7 @@ def delete(req: Request, conf: object, found: Sequence[bytes] = (), given: Seque
 
 
 def known(req: Request, items: Callable[[str, bytes, list[bytes]], list[Item]]) -> Sequence[Item]:
-    """Return the elements that prevResult says the pod has. With these DEL need not read a whole set.
+    """Return the elements that the pod should have by prevResult, so that DEL need not read a complete set.
 
     Return () if prevResult does not name the port. In that case, or if a chained plugin has changed prevResult, DEL
     finds the elements by their mark.
@@ -90,7 +91,8 @@ def known(req: Request, items: Callable[[str, bytes, list[bytes]], list[Item]]) 
 
 
 def delete_reference_rules(req: Request) -> None:
-    """Delete what the reference's bridge made for this pod: a rule that jumps to a chain, which jumps to another."""
+    """Delete the rules that the reference plugin bridge made for this pod: a jump to a chain, which jumps to a second
+    chain; and both chains."""
     mark, chains = f"macspoofchk-{req.container_id}-{req.ifname}", reference_chains(req)
 
     def with_chains(batch: Batch) -> None:
