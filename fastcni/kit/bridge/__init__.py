@@ -1,10 +1,10 @@
 """The bridge plugin: its keys, the bridge, and its options.
 
-    conf       the keys, read and checked against each other
-    options    the parts of ADD that only some keys switch on, in the order of ADD
-    bridges    the bridge and its ports
-    vlans      the keys vlan, vlanTrunk and preserveDefaultVlan
-    gateways   the pods' gateways
-    unflooded  disableFlooding
-    checks     CHECK of the bridge and of the pod's port
+    conf       reads the keys and checks them against each other
+    options    lists the options that keys switch on, in the order of ADD
+    bridges    makes or adopts the bridge, and adds ports
+    vlans      applies the keys vlan, vlanTrunk and preserveDefaultVlan
+    gateways   adds the pods' gateways to the bridge
+    unflooded  applies disableFlooding
+    checks     checks the bridge and the pod's port, for CHECK
 """

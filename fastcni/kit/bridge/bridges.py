@@ -1,4 +1,4 @@
-"""The bridge, which ADD makes if it is missing and otherwise adopts, and its ports."""
+"""Make the bridge, or adopt an existing one, and add pods' ports to it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-MAX_PORTS = 1023                # net/bridge/br_private.h: BR_PORT_BITS 10, and no port has number 0
+MAX_PORTS = 1023                # net/bridge/br_private.h: BR_PORT_BITS is 10, and no port has the number 0
 
 
 class Port:
-    """The pod's veth pair, of which the host end is a port of `bridge`: a PodLink of kit/call/option.py.
+    """The pod's veth pair, whose host end is a port of `bridge`. It is a PodLink of kit/call/option.py.
 
     mac             the MAC of the pod's link, None: a random MAC
     vlan_interface  the host's interface in the pod's VLAN, if the gateway's addresses are on it
@@ -50,7 +50,7 @@ class Port:
 
 
 def ensure(mode: Mode, conf: Conf, undo: Undo) -> Link:
-    """Return the bridge, up. A missing bridge is made; an existing bridge keeps its MAC, its MTU and its VLAN
+    """Return the bridge, which is up. Make the bridge if it is missing. An existing bridge keeps its MAC, MTU and VLAN
     filtering.
 
     Raises CniError if a link of another kind has the name, and CniError 11 if another program deleted the bridge.
@@ -77,12 +77,13 @@ def check_kind(bridge: Link, code: int, message: str = "") -> None:
 
 
 def promiscuous(bridge: Link) -> bool:
-    """Return whether the bridge was set promiscuous. (Its promiscuity also counts the programs that capture on it.)"""
+    """Return whether the bridge has the flag promisc. (The link's promiscuity counter also counts capturing
+    programs.)"""
     return bool(bridge.flags & uapi.IFF_PROMISC)
 
 
 def refuse_router_advertisements(mode: Mode, bridge: Link) -> None:
-    """Set accept_ra to 0, so that no pod changes the host's routes. Once accept_ra was read as 0, it is not read again
+    """Set the bridge's accept_ra to 0, so that no pod can change the host's routes. The mode caches a read value of 0
     while the bridge exists."""
     name = bridge.name
     refused = mode.recall(("accept_ra", bridge.index), lambda: mode.read_ipv6(name, "accept_ra") in ("0", "") or None)
@@ -91,15 +92,16 @@ def refuse_router_advertisements(mode: Mode, bridge: Link) -> None:
 
 
 def learn_from_checked_frames(mode: Mode, bridge: Link) -> None:
-    """Let the bridge learn no MAC from frames to 01:80:c2:00:00:0X. Some of these frames, such as LLDP's, pass no hook
-    of nftables, so a pod could take another pod's MAC by sending them. Raises NetlinkError."""
+    """Make the bridge ignore the source MAC of frames to 01:80:c2:00:00:0X when it learns. Some of these frames, such
+    as LLDP's, pass no nftables hook. Without this, a pod could send them with another pod's MAC, and receive that pod's
+    traffic. Raises NetlinkError."""
     mode.recall(("no_linklocal_learn", bridge.index), lambda: bool(wire.exchange(
         mode.route, rtnl.learn_no_link_local(Batch(), bridge.index, what=f'set bridge "{bridge.name}"'))) or True)
 
 
 def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
-    """Make the bridge, or return None if another ADD made it first. With a fixed MAC the bridge does not take the MAC
-    of a port.
+    """Make the bridge and return its Link. If another ADD made the bridge first, return that one's Link, or None if it
+    no longer exists. The bridge gets a fixed MAC, so that it does not take the MAC of a port.
 
     Raises CniError 2 if `vlan` is set and the kernel has no VLAN filtering.
     """
@@ -119,14 +121,14 @@ def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
 
 
 def restore_unused(sock: Socket, bridge: Link) -> None:
-    """Give the bridge its earlier flags (up, promiscuous), unless another pod has become a port of the bridge."""
+    """Restore the bridge's flags up and promisc from `bridge`, unless another pod has a port on the bridge."""
     if find.link(sock, index=bridge.index) and not find.port_count(sock, bridge):
         change.link(sock, bridge.index, up=bridge.up, promisc=promiscuous(bridge),
                     what=f'set bridge "{bridge.name}" as it was')
 
 
 def delete_unused(sock: Socket, name: str) -> None:
-    """Delete a bridge that create() made, unless another pod has become a port of the bridge."""
+    """Delete a bridge that create() made, unless another pod has a port on the bridge."""
     bridge = find.link(sock, name)
     if bridge and not find.port_count(sock, bridge):
         change.delete_by_name(sock, name)
@@ -135,8 +137,9 @@ def delete_unused(sock: Socket, name: str) -> None:
 def add_port(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
     """Make the pod's veth pair, with its host end on the bridge.
 
-    With disableFlooding the host end has no IPv6: MLD and the kernel's routes to link-local addresses take longer the
-    more ports the bridge has. Raises CniError 11 if the bridge is full (1,023 ports), and the exceptions of veth.add().
+    With disableFlooding the host end has no IPv6, because MLD and the kernel's routes to link-local addresses take
+    longer with each port of the bridge. Raises CniError 11 if the bridge is full (1,023 ports), and the exceptions of
+    veth.add().
     """
     try:
         port.host, port.inside = veth.add(req, port.pod, undo, mtu=conf.mtu, master=port.bridge.index, mac=port.mac,
@@ -159,8 +162,8 @@ def full(name: str) -> CniError:
 
 
 def status(req: Request, name: str) -> None:
-    """Raise CniError 50 if the name is that of another kind of link. A missing bridge is no error: ADD makes it. A full
-    bridge causes only a warning, because the pods on it have their network."""
+    """For STATUS: raise CniError 50 if a link of another kind has the name. A missing bridge is no error, because ADD
+    makes it. A full bridge is only a warning, because its pods work."""
     bridge = find.host_link(req.mode, name)
     if bridge is None:
         return

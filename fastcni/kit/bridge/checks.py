@@ -1,4 +1,4 @@
-"""CHECK of the bridge plugin: the bridge, and the pod's port on it."""
+"""Check the bridge and the pod's port on it, for CHECK."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def bridge(pod: Pod, conf: Conf, previous: dict[str, Any]) -> Link:
-    """Return the bridge. Raises CniError if it is not what the configuration and prevResult say."""
+    """Return the bridge. Raises CniError if the bridge differs from the configuration or prevResult."""
     entry = next((item for item in previous.get("interfaces", ()) if item["name"] == conf.name), None)
     found = find.link(pod.host, conf.name)
     if entry is None or found is None:
@@ -43,8 +43,8 @@ def port(req: Request, conf: Conf, previous: dict[str, Any]) -> Port:
 
 
 def host_end(port: Port, conf: Conf) -> Link:
-    """Return the host end of the pod's link. Raises CniError if it is not the pod's port on the bridge, or its flags
-    are not the configured ones."""
+    """Return the host end of the pod's link. Raises CniError if the host end is no port of the bridge, or if its flags
+    differ from the configuration."""
     inside, host = port.inside, find.link(port.pod.host, index=port.inside.peer)
     named = {item["name"] for item in port.result.get("interfaces", ())}
     if host is None or host.peer != inside.index or host.master != port.bridge.index or host.name not in named:

@@ -1,4 +1,4 @@
-"""The keys of the bridge plugin, read and checked against each other."""
+"""Read the keys of the bridge plugin, and check them against each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_NAME = "cni0"
 
 
 class Conf:
-    """The keys of one network. For DEL and GC only the keys that read_ending() sets are set."""
+    """The keys of a network. For DEL and GC, only the keys that read_ending() reads are set."""
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
                  "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6",
@@ -42,13 +42,13 @@ class Conf:
     masquerade: Masquerade
     mac_check: bool             # macspoofchk
     ip_check: bool              # ipspoofchk
-    dns: dict[str, Any] | None  # the dns of the result; None: the dns that IPAM returns
+    dns: dict[str, Any] | None  # the configuration's dns; None: keep IPAM's dns
     layer3: bool                # whether the network has IPAM
     ipv6: bool                  # whether the pod's link has IPv6
-    unflooded: bool             # disableFlooding, for the pod's port
-    # The options for which the network asks, see options.py:
-    at_port: list[Option[Conf, Port]]           # the pod has its port, and no addresses yet
-    while_down: list[Option[Conf, Port]]        # the addresses are known; the pod's link is down and can send nothing
+    unflooded: bool             # disableFlooding
+    # The options that the network asks for, by the moment at which ADD applies them, see options.py:
+    at_port: list[Option[Conf, Port]]           # the pod has its port, but no addresses
+    while_down: list[Option[Conf, Port]]        # the addresses are known; the pod's link is still down
     when_up: list[Option[Conf, Port]]           # the pod's link is up
 
     def options(self) -> list[Option[Conf, Port]]:
@@ -86,7 +86,7 @@ def read(keys: Section) -> Conf:
 
 
 def read_ending(keys: Section) -> Conf:
-    """Read the keys that DEL and GC need: the keys that say which state ADD may have made."""
+    """Read the keys that DEL and GC need, because they determine what state ADD may have made on the host."""
     conf = Conf()
     conf.unflooded = keys.flag("disableFlooding")
     if conf.unflooded:
@@ -99,7 +99,7 @@ def read_ending(keys: Section) -> Conf:
 
 
 def read_source_checks(keys: Section, conf: Conf) -> None:
-    """Read ipspoofchk and macspoofchk; the first implies the second."""
+    """Read ipspoofchk and macspoofchk. ipspoofchk implies macspoofchk."""
     conf.ip_check = keys.flag("ipspoofchk")
     conf.mac_check = keys.flag("macspoofchk") or conf.ip_check
 

@@ -1,5 +1,4 @@
-"""The pods' gateways, which ADD completes in the result and adds as addresses to the bridge or to its VLAN
-interface."""
+"""Complete the gateways in the result of ADD, and add them as addresses to the bridge or to its VLAN interface."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ DEFAULT_ROUTES = {4: "0.0.0.0/0", 16: "::/0"}
 
 
 def add_addresses(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
-    """Call IPAM. port.result becomes IPAM's result with the gateways of isGateway and the default routes of
+    """Call IPAM, and set port.result to IPAM's result, with the gateways for isGateway and the default routes for
     isDefaultGateway. Raises CniError."""
     port.result = ipam.add_addresses(req, undo, interface=2)
     check_families(conf.ipv6, port.result)
@@ -44,8 +43,8 @@ def add_addresses(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
 
 
 def complete(result: dict[str, Any], conf: Conf) -> None:
-    """Add the gateways of isGateway and the default routes of isDefaultGateway to the result of IPAM."""
-    # A default route of IPAM without gw goes to the same gateway.
+    """Add the gateways for isGateway and the default routes for isDefaultGateway to the result of IPAM."""
+    # A default route of IPAM without gw then uses the same gateway.
     routed = [len(packed) for packed, prefix in
               (addresses.read_cidr(route["dst"]) for route in result.get("routes", ())) if not prefix]
     for ip in result["ips"]:
@@ -58,8 +57,8 @@ def complete(result: dict[str, Any], conf: Conf) -> None:
 
 
 def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Make the gateways of the result addresses of the bridge, or of its interface in the pod's VLAN, and let the host
-    forward. Raises CniError."""
+    """Add the result's gateways as addresses to the bridge, or to its interface in the pod's VLAN, and enable
+    forwarding on the host. Raises CniError."""
     mode, result = req.mode, link.result
     if conf.vlans.vlan:
         link.vlan_interface = vlans.ensure_interface(mode, link.bridge, conf.vlans, undo)
@@ -74,10 +73,12 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
 
 def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gateways: Collection[Network],
                      conf: Conf, undo: Undo) -> None:
-    """Give the link all `gateways`, and take conflicting addresses away if forceAddress allows it.
+    """Give the VLAN interface, or without it the bridge, all addresses of `gateways`. Remove conflicting addresses if
+    forceAddress allows it.
 
-    Every other IPv4 address conflicts, and so does an IPv6 address of an overlapping subnet. When the link gets an
-    address, its MAC is fixed: the MAC of a bridge that another program made may change with its ports.
+    An IPv4 address conflicts with every other IPv4 address, an IPv6 address with those of overlapping subnets. When the
+    link gets an address, its MAC is also set: otherwise the MAC of a bridge that another program made may change with
+    its ports.
     """
     sock, link = mode.route, vlan_interface or bridge
     missing, conflicts = compare(mode, link, gateways)
@@ -102,14 +103,15 @@ def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gate
     refused = wire.attempt(sock, batch)[1]
     put_neighbours()
     for e in refused:
-        # Another ADD has added the same address; or the kernel has removed a secondary address with its primary one.
+        # EEXIST: another ADD has added the same address. EADDRNOTAVAIL: the kernel has removed a secondary address with
+        # its primary.
         if e.errno not in (EEXIST, EADDRNOTAVAIL):
             raise e
 
 
 def keep_neighbours(sock: Socket, link: Link, conf: Conf) -> Callable[[], None]:
-    """Return a function that adds the pods' neighbours of disableFlooding again: when the MAC of a link is set, even to
-    the same MAC, the kernel forgets the link's neighbours."""
+    """Return a function that adds again the pods' neighbours that disableFlooding needs. When a link's MAC is set, even
+    to the same MAC, the kernel forgets the link's neighbours."""
     if not conf.unflooded:
         return lambda: None
     from fastcni.kit.bridge import unflooded
@@ -137,7 +139,7 @@ def compare(mode: Mode, link: Link, gateways: Collection[Network]) -> tuple[list
 
 def restore_addresses(sock: Socket, bridge: Link, vlan_interface: Link | None, added: Collection[Network],
                       deleted: Collection[Network]) -> None:
-    """Roll back ensure_addresses(), if the failed pod is alone on the bridge. Other pods need the addresses."""
+    """Roll back ensure_addresses(), unless other pods on the bridge need the addresses."""
     if find.port_count(sock, bridge) > (2 if vlan_interface else 1):
         return
     batch, link = Batch(), vlan_interface or bridge

@@ -1,7 +1,7 @@
-"""The options of the bridge plugin: the modules that a configuration switches on, in the order of ADD.
+"""Choose the options of the bridge plugin, the modules that a configuration switches on, in the order of ADD.
 
-kit/call/option.py has the functions of an option. A new option is a module, its keys in conf.py, and two
-lines in choose().
+kit/call/option.py defines the functions of an option. A new option needs a module, its keys in conf.py, and two lines
+in choose().
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 def choose(conf: Conf, *, ending: bool = False) -> None:
-    """Set the options of a network, by the moment at which ADD calls their `add`.
+    """Set conf's lists of options: at_port, while_down and when_up. ADD calls an option's `add` at the moment that the
+    list names.
 
-    ending: the command is DEL or GC, and conf has only the keys for these.
+    ending: the command is DEL or GC, and conf has only their keys.
     """
     conf.at_port, conf.while_down, conf.when_up = [], [], []
     if not ending and conf.vlans.on_port:

@@ -1,19 +1,20 @@
-"""disableFlooding of the bridge plugin: the bridge knows the port and MAC of each pod, and floods nothing to its port.
+"""Apply disableFlooding of the bridge plugin: the bridge knows each pod's port and MAC, and floods no frames to that
+port.
 
 These commands do the same for a pod with 10.1.0.5:
 
     bridge link set dev vethX flood off bcast_flood off mcast_flood off
-    ip link set vethX type bridge_slave proxy_arp_wifi on                   the bridge answers ARP for what is behind it
+    ip link set vethX type bridge_slave proxy_arp_wifi on                   the bridge answers ARP for the pod
     bridge fdb replace 0a:58:0a:01:00:05 dev vethX master static sticky
     ip neigh replace 10.1.0.5 lladdr 0a:58:0a:01:00:05 dev cni0 nud reachable extern_learn proto 252
 
-The bridge answers ARP from the neighbours of its own interface, if the MAC is in its FDB. The bridge cannot answer IPv6
-neighbour solicitations between such ports (neigh_suppress is for ports without proxy_arp_wifi). nftables sends a copy
-of each solicitation to the pod that it asks for, see kit/firewall/solicitations.py. If the kernel lacks this, the
-bridge floods multicast to pods with IPv6 addresses.
+The bridge answers ARP requests with the neighbours of its own interface, if their MAC is in its FDB. The bridge cannot
+answer IPv6 neighbour solicitations between such ports, because neigh_suppress does not work with proxy_arp_wifi. So
+nftables sends a copy of each solicitation to the pod with the requested address, see kit/firewall/solicitations.py. If
+the kernel does not support this, the bridge floods multicast to pods with IPv6 addresses.
 
-The FDB entry is deleted with the port. The neighbours stay until DEL. They are externally learned, not permanent: the
-ARP of the next pod with the address, which may be the Go plugin's, can replace an externally learned neighbour.
+The FDB entry is deleted with the port. The neighbours stay until DEL. They are externally learned, not permanent, so
+that ARP of the address's next pod, perhaps of the reference plugin, can replace them.
 """
 
 from __future__ import annotations
@@ -46,27 +47,28 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.contract import Solicitations
 
-MAX_ASKED = 64                  # requests in one send: their answers fit into the socket's buffer
+MAX_ASKED = 64                  # requests in one send(), so that the answers fit into the socket's buffer
 PREFIX4, PREFIX6 = b"\x0a\x58", b"\x0e"         # first bytes of locally administered MACs
 
 
 def prepare(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Ask IPAM before the pod gets a port, because the port's MAC is derived from the address. Raises CniError."""
+    """Ask IPAM before the pod gets a port, because the pod's MAC is derived from the address. Raises CniError."""
     refuse_second(link.pod, req.ifname)
     gateways.add_addresses(req, conf, link, undo)
     link.mac = link.mac or mac_of(link.result)
 
 
 def refuse_second(pod: Pod, ifname: str) -> None:
-    """Raise CniError if the pod has a link of that name: a repeated ADD must not ask IPAM, whose rollback would release
-    the pod's addresses."""
+    """Raise CniError if the pod has a link of that name. A repeated ADD must fail before it asks IPAM, because IPAM's
+    rollback would release the pod's addresses."""
     if find.link(pod.inside, ifname):
         raise CniError(errors.INTERNAL, f'container veth name ("{ifname}") already exists')
 
 
 def mac_of(result: dict[str, Any]) -> bytes:
-    """Return the MAC of a pod with these addresses. The MAC is derived from the first address: another pod that gets
-    the address also gets the MAC, so the neighbour tables of other pods stay right."""
+    """Return the MAC of a pod with these addresses. The MAC is derived from the first IPv4 address, or else from the
+    first IPv6 address. The next pod with this address has the same MAC, so other pods' neighbour tables stay
+    correct."""
     ips = addresses_of(result)
     for packed in ips:
         if len(packed) == 4:
@@ -75,7 +77,7 @@ def mac_of(result: dict[str, Any]) -> bytes:
 
 
 def digest(packed: bytes) -> bytes:
-    """Return five bytes that depend on each bit of an IPv6 address: FNV-1a of 64 bits, whose middle bytes mix best."""
+    """Return a hash of an IPv6 address, 5 bytes: the middle of 64-bit FNV-1a, whose middle bytes mix best."""
     value = 0xCBF29CE484222325
     for byte in packed:
         value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
@@ -98,17 +100,17 @@ def has_ipv6(ips: Iterable[bytes]) -> bool:
 
 
 def solicitations() -> Solicitations:
-    """Import and return the module that only pods with IPv6 addresses need."""
+    """Import and return the backend for neighbour solicitations, which only pods with IPv6 addresses need."""
     return backends.load("solicitations", "nftables")
 
 
 def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Add the pod's FDB entry and neighbours. The entries of a former pod with one of the addresses are replaced.
+    """Add the pod's FDB entry and neighbours. They replace the entries of an earlier pod with one of the addresses.
 
-    nftables would send copies of solicitations to an isolated port (portIsolation) even from other isolated ports. So
-    the bridge floods multicast to this pod instead, and forwards none between isolated ports.
+    For an isolated port (portIsolation), nftables would also copy solicitations from other isolated ports. So the
+    bridge floods multicast to this port instead, but not from other isolated ports.
     """
-    link.wait_until_up()            # the kernel forgets a bridge's neighbours when it notices that no port is up
+    link.wait_until_up()            # while no port is up, the kernel flushes a bridge's neighbours
     bridge, port, mac, ips = link.bridge, link.host, link.inside.address, addresses_of(link.result)
     taken = stations(req.mode.route, bridge.index, [mac]).get(mac)
     if taken and taken.index != port.index:
@@ -124,8 +126,8 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
 
 
 def ensure(sock: Socket, bridge: int, port: Link, mac: bytes, ips: Sequence[bytes], multicast: bool) -> None:
-    """Set the port's flags, its FDB entry and the neighbours. `bridge` is an index; multicast: as for port_flags().
-    Raises NetlinkError."""
+    """Set the port's flags, its FDB entry and the pod's neighbours. bridge: the bridge's index. multicast: see
+    port_flags(). Raises NetlinkError."""
     batch = rtnl.set_bridge_port(Batch(), port.name, port_flags(multicast),
                                  what=f'failed to set bridge port flags of "{port.name}"')
     neighbours.new_station(batch, port.index, mac, what=f'failed to add {mac.hex(":")} to the FDB of "{port.name}"')
@@ -135,7 +137,7 @@ def ensure(sock: Socket, bridge: int, port: Link, mac: bytes, ips: Sequence[byte
 
 
 def put(sock: Socket, bridge: int, found: Sequence[tuple[bytes, bytes]]) -> None:
-    """Add neighbours, [(packed, MAC)]."""
+    """Add neighbours to a bridge. bridge: the bridge's index. found: [(packed address, MAC)]."""
     for at in range(0, len(found), MAX_ASKED):
         batch = Batch()
         for packed, mac in found[at:at + MAX_ASKED]:
@@ -144,7 +146,8 @@ def put(sock: Socket, bridge: int, found: Sequence[tuple[bytes, bytes]]) -> None
 
 
 def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
-    """Restore what a flush or another program has taken from the pod of prevResult. Raises CniError, NetlinkError."""
+    """Add again the flags, entries and nftables elements of prevResult's pod that a flush or another program has
+    removed. Raises CniError, NetlinkError."""
     from fastcni.kit.call.conf import read_ethernet
 
     sock, entries = req.mode.route, previous.get("interfaces", ())
@@ -161,7 +164,7 @@ def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
 
 
 def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[bytes]) -> None:
-    """Delete the pod's neighbours and its elements of nftables."""
+    """Delete the pod's neighbours and its nftables elements."""
     ips = [*found, *given, *previous_ips(req)]
     steps: list[Any] = [(delete_left, req, conf.name, ips)]
     if has_ipv6(ips) or not ips:
@@ -170,17 +173,17 @@ def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[byt
 
 
 def delete_left(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
-    """Delete the neighbours that a deleted pod has left on the bridge; without `ips` those of all deleted pods. A later
-    pod with one of the addresses keeps its neighbour, because its MAC is in the FDB."""
+    """Delete the bridge's neighbours with these addresses, or all, if they are of deleted pods. A later pod with one of
+    the addresses keeps its neighbour, because its MAC is in the FDB."""
     bridge = find.host_link(req.mode, bridge_name)
     if bridge:
         delete_neighbours(req.mode.route, bridge.index, left(req.mode.route, bridge.index, ips))
 
 
 def withdraw(req: Request, bridge_name: str, port_name: str) -> None:
-    """Let the bridge flood multicast to a pod that a firewall isolates from the others on its bridge, if the pod has
-    disableFlooding: copies of solicitations come from the host, so the firewall would not see their senders. Raises
-    NetlinkError."""
+    """For a pod that a firewall isolates from the other pods of its bridge: if the pod has disableFlooding, delete its
+    solicitation elements, and let the bridge flood multicast to it instead. The copies come from the host, so the
+    firewall could not see the senders. Raises NetlinkError."""
     if solicitations().delete(req, bridge_name):
         wire.exchange(req.mode.route, rtnl.set_bridge_port(Batch(), port_name, {uapi.IFLA_BRPORT_MCAST_FLOOD: True},
                                                            what=f'failed to set mcast_flood of "{port_name}"'))
@@ -195,8 +198,8 @@ def previous_ips(req: Request) -> list[bytes]:
 
 
 def left(sock: Socket, bridge: int, ips: Sequence[bytes] = ()) -> list[Neighbour]:
-    """Return fastcni's neighbours on a bridge whose MAC is not in its FDB: those with these addresses, by default
-    all."""
+    """Return fastcni's neighbours on a bridge whose MAC is not in the bridge's FDB. ips: only these addresses; by
+    default all."""
     found = [it for it in (named(sock, bridge, ips) if ips else every_one(sock, bridge)) if it.ours]
     known = stations(sock, bridge, {it.mac for it in found if it.mac})
     return [it for it in found if it.mac not in known]
@@ -211,7 +214,7 @@ def delete_neighbours(sock: Socket, bridge: int, found: Sequence[Neighbour]) -> 
 
 
 def named(sock: Socket, bridge: int, ips: Sequence[bytes]) -> list[Neighbour]:
-    """Return the neighbours with the addresses `ips` that exist."""
+    """Return the existing neighbours of a bridge with the addresses `ips`."""
     batch = Batch()
     for packed in dict.fromkeys(ips):
         neighbours.get_neighbour(batch, bridge, packed, what=f"look up the neighbour {ip_text(packed)}")
@@ -223,7 +226,7 @@ def every_one(sock: Socket, bridge: int = 0) -> list[Neighbour]:
     found = [neighbours.read_neighbour(payload) for family in find.FAMILIES for _, payload in
              wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(family), "list neighbours",
                        lambda batch: batch.u32(uapi.NDA_IFINDEX, bridge) if bridge else None)]
-    return [it for it in found if bridge in (0, it.index)]      # a kernel without strict checking lists all
+    return [it for it in found if bridge in (0, it.index)]      # a kernel without strict checking lists all links'
 
 
 def every_station(sock: Socket) -> list[Neighbour]:
@@ -234,7 +237,7 @@ def every_station(sock: Socket) -> list[Neighbour]:
 
 
 def stations(sock: Socket, bridge: int, macs: Iterable[bytes]) -> dict[bytes, Neighbour]:
-    """Return {MAC: the FDB entry} of the MACs that have a static entry."""
+    """Return {MAC: FDB entry} of the MACs in `macs` with a static entry."""
     found, macs = [], [*macs]
     for at in range(0, len(macs), MAX_ASKED):
         batch = Batch()
@@ -245,7 +248,7 @@ def stations(sock: Socket, bridge: int, macs: Iterable[bytes]) -> dict[bytes, Ne
 
 
 def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:
-    """Send requests about entries that may be missing. Return the entries of the answers."""
+    """Send requests about entries, which may not exist. Return the entries in the answers."""
     replies, refused = wire.attempt(sock, batch)
     for e in refused:
         if e.errno != ENOENT:
@@ -254,8 +257,8 @@ def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:
 
 
 def check(req: Request, conf: Conf, link: Port) -> None:
-    """CHECK: the port's flags, its FDB entry, the neighbours and the elements of nftables are as add() makes them.
-    Raises CniError."""
+    """For CHECK: compare the port's flags, its FDB entry, the neighbours and the nftables elements with those that
+    add() makes. Raises CniError."""
     from fastcni.kit.links import checks
 
     def wrong(text: str) -> CniError:
@@ -277,13 +280,13 @@ def check(req: Request, conf: Conf, link: Port) -> None:
         if packed not in present:
             raise wrong(f'bridge "{bridge.name}" has no neighbour {ip_text(packed)} of fastcni')
         mac = present[packed].mac
-        if mac and mac != inside.address:       # no MAC: the pod does not answer the kernel's ARP or ND now
+        if mac and mac != inside.address:       # without a MAC, the pod has not answered the kernel's ARP or ND
             raise wrong(f'neighbour {ip_text(packed)} of bridge "{bridge.name}" has the MAC {mac.hex(":")}, the pod '
                         f"{inside.mac}")
 
 
 def gc_neighbours(req: Request, bridge_name: str) -> None:
-    """Delete and report the neighbours of pods that are gone."""
+    """For GC: delete and report the neighbours of pods that no longer exist."""
     bridge = find.link(req.mode.route, bridge_name)
     if bridge is None:
         return
@@ -294,5 +297,5 @@ def gc_neighbours(req: Request, bridge_name: str) -> None:
 
 
 def gc(req: Request, conf: Conf) -> None:
-    """Delete and report the neighbours and elements of pods that are gone."""
+    """For GC: delete and report the neighbours and elements of pods that no longer exist."""
     every((gc_neighbours, req, conf.name), (solicitations().gc, req))

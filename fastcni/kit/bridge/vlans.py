@@ -1,4 +1,4 @@
-"""VLANs of the bridge plugin: the keys vlan, vlanTrunk and preserveDefaultVlan, the pod's port, the VLAN interface."""
+"""Read the bridge plugin's VLAN keys, put pods' ports into VLANs, and make the host's interface in a VLAN."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Vlans:
-    """The keys of one network.
+    """The VLAN keys of a network.
 
     vlan      the VLAN of the pod's untagged frames, 0: none
     trunk     the sorted VIDs of vlanTrunk, None without that key
@@ -44,12 +44,12 @@ class Vlans:
 
     @property
     def wanted(self) -> bool:
-        """Whether the bridge has to filter by VLAN."""
+        """Return whether the bridge has to filter by VLAN."""
         return bool(self.vlan or self.trunk is not None)
 
     @property
     def on_port(self) -> bool:
-        """Whether the pod's port has to be in any VLAN."""
+        """Return whether the pod's port has to be put into VLANs."""
         return bool(self.vlan or self.trunk)
 
     def refused(self, e: wire.NetlinkError) -> CniError:
@@ -72,7 +72,7 @@ def read(keys: Section) -> Vlans:
 
 
 def ranges(vids: Iterable[int]) -> list[tuple[int, int]]:
-    """Return sorted numbers as ranges: [1, 2, 3, 7] as [(1, 3), (7, 7)]."""
+    """Return sorted numbers as ranges: [1, 2, 3, 7] becomes [(1, 3), (7, 7)]."""
     found: list[tuple[int, int]] = []
     for vid in vids:
         if found and found[-1][1] == vid - 1:
@@ -83,8 +83,8 @@ def ranges(vids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Put a pod's port into its VLANs: `vlan` untagged, those of the trunk tagged. Take the port out of the default
-    VLAN.
+    """Put a pod's port into its VLANs: untagged into `vlan`, tagged into those of the trunk. Remove the port from the
+    default VLAN.
 
     Raises CniError 2 if the kernel has no VLAN filtering. Warns if the bridge does not filter.
     """
@@ -96,20 +96,20 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     if keys.trunk:
         rtnl.set_port_vlans(batch, port.index, ranges(keys.trunk),
                             what=f'failed to setup vlan tag on interface "{port.name}"')
-    # Without `vlan`, untagged frames are of VLAN 1. This request comes last: a trunk with the same VID would tag those
-    # frames.
+    # Without `vlan`, untagged frames belong to VLAN 1. This request comes last, because a trunk with the same VID would
+    # tag these frames.
     set_untagged(batch, port, keys.vlan or 1)
     send(req.mode.route, batch, keys)
 
 
 def remove_default(batch: Batch, bridge: Link, port: Link, keys: Vlans) -> None:
-    """Take the port out of the VLAN that the bridge gives each new port."""
+    """Remove the port from the bridge's default VLAN, which each new port gets."""
     if not keys.preserve and bridge.default_pvid:
         set_vid(batch, port, bridge.default_pvid, "remove default vlan", delete=True)
 
 
 def set_untagged(batch: Batch, port: Link, vid: int) -> None:
-    """Make `vid` the VLAN of the port's untagged frames, both ways."""
+    """Make `vid` the VLAN of the port's untagged frames, received and sent."""
     set_vid(batch, port, vid, "setup vlan tag", flags=uapi.BRIDGE_VLAN_INFO_PVID | uapi.BRIDGE_VLAN_INFO_UNTAGGED)
 
 
@@ -134,9 +134,10 @@ def interface_name(bridge: str, vlan: int) -> str:
 
 
 def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
-    """Return the host's interface in the pod's VLAN, which gets the gateway addresses. Make a missing interface.
+    """Return the host's interface in the pod's VLAN, which gets the gateway addresses. Make the interface if it is
+    missing.
 
-    The interface is one end of a veth pair, whose other end is a port of the bridge. It stays when the pods are
+    The interface is an end of a veth pair, whose other end is a port of the bridge. The pair stays when the pods are
     deleted. Raises CniError 11 if the bridge is full, NetlinkError.
     """
     sock, name = mode.route, interface_name(bridge.name, keys.vlan)
@@ -157,7 +158,7 @@ def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
             raise
         return found                    # another ADD has made the interface
     port, found = find.new_link(sock, port_name), find.new_link(sock, name)
-    for each in (port_name, name):      # as for the bridge, so that no pod changes the host's routes
+    for each in (port_name, name):      # as for the bridge: no pod may change the host's routes
         mode.offer_ipv6(each, "accept_ra", "0")
     batch = Batch()
     remove_default(batch, bridge, port, keys)
@@ -168,6 +169,7 @@ def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
 
 
 def delete_unused_interface(sock: Socket, bridge: Link, name: str) -> None:
-    """Delete an interface that ensure_interface() made, if only it and the failed pod are on the bridge."""
+    """Delete an interface that ensure_interface() made, unless further ports than the interface's and the failed pod's
+    are on the bridge."""
     if find.port_count(sock, bridge) <= 2:
         change.delete_by_name(sock, name)

@@ -1,10 +1,10 @@
-"""The datapath "ebpf" of ptp: packets of flows between two pods of the node skip the host's stack.
+"""Implement the datapath "ebpf" of ptp: packets between two pods of the node skip the host's network stack.
 
     maps      encodes and decodes the elements of the two maps
     pins      opens the programs and maps of this network namespace; the first pod that needs them loads them
     filters   adds the filters at the host end of a pod's link
-    redirect  adds a pod's link to the datapath and removes it; sweeps old addresses and flows
-    restrict  lets a pod's flows pass through the host's stack again when a policy begins to restrict the pod
+    redirect  adds a pod's link to the datapath and removes the link; deletes old addresses and flows
+    restrict  makes a pod's flows pass through the host's stack again when a policy begins to restrict the pod
 
-kernel/bpf/redirect.bpf.c has the programs, docs/datapath.md what they skip.
+kernel/bpf/redirect.bpf.c has the programs. docs/datapath.md lists what the packets skip.
 """

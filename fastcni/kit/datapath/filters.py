@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
 
-PRIORITY, NAME = 0xFC00, "fastcni"      # filters of other programs run first, and their verdicts count
-MAX_ASKED = 64                  # links in one send()
+PRIORITY, NAME = 0xFC00, "fastcni"      # with this priority, filters of other programs run first and decide
+MAX_ASKED = 64                  # most links in one send()
 PARENTS = {"from_pod": uapi.TC_H_CLSACT_INGRESS, "to_pod": uapi.TC_H_CLSACT_EGRESS}
 
 
@@ -32,12 +32,12 @@ def add(sock: Socket, host: Link, programs: Mapping[str, int]) -> None:
 
 
 def replace(sock: Socket, indexes: Iterable[int], programs: Mapping[str, int]) -> int:
-    """Replace the programs of both filters of these links. Each packet passes either the old or the new program. Return
+    """Replace the programs of both filters of these links, without a moment in which a packet passes no program. Return
     the number of links that still exist. Raises NetlinkError."""
     count = 0
     for index in indexes:
         for error in wire.attempt(sock, put(Batch(), index, programs, f"replace programs of link {index}"))[1]:
-            if error.errno != ENODEV:           # the pod was deleted
+            if error.errno != ENODEV:           # ENODEV: the pod was deleted
                 raise error
             break
         else:
@@ -61,8 +61,8 @@ def exist(sock: Socket, index: int) -> bool:
 
 
 def linked(sock: Socket) -> dict[int, set[int]]:
-    """Return {index of a link: ids of its programs} of the links that have a filter of the datapath, by rtnetlink
-    alone: bpffs is not needed. Raises NetlinkError."""
+    """Return {index of a link: ids of its programs} of all links with a filter of the datapath. Uses only rtnetlink,
+    not bpffs. Raises NetlinkError."""
     qdiscs = wire.dump(sock, uapi.RTM_GETQDISC, tc.tcmsg(0), "list qdiscs")
     indexes = [u32(payload[4:8]) for _, payload in qdiscs if tc.read_kind(payload)[0] == "clsact"]
     found: dict[int, set[int]] = {}
@@ -71,7 +71,7 @@ def linked(sock: Socket) -> dict[int, set[int]]:
         for index in indexes[at:at + MAX_ASKED]:
             for parent in PARENTS.values():
                 tc.get_bpf_filter(batch, index, parent, PRIORITY, f"get filters of link {index}")
-        for _, payload in wire.attempt(sock, batch)[0]:         # links without such a filter get an error
+        for _, payload in wire.attempt(sock, batch)[0]:         # a link without such a filter gets an error
             options = attributes(tc.read_kind(payload)[1])
             if options.get(uapi.TCA_BPF_NAME, b"").rstrip(b"\0") == NAME.encode():
                 found.setdefault(u32(payload[4:8]), set()).add(u32(options[uapi.TCA_BPF_ID]))
@@ -79,9 +79,9 @@ def linked(sock: Socket) -> dict[int, set[int]]:
 
 
 def leave(sock: Socket, index: int) -> bool:
-    """Take a link out of the datapath: its packets, in both directions, pass through the host's stack. Return whether
-    the link was in the datapath. Call leave() before traffic is shaped: a redirected packet passes no qdisc of the host
-    end. Raises NetlinkError."""
+    """Remove a link's filters: its packets, in both directions, then pass through the host's stack. Return whether the
+    link was in the datapath. Call leave() before traffic is shaped, because a redirected packet passes no qdisc of the
+    host end. Raises NetlinkError."""
     if not exist(sock, index):
         return False
     wire.exchange(sock, tc.del_qdisc(Batch(), index, uapi.TC_H_INGRESS, f"delete qdisc clsact of link {index}"))

@@ -1,4 +1,4 @@
-"""Encode and decode the elements of the datapath's two maps, which kernel/bpf/redirect.bpf.c defines.
+"""Encode and decode the elements of the datapath's two maps, of pods and of flows (kernel/bpf/redirect.bpf.c).
 
     struct pod   ifindex, flags, mtu:u32 | macs:u8[12]      key: an address of 16 bytes; IPv4 is mapped, ::ffff:10.1.0.2
     struct key   ends:u8[16][2] | ports:u16[2] | protocol:u32       the smaller end comes first
@@ -11,14 +11,14 @@ import sys
 
 ORDER = sys.byteorder
 ADDRESS_BYTES, POD_BYTES, KEY_BYTES, FLOW_BYTES = 16, 24, 40, 72
-MAX_PODS, MAX_FLOWS = 16384, 131072     # addresses of pods; flows and ports of earlier connections
+MAX_PODS, MAX_FLOWS = 16384, 131072     # most addresses of pods; most flows plus ports of earlier connections
 RESTRICTED = 1
 MAPPED = bytes(10) + b"\xff\xff"
 IPPROTO_TCP = 6
 
 
 def mapped(packed: bytes) -> bytes:
-    """Return an address of 4 or 16 bytes as 16 bytes."""
+    """Return an address of 4 or 16 bytes as 16 bytes; IPv4 as ::ffff:10.1.0.2."""
     return MAPPED + packed if len(packed) == 4 else packed
 
 
@@ -39,13 +39,13 @@ def with_flags(pod: bytes, flags: int) -> bytes:
 
 
 class Flow:
-    """A flow between two pods. In each list, the value of the end that sent the first packet comes first.
+    """A flow between two pods. Each list has a value for each end; the end that sent the first packet comes first.
 
     ends      packed addresses
-    ports     if the first end's port is 0, this is no flow: connections to the second end's port are redirected from
-              their SYN on
+    ports     the ends' ports. If the first is 0, the entry is no flow: it lets new connections to the second end's port
+              be redirected from their SYN on
     protocol  IPPROTO_*
-    seen      ns of CLOCK_MONOTONIC when a packet last passed through the host's stack, 0: none did
+    seen      when a packet of the end last passed through the host's stack, in ns of CLOCK_MONOTONIC; 0: never
     packets   number of redirected packets that the end has sent
     bytes     bytes of these packets, with Ethernet headers
     ifindexes  indexes of the host ends of the pods' links

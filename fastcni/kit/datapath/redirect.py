@@ -1,4 +1,4 @@
-"""Add a pod's link to the datapath "ebpf", an option of ptp; remove the link, and sweep old addresses and flows."""
+"""Add a pod's link to the datapath "ebpf", an option of ptp; remove the link; delete old addresses and flows."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ VERDICT_NS, UDP_NS, CLOSED_NS = 5 * SECOND_NS, 30 * SECOND_NS, 120 * SECOND_NS  
 
 
 def add(req: Request, conf: Conf, link: PodLink, undo: Undo) -> None:
-    """Redirect packets between the new pod and other pods of the datapath. If the kernel does not support that, the pod
-    works without the datapath; the request warns if the configuration says "ebpf"."""
+    """Redirect packets between the new pod and other pods of the datapath. If the kernel does not support this, the pod
+    works without the datapath. The request then warns if the configuration says "ebpf"."""
     sock, host, inside = link.pod.host, link.host, link.inside
     addresses = [packed for packed, _ in results.ips_of(link.result)]
     try:
@@ -71,7 +71,8 @@ def add(req: Request, conf: Conf, link: PodLink, undo: Undo) -> None:
 
 
 def withdraw(sock: Socket, addresses: list[bytes], index: int) -> None:
-    """Delete the addresses of a pod by the index of its host end. Raises OSError."""
+    """Delete a pod's addresses from the map. index: the pod's host end; addresses of other links stay. Raises
+    OSError."""
     if opened := pins.open_maps(sock):
         with opened:
             for packed in addresses:
@@ -81,15 +82,15 @@ def withdraw(sock: Socket, addresses: list[bytes], index: int) -> None:
 
 
 def leave(sock: Socket, host: Link, result: dict[str, Any]) -> None:
-    """Take a pod out of the datapath before its traffic is shaped: a redirected packet passes no qdisc of the host end.
-    Raises OSError."""
+    """Remove a pod from the datapath before its traffic is shaped, because a redirected packet passes no qdisc of the
+    host end. Raises OSError."""
     withdraw(sock, [packed for packed, _ in results.ips_of(result)], host.index)
     filters.leave(sock, host.index)
 
 
 def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[bytes]) -> None:
-    """Delete the addresses of a pod whose link was deleted; if `found` is empty, all addresses whose links do not
-    exist. Raises OSError."""
+    """Delete the addresses of a pod, whose link is already deleted, from the map. If `found` is empty, delete all
+    addresses whose links do not exist. Raises OSError."""
     if not found:
         gc(req, conf)
         return
@@ -99,18 +100,18 @@ def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[byt
     with opened:
         for packed in found:
             value = objects.look_up(opened.pods, mapped(packed), POD_BYTES)
-            if value and not wire.has_link(u32(value, 0)):      # otherwise another pod now has the address
+            if value and not wire.has_link(u32(value, 0)):      # if the link exists, another pod now has the address
                 objects.delete(opened.pods, mapped(packed))
 
 
 def gc(req: Request, conf: Conf) -> None:
-    """Delete the addresses of pods that do not exist, and old flows. Raises OSError."""
+    """Delete the addresses of pods that do not exist, and the flows that have ended. Raises OSError."""
     sweep(req.mode.route)
 
 
 def check(req: Request, conf: Conf, link: PodLink) -> None:
-    """Raise CniError 999 if the map `pods` has the pod of `link`, and its host link lacks a filter. A pod that the map
-    does not have is no error."""
+    """Raise CniError 999 if the map `pods` has the pod of `link`, but the pod's host end lacks a filter. A pod that is
+    not in the map is no error."""
     sock, host, result = link.pod.host, link.host, link.result
     opened = pins.open_maps(sock)
     if opened is None:
@@ -132,7 +133,7 @@ def sweep(sock: Socket) -> tuple[int, int]:
         pods, all_flows = dict(objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)), list(flows(opened))
         if not pods and not all_flows:
             return 0, 0
-        # Read the links after the maps, because an ADD makes the link before the elements.
+        # Read the links after the maps, because ADD makes a link before its elements.
         links = {link.index for link in find.all_links(sock)}
         now = clock_gettime_ns(CLOCK_MONOTONIC)
         gone = [key for key, value in pods.items() if u32(value, 0) not in links]
@@ -147,7 +148,7 @@ def flows(opened: Pins) -> Iterator[Flow]:
 
 
 def has_ended(flow: Flow, now: int) -> bool:
-    """Return whether a flow is no longer redirected, or soon will not be."""
+    """Return whether a flow is no longer redirected, or will soon no longer be."""
     age = now - max(flow.seen)
     if flow.protocol != IPPROTO_TCP:
         return age > UDP_NS

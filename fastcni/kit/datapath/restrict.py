@@ -1,7 +1,7 @@
-"""Restrict pods of the datapath when policies apply to them: flows of a restricted pod are not redirected.
+"""Restrict pods of the datapath when network policies apply to them: flows of a restricted pod are not redirected.
 
-A connection that is redirected is unknown to conntrack. So before its packets pass through the host's stack again,
-conntrack gets an entry for it, in the direction of its first packet. The rules then treat it like every known
+conntrack does not know a redirected connection. So before its packets pass through the host's stack again, fastcni adds
+a conntrack entry for it, in the direction of its first packet. Firewall rules then treat it like every known
 connection.
 """
 
@@ -36,18 +36,19 @@ if TYPE_CHECKING:
     from fastcni.kit.datapath.pins import Pins
 
 MAX_ENTRIES = 128               # conntrack entries in one send()
-ROUNDS = 3                      # a program that started before the flag was set may add a flow after round 1
+ROUNDS = 3                      # a BPF program that started before the flag was set may add a flow after round 1
 
 
 class Restricted:
-    """The restricted pods of the node, in the map of pods, for one process. sock: a NETLINK_NETFILTER socket.
+    """The node's restricted pods, for one process. The map of pods has a flag for them. sock: a NETLINK_NETFILTER
+    socket.
 
     A process whose mount namespace lacks the node's bpffs, or that may not open the pins, cannot end redirected flows.
-    Instead it takes links out of the datapath, because deleting filters does not need bpffs. Packets of these links
-    then pass through the host's stack.
+    Instead it removes the filters of links, which does not need bpffs. All packets of these links then pass through the
+    host's stack.
 
     unseen      why the process cannot open the maps, "" if it can
-    taken_out   number of links that the process took out of the datapath
+    taken_out   number of links whose filters the process has removed
     reported    number of these links that take_count() has returned
     """
 
@@ -56,8 +57,9 @@ class Restricted:
         self._out: frozenset[bytes] = frozenset()       # restricted addresses whose links are out of the datapath
 
     def put(self, sock: Socket, addresses: Collection[bytes]) -> list[Flow]:
-        """Restrict exactly these packed addresses of the node; other pods are no longer restricted. Call put() before
-        the addresses' rules are written. Return the connections whose redirection put() has ended. Raises OSError."""
+        """Restrict exactly these packed addresses; other pods of the node are no longer restricted. Call put() before
+        writing the firewall rules for the addresses. Return the connections whose redirection put() has ended. Raises
+        OSError."""
         opened = self._open(sock)
         if opened is None:
             self._take_out(addresses)
@@ -84,7 +86,7 @@ class Restricted:
                     objects.update(opened.pods, mapped(packed), with_flags(value, RESTRICTED))
 
     def take_count(self) -> int:
-        """Return the number of links that were taken out of the datapath since the last call."""
+        """Return the number of links that left the datapath since the last call."""
         count, self.reported = self.taken_out - self.reported, self.taken_out
         return count
 
@@ -111,8 +113,8 @@ class Restricted:
         return opened
 
     def _take_out(self, addresses: Collection[bytes]) -> None:
-        """Take all links out of the datapath if an address is newly restricted: any link may have redirected flows to
-        that address."""
+        """Remove the filters of all links if an address is newly restricted, because any link may have redirected flows
+        to this address."""
         now = frozenset(addresses)
         if now - self._out:
             self.taken_out += with_route_socket(lambda route: sum(
@@ -120,16 +122,16 @@ class Restricted:
         self._out = now
 
     def _take_one_out(self, addresses: Collection[bytes], link: str) -> None:
-        """Take a new pod's link out of the datapath. Afterwards no flow from or to the pod begins to be redirected."""
+        """Remove the filters of a new pod's link, so that no flow from or to the pod begins to be redirected."""
         if not link:
-            return                      # put() takes all links out
+            return                      # put() removes the filters of all links
         self.taken_out += with_route_socket(lambda route: (found := find.link(route, link)) is not None
                                             and filters.leave(route, found.index))
         self._out |= frozenset(addresses)
 
 
 def with_route_socket(do: Callable[[Socket], Any]) -> Any:
-    """Return do(socket). Raises OSError."""
+    """Return do(sock) with a new route socket. Raises OSError."""
     sock = wire.open_socket()
     try:
         return do(sock)
@@ -138,7 +140,7 @@ def with_route_socket(do: Callable[[Socket], Any]) -> Any:
 
 
 def restrict_all(opened: Pins) -> None:
-    """Restrict all pods, so that no flow begins to be redirected. Raises OSError."""
+    """Restrict all pods in the map, so that no flow begins to be redirected. Raises OSError."""
     for key, value in list(objects.elements(opened.pods, ADDRESS_BYTES, POD_BYTES)):
         objects.update(opened.pods, key, with_flags(value, RESTRICTED))
 
@@ -147,7 +149,7 @@ def hand_back(sock: Socket, opened: Pins, addresses: frozenset[bytes] | None = N
     """End the redirection of flows from or to these addresses; None: of all flows. Their connections continue through
     the host's stack. Return these connections. Raises OSError.
 
-    UDP flows are already in conntrack, because one of their packets passes through the host every 10 s.
+    conntrack already knows UDP flows, because one of their packets passes through the host's stack every 10 s.
     """
     ended: dict[bytes, Flow] = {}
     for _ in range(ROUNDS):

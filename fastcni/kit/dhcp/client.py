@@ -1,4 +1,4 @@
-"""Call the dhcp daemon, one connection for each call. fastcni's daemon and the reference's daemon use the same
+"""Call the dhcp daemon, by a connection for each call. fastcni's daemon and the reference's daemon use the same
 protocol."""
 
 from __future__ import annotations
@@ -14,37 +14,38 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-ALLOCATE_TIMEOUT_S = waiting.DELEGATE_TIMEOUT_S         # longer than the daemon's -resendtimeout
+ALLOCATE_TIMEOUT_S = waiting.DELEGATE_TIMEOUT_S         # must exceed the daemon's -resendtimeout
 RELEASE_TIMEOUT_S = 30.0
 STATUS_TIMEOUT_S = 5.0
-REPEAT_S = 0.2                                          # seconds; a killed process closes its socket a little later
+REPEAT_S = 0.2                                          # pause: a killed process closes its socket a little later
 ENDED = "the daemon closed the connection before it answered"
 
 
 class Unreachable(Exception):
-    """No daemon listens at the socket; the text is the error of connect(2)."""
+    """The error if no daemon listens at the socket. The text is the error of connect(2)."""
 
 
 class Refused(Exception):
-    """An error that the daemon answered; the exception has its text."""
+    """The daemon's answer is an error, whose text the exception has."""
 
 
 class Late(Exception):
-    """The daemon did not answer in time, or could not be asked."""
+    """The error if the daemon does not answer in time, or if the call cannot be sent."""
 
 
 class Ended(Late):
-    """The daemon ended before it answered. Whether it has carried out the call is unknown."""
+    """The error if the daemon ended before it answered. Nobody knows whether the daemon has carried out the call."""
 
 
 def admit() -> None:
-    """Check before a request's first step whether the request may wait for the daemon. Raises Crowded if too many
-    requests wait."""
+    """Check, before the first step of a request, that it may wait for the daemon. Raises Crowded if too many requests
+    are waiting."""
     waiting.admit(waiting.DHCP)
 
 
 def call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Return the daemon's answer, a dict without zero fields. Raises Unreachable, Refused, Late, CallerGone.
+    """Call a method of the daemon at the socket `path`. Return the answer, a dict without zero fields. seconds: the
+    limit. Raises Unreachable, Refused, Late, CallerGone.
 
     If the daemon ends before it answers, call() repeats the call once, because a service manager may have started the
     daemon again. Every call may safely be repeated."""

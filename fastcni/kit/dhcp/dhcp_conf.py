@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Option codes of RFC 2132, RFC 3397 and RFC 3442
 SUBNET_MASK, ROUTERS, DNS_SERVERS, HOST_NAME, DOMAIN_NAME, MTU = 1, 3, 6, 12, 15, 26
 STATIC_ROUTES, CLIENT_ID, DOMAIN_SEARCH, CLASSLESS_ROUTES = 33, 61, 119, 121
-# The reference plugin has the first six names
+# The reference plugin knows only the first six names
 OPTION_NAMES = {
     "dhcp-client-identifier": CLIENT_ID, "subnet-mask": SUBNET_MASK, "routers": ROUTERS, "host-name": HOST_NAME,
     "user-class": 77, "vendor-class-identifier": 60, "domain-name-servers": DNS_SERVERS, "domain-name": DOMAIN_NAME,
@@ -28,8 +28,8 @@ MAX_PRIORITY = 0xFFFFFFFF
 
 
 class Keys:
-    """The keys of one network. socket_path; provide: [(code, text, name in CNI_ARGS)]; request: the codes to request;
-    priority: the metric of each route, 0: the kernel's default."""
+    """The keys of a network. socket_path: of the daemon. provide: [(code, text, name in CNI_ARGS)] of the options to
+    send. request: the codes to request. priority: the metric of each route, 0: the kernel's default."""
 
     __slots__ = ("priority", "provide", "request", "socket_path")
     socket_path: str
@@ -39,7 +39,7 @@ class Keys:
 
 
 def read_keys(conf: Section) -> Keys:
-    """Raises CniError 7."""
+    """Read all keys. Raises CniError 7."""
     ipam = ipam_conf.ipam_section(conf)
     keys = Keys()
     keys.socket_path = read_socket_path(conf)
@@ -56,7 +56,7 @@ def read_keys(conf: Section) -> Keys:
 
 
 def read_socket_path(conf: Section) -> str:
-    """Return the key daemonSocketPath, the only key that DEL and GC read."""
+    """Return the key daemonSocketPath. DEL and GC read only this key."""
     path: str = conf.section("ipam").text("daemonSocketPath")
     return path or SOCKET_PATH
 
@@ -76,8 +76,8 @@ def read_option(one: Section) -> int:
 
 
 def provided(keys: Keys, cni_args: str) -> dict[int, bytes]:
-    """Return the options to send, {code: content}. CNI_ARGS have precedence over the key `value`; parts of CNI_ARGS
-    without "=" are ignored. Raises CniError 4 and 7."""
+    """Return the options to send, {code: content}. A value in CNI_ARGS has precedence over the key `value`. Parts of
+    CNI_ARGS without "=" are ignored. Raises CniError 4 and 7."""
     args = dict(pair.partition("=")[::2] for pair in cni_args.split(";") if "=" in pair)
     found = {}
     for code, text, name in keys.provide:

@@ -1,9 +1,8 @@
-"""Encode and decode Go's gob format, as far as the protocol of the dhcp daemon needs it. Knows no sockets and no method
-names.
+"""Encode and decode Go's gob format, as far as the protocol of the dhcp daemon needs it.
 
-A stream is a sequence of messages, each preceded by its length. A message is a type definition, which begins with the
-negated number of the type, or a value, which begins with the number of its type. A struct consists of its nonzero
-fields and a final 0; before each field stands the difference to the previous field's number
+A stream is a sequence of messages, each preceded by its length. A message is either a type definition or a value. A
+type definition begins with the negated number of the type, a value with the number of its type. A struct consists of
+its nonzero fields and a final 0. Each field is preceded by the difference between its number and the previous field's
 (https://pkg.go.dev/encoding/gob):
 
     39                  57 bytes follow
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
 # A type is the number of one of gob's own types, ("list", element) or ("struct", ((name, type), ...))
 INT, UINT, BYTES, STRING = 2, 3, 5, 6
 BOOL, FLOAT, COMPLEX = 1, 4, 7
-FIRST_ID = 65                   # Go numbers a program's types from 64 on; any such number is valid
+FIRST_ID = 65                   # the encoder's first type; any number from Go's first, 64, on is valid
 SLICE_FIELD, STRUCT_FIELD = 1, 2                # field numbers in wireType: ArrayT, SliceT, StructT, MapT
-MAX_MESSAGE_BYTES = 40 << 20    # a GC's configuration may have 32 MiB
+MAX_MESSAGE_BYTES = 40 << 20    # a GC's configuration may have up to 32 MiB
 MAX_DEPTH = 16
 MAX_TYPES = 64
 
-# The type of a definition: wireType of gob's type.go, without the kinds that the daemon's messages do not use
+# The type of type definitions: wireType in gob's type.go, without the kinds of types that the daemon's messages lack
 _COMMON = ("struct", (("Name", STRING), ("Id", INT)))
 _SLICE = ("struct", (("CommonType", _COMMON), ("Elem", INT)))
 _FIELDS = ("list", ("struct", (("Name", STRING), ("Id", INT))))
@@ -38,7 +37,7 @@ WIRE_TYPE = ("struct", (("ArrayT", _SLICE), ("SliceT", _SLICE), ("StructT", _STR
 
 
 class GobError(ValueError):
-    """The bytes are not valid gob, or have a type that this module does not support."""
+    """The error for bytes that are not valid gob, or have a type that this module does not support."""
 
 
 def uint(number: int) -> bytes:
@@ -59,7 +58,7 @@ def sized(data: bytes) -> bytes:
 
 
 class Encoder:
-    """The encoder of one stream. It defines each type before the type's first value."""
+    """The encoder of a stream. Before the first value of a type it writes the type's definition."""
 
     __slots__ = ("ids",)
 
@@ -67,7 +66,7 @@ class Encoder:
         self.ids: dict[Any, int] = {}
 
     def value(self, kind: Any, value: dict[str, Any]) -> bytes:
-        """Return the messages for a struct, given as a dict; absent fields are zero."""
+        """Return the messages for a struct of the type `kind`. value: the fields as a dict; absent fields are zero."""
         definitions: list[bytes] = []
         number = self._define(kind, definitions)
         return b"".join(definitions) + sized(signed(number) + encoded(kind, value))
@@ -89,7 +88,7 @@ class Encoder:
 
 
 def encoded(kind: Any, value: Any) -> bytes:
-    """Encode a value without its length and type."""
+    """Encode a value of the type `kind`, without its length and type number."""
     if kind in (INT, UINT):
         return signed(value) if kind == INT else uint(value)
     if kind in (BYTES, STRING):
@@ -105,7 +104,7 @@ def encoded(kind: Any, value: Any) -> bytes:
 
 
 class Decoder:
-    """The decoder of one stream. feed() takes bytes, next_value() returns the next struct as a dict."""
+    """The decoder of a stream. feed() takes bytes, next_value() returns the next struct as a dict."""
 
     __slots__ = ("data", "types")
 
@@ -151,7 +150,7 @@ class Decoder:
 
 
 class Reader:
-    """A reader of the values in one message. Each method raises GobError when the message is cut short."""
+    """A reader of the values in a message. Each method raises GobError if the message is cut short."""
 
     __slots__ = ("at", "data", "types")
 
@@ -174,7 +173,7 @@ class Reader:
         return piece
 
     def value(self, number: int, depth: int) -> Any:
-        """Read a value of the type `number`, as the stream has defined that type."""
+        """Read a value of the type with this number, which the stream has defined. depth: the nesting so far."""
         if number in (BOOL, UINT, FLOAT):
             return self.uint()
         if number == INT:

@@ -1,10 +1,10 @@
-"""Encode and decode calls to the dhcp daemon: Go's net/rpc over a unix stream, as between the reference's plugin and
-daemon.
+"""Encode and decode calls to the dhcp daemon, which use Go's net/rpc over a unix stream, like the reference's plugin
+and daemon.
 
-The client sends HELLO, the daemon WELCOME. Then each call is a header and its arguments, each answer a header and its
-result, all as gob. fastcni's plugin calls either daemon, and the reference's plugin fastcni's daemon. STATUS and
-COLLECT are fastcni's own methods: the reference's daemon answers that it has no such method. This module handles bytes
-only.
+The client sends HELLO, the daemon WELCOME. Then a call is a header and the arguments, an answer a header and the
+result, all as gob. fastcni's plugin can call the reference's daemon, and the reference's plugin fastcni's daemon.
+STATUS and COLLECT are fastcni's own methods: the reference's daemon answers that it has no such method. This module
+handles only bytes, no sockets.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SOCKET_PATH = "/run/cni/dhcp.sock"
 HELLO = b"CONNECT /_goRPC_ HTTP/1.0\n\n"
 WELCOME = b"HTTP/1.0 200 Connected to Go RPC\n\n"
 ALLOCATE, RELEASE, STATUS, COLLECT = "DHCP.Allocate", "DHCP.Release", "DHCP.Status", "DHCP.Collect"
-NO_METHOD = "rpc: can't find "          # begins the error of an unknown method
-NO_MORE_TRIES = "no more tries"         # the reference's error text if no server has answered
+NO_METHOD = "rpc: can't find "          # prefix of the error for an unknown method
+NO_MORE_TRIES = "no more tries"         # the reference's error text if no DHCP server has answered
 
 
 def struct(**fields: Any) -> tuple[str, tuple[tuple[str, Any], ...]]:
@@ -42,14 +42,14 @@ EMPTY = struct()
 COLLECTED = struct(Released=("list", struct(What=gob.STRING, Of=gob.STRING)))
 ANSWERS = {ALLOCATE: RESULT, RELEASE: EMPTY, STATUS: EMPTY, COLLECT: COLLECTED}
 
-# Members of a result, and their fields in a message
+# (member of a result, field of a message)
 ROUTE_NUMBERS = (("mtu", "MTU"), ("advmss", "AdvMSS"), ("priority", "Priority"), ("table", "Table"),
                  ("scope", "Scope"))
 DNS_MEMBERS = (("nameservers", "Nameservers"), ("domain", "Domain"), ("search", "Search"), ("options", "Options"))
 
 
 def call(method: str, args: dict[str, Any]) -> bytes:
-    """Return the bytes of a call, which follow the greeting."""
+    """Return the bytes of a call, to be sent after the greeting."""
     encoder = gob.Encoder()
     return encoder.value(CALL_HEADER, {"ServiceMethod": method}) + encoder.value(CMD_ARGS, args)
 
@@ -118,7 +118,7 @@ def prefix_of(mask: bytes) -> int:
 
 
 def short(packed: bytes) -> bytes:
-    """Return an address, an IPv4 address as 4 bytes: Go may send it as 16."""
+    """Return an address; convert an IPv4 address that Go has sent as 16 bytes to 4 bytes."""
     packed = packed[12:] if packed.startswith(address.MAPPED) else packed
     if len(packed) not in (4, 16):
         raise ValueError(f"an address of {len(packed)} bytes")

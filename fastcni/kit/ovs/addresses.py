@@ -23,14 +23,15 @@ MAC_PREFIX = b"\x0a\x58"        # as in ovs-cni and ovn-kubernetes: the IPv4 add
 
 
 def add(req: Request, conf: OvsConf, undo: Undo) -> dict[str, Any]:
-    """Return the result of IPAM; its addresses name the second interface of the plugin's result."""
+    """Call IPAM and return its result. Its addresses refer to the second interface of the plugin's result."""
     result = ipam.add_addresses(req, undo, interface=1)
     check_families(conf.ipv6, result)
     return result
 
 
 def mac_of(result: dict[str, Any]) -> bytes | None:
-    """Return the MAC that follows from a pod's IPv4 address; None without an IPv4 address: the MAC is then random."""
+    """Return the MAC that is derived from the pod's IPv4 address. None without an IPv4 address: the pod's MAC is then
+    random."""
     for ip in result.get("ips", ()):
         packed, _ = address.read_cidr(ip["address"])
         if len(packed) == 4:
@@ -39,8 +40,8 @@ def mac_of(result: dict[str, Any]) -> bytes | None:
 
 
 def complete_checksums(req: Request, pod: Pod, inside: Link) -> None:
-    """Switch checksum offloading off on the pod's link. The userspace datapath forwards packets of a veth unchanged:
-    with offloading, UDP and TCP packets would have wrong checksums."""
+    """Disable checksum offloading on the pod's link. The userspace datapath forwards packets of a veth unchanged, so
+    with offloading UDP and TCP packets would have wrong checksums."""
     from fastcni.kernel.devices import offloads
 
     with pod.enter():
@@ -54,14 +55,15 @@ def complete_checksums(req: Request, pod: Pod, inside: Link) -> None:
 
 
 def set_up(pod: Pod, inside: Link, conf: OvsConf) -> None:
-    """Set the pod's link up, without addresses: the port is up only if the pod's link is up."""
+    """Set the pod's link up, still without addresses, because the port is only up if the pod's link is up."""
     configure.pod_link(pod, inside, {}, ipv6=conf.ipv6, dad=conf.enable_dad if conf.layer3 else None)
 
 
 def configure_link(pod: Pod, inside: Link, conf: OvsConf, result: dict[str, Any]) -> None:
-    """Give the link, which is up, addresses and routes, and announce the addresses.
+    """Add addresses and routes to the pod's link, which is already up, and announce the addresses.
 
-    With arp_notify the kernel announces addresses when a link comes up, or when its MAC is set, also to the same.
+    With arp_notify the kernel announces addresses when a link comes up or when its MAC is set. So set the MAC again, to
+    the same value.
     """
     def announce(batch: Batch) -> None:
         rtnl.set_link(batch, inside.index, address=inside.address, what=f'failed to announce "{inside.name}"')

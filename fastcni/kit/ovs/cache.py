@@ -1,9 +1,9 @@
-"""Read and write the files in which ovs-cni stores the configuration of each ADD. ovs-cni's DEL does nothing without
-its file.
+"""Read and write the files in which ovs-cni stores the configuration of each ADD. ovs-cni's DEL does nothing if the
+file is missing.
 
 /var/lib/cni/ovs-cni/cache/CONTAINER-IFNAME is {"Netconf": {...}, "OrigIfName": "", ...}. fastcni writes the same file
-with one more member. It reads from the file which OVSDB has the port, because the network may name another socket since
-ADD.
+with one more member. It reads from the file which OVSDB has the port, because the network's configuration may name
+another socket since ADD.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ovs.ovs_conf import OvsConf
 
 DIRECTORY = "/var/lib/cni/ovs-cni/cache"
-ATTACHMENT = "fastcni"          # the member that ovs-cni does not have: {"containerID", "ifname"}
+ATTACHMENT = "fastcni"          # fastcni's own member: {"containerID", "ifname"}
 
 
 def path(directory: str, container_id: str, ifname: str) -> str:
@@ -37,7 +37,7 @@ def write(req: Request, conf: OvsConf, bridge: str) -> None:
 
 
 def read(req: Request, conf: OvsConf) -> dict[str, Any] | None:
-    """Return Netconf of the attachment's file, {} if the file cannot be read; None if there is no file."""
+    """Return the member Netconf of the attachment's file. {} if the file is damaged, None if it does not exist."""
     return parsed(files.read(path(conf.directory, req.container_id, req.ifname)), "Netconf")
 
 
@@ -60,7 +60,7 @@ def delete(directory: str, container_id: str, ifname: str) -> None:
 
 
 def attachments(directory: str, network: str) -> Iterator[tuple[str, str]]:
-    """Yield (container id, ifname) of fastcni's files of a network."""
+    """Yield (container id, ifname) of each file that fastcni has written for a network."""
     for name in files.names(directory):
         content = files.read(f"{directory}/{name}")
         if (parsed(content, "Netconf") or {}).get("name") == network:
@@ -70,12 +70,12 @@ def attachments(directory: str, network: str) -> Iterator[tuple[str, str]]:
 
 
 def addresses(directory: str) -> set[str]:
-    """Return the OVSDB addresses of all files."""
+    """Return the addresses of OVSDB that the files in a directory name."""
     return {address for name in files.names(directory)
             if (address := address_in(parsed(files.read(f"{directory}/{name}"), "Netconf")))}
 
 
 def address_in(net_conf: dict[str, Any] | None) -> str:
-    """Return the OVSDB address in Netconf of a pod's file; "": use the network's address."""
+    """Return the address of OVSDB in a file's Netconf. "": the file names none, so use the network's address."""
     found = (net_conf or {}).get("socket_file")
     return found if isinstance(found, str) else ""

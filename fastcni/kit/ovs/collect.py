@@ -1,10 +1,11 @@
-"""Remove ports whose pod no longer exists, of fastcni and of ovs-cni: for GC, for DEL, and at the server's start.
+"""Remove ports of fastcni and ovs-cni whose pod no longer exists: for GC, for DEL, and at the server's start.
 
 A port is stale if its link no longer exists: the kernel deletes both ends of a veth pair with the pod's namespace.
-Ports of the operator and of other owners are never changed. A port counts only if its bridge's link is in this network
-namespace: otherwise this process does not see the links of that switch.
+Ports of the operator and of other programs are never changed. Only ports of bridges whose own link is in this network
+namespace are checked, because this process does not see the links of other namespaces' switches.
 
-Interface.error, by which ovs-cni finds stale ports, is empty in the userspace datapath until ovs-vswitchd restarts.
+ovs-cni finds stale ports by Interface.error, but in the userspace datapath this column stays empty until ovs-vswitchd
+restarts.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def remove_stale(db: Ovsdb, sock: Socket) -> list[Row]:
 
 
 def look(db: Ovsdb, sock: Socket) -> tuple[list[Row], set[str]]:
-    """Return the pods' ports on bridges of this network namespace, and the names of all links."""
+    """Return (the pods' ports on bridges of this network namespace, the names of all links)."""
     owned, bridges = db.transact(ports.select("Port", ports.has_ids(owner=ports.OWNER), *ports.COLUMNS),
                                  ports.select("Bridge", [], "name", "ports"))
     if not owned["rows"]:

@@ -1,4 +1,4 @@
-"""Connect one request to OVSDB, and convert OVSDB errors to CniErrors for the runtime."""
+"""Connect a request to OVSDB, and convert OVSDB's errors to CniErrors for the runtime."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from fastcni.kernel import waiting
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-# Seconds for one connection. An ADD makes two, and one for its rollback: 9 s if the database stops answering
+# Limit of a connection. An ADD makes two connections, and its rollback one: 9 s if the database stops answering
 TIMEOUT_S = 3.0
 HINT = "is ovsdb-server running? `systemctl status openvswitch-switch`, or `ovsdb-client list-dbs ADDRESS`"
 NO_VSWITCHD = "is ovs-vswitchd running? `systemctl status openvswitch-switch`"
 
 
 class Database:
-    """A context manager, `with Database(address) as db:`. db is an Ovsdb; its errors become CniErrors, with the code
+    """A context manager, `with Database(address) as db:`. db is an Ovsdb. Its errors become CniErrors, whose code is
     `away` if the database does not answer within `seconds` (None: TIMEOUT_S)."""
 
     __slots__ = ("address", "away", "seconds", "db")
@@ -30,7 +30,7 @@ class Database:
             self.db = Ovsdb(self.address, self.seconds)
         except Away as e:
             raise CniError(self.away, str(e), HINT) from None
-        except ValueError as e:         # a bad address in a pod's file; the network's socket_file was checked
+        except ValueError as e:         # a bad address in a pod's file; the network's socket_file is valid
             raise CniError(errors.INVALID_CONFIG, f"OVSDB at {self.address}: {e}") from None
         return self.db
 

@@ -1,5 +1,5 @@
-"""Restore the port of a running pod in the database of Open vSwitch: another program has deleted the port or its
-bridge, has moved the port or has changed its VLANs, or the database was made anew.
+"""Restore the port of a running pod in the database of Open vSwitch, after another program has deleted, moved or
+changed the port, or after the bridge or the database was created again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ovs.ovs_conf import OvsConf, PodArgs
 
-TIMEOUT_S = 1.0                 # rules of the firewall that were lost at the same time wait for this answer
+TIMEOUT_S = 1.0                 # short, because the restoration of lost firewall rules waits for this answer
 
 
 class Names:
-    """The ports and bridges of a database, or the error for which they are unknown.
+    """The ports and bridges of a database, or the error for which they could not be read.
 
-    ports: {name: its row, with its bridge's name as "bridge"}. trouble: why ovs-vswitchd carries no packets, "" if it
-    is connected to the database (with `answers`: and answers).
+    ports: {name: its row, with its bridge's name as "bridge"}. trouble: why ovs-vswitchd forwards no packets, or "".
+    See ports.trouble().
 
-    One replay restores all pods of a node: it asks each database once, however many pods there are.
+    A restoration of all pods of a node uses the same Names for all pods, so it reads each database only once.
     """
 
     __slots__ = ("ports", "bridges", "trouble", "error", "tunnels")
@@ -53,7 +53,7 @@ class Names:
         self.ports = {row["name"]: {**row, "bridge": owners.get(row["_uuid"][1], "")} for row in found["rows"]}
 
     def vlan_of(self, conf: OvsConf, bridge: str, address: str) -> int | None:
-        """Return ports.vlan_of(). The database is asked once for each tunnel. Raises CniError 11."""
+        """Return ports.vlan_of(). Read the database only once for each tunnel. Raises CniError 11."""
         key = bridge, conf.vxlan
         if conf.vxlan is None:
             return conf.vlan
@@ -65,17 +65,17 @@ class Names:
         return name in self.ports and self.ports[name]["bridge"] == bridge
 
     def has_vlans(self, name: str, conf: OvsConf, vlan: int | None) -> bool:
-        """Return whether the port has the VLANs that ADD gives it."""
+        """Return whether the port `name` has the VLANs that ADD gives it."""
         return ports.vlans(self.ports[name]) == ports.vlans(ports.vlan_columns(conf, vlan))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no connection stays open."""
 
 
 def restore(req: Request, conf: OvsConf, args: PodArgs, bridge: str, previous: dict[str, Any]) -> None:
-    """Add the port again unless its bridge has it, and give it its VLANs. previous: the result of the ADD. Raises
-    CniError."""
-    address = cache.address_in(cache.read(req, conf)) or conf.address       # as DEL does
+    """Add the pod's port to the bridge again if it is missing, and restore the port's VLANs. previous: the result of
+    the ADD. Raises CniError."""
+    address = cache.address_in(cache.read(req, conf)) or conf.address       # as for DEL
     names = req.mode.cluster_store(("ovs", address), lambda: Names(address))
     if names.error:
         raise CniError(names.error.code, names.error.msg, names.error.details)
@@ -89,7 +89,7 @@ def restore(req: Request, conf: OvsConf, args: PodArgs, bridge: str, previous: d
         elsewhere = [ports.removal(names.ports[host])] if host in names.ports else []
         operations: tuple[Operation, ...] = *elsewhere, *ports.operations(req, conf, args, bridge, host, vlan)
     elif not names.has_vlans(host, conf, vlan):
-        ids = [*ports.external_ids(req, args).items()]          # another program may have added the port without them
+        ids = [*ports.external_ids(req, args).items()]          # another program may have added the port without these
         operations = ({"op": "update", "table": "Port", "where": [["name", "==", host]],
                        "row": ports.vlan_columns(conf, vlan)},
                       {"op": "mutate", "table": "Port", "where": [["name", "==", host]],
@@ -100,6 +100,6 @@ def restore(req: Request, conf: OvsConf, args: PodArgs, bridge: str, previous: d
         try:
             db.transact(*operations)
         except Refused as e:
-            if Names(address).has(host, bridge):        # another replay was first
+            if Names(address).has(host, bridge):        # another process has restored the port
                 return
             raise CniError(errors.INTERNAL, f"failed to add port {host} to bridge {bridge} again: {e}") from None

@@ -1,4 +1,4 @@
-"""Read the keys of the ovs plugin, those of ovs-cni's file ovs.conf, and the arguments of one pod."""
+"""Read the keys of the ovs plugin, the keys of ovs-cni's file ovs.conf, and the arguments of a pod."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
 
-# Paths of ovs-cni's ovs.conf. The file that configuration_path names counts, otherwise the first of these that exists
+# Paths of ovs-cni's ovs.conf. The plugin reads the file that configuration_path names, or else the first of these that
+# exists
 FILES = ("/etc/kubernetes/cni/net.d/ovs.d/ovs.conf", "/etc/cni/net.d/ovs.d/ovs.conf")
 OVN_BRIDGE = "br-int"           # OVN's bridge, if the network names no bridge
 MAX_OFPORT = 65279              # OpenFlow reserves the numbers above
 MAX_VNI = (1 << 24) - 1
-RETRIES, INTERVAL_MS = 5, 600   # ovs-cni's
+RETRIES, INTERVAL_MS = 5, 600   # ovs-cni's defaults
 MAX_LINK_S = 60.0
 POD_ARGS = ("mac", "ovnport", "k8s_pod_uid")
 
 
 class OvsConf:
-    """The keys of one network. For DEL, GC and STATUS bridge may be "".
+    """The keys of a network. For DEL, GC and STATUS, bridge may be "".
 
     socket_file     OVSDB's address: "unix:PATH", "tcp:IP:PORT", a path, or "" for the usual socket
     path            configuration_path
-    vlan            the VLAN of the port's untagged frames, None: a trunk
-    trunk           the sorted VLANs of tagged frames, []: all
-    vxlan           vxlanID, the key of the bridge's tunnels whose VLAN the port gets; None: not configured
+    vlan            the VLAN of the port's untagged frames; None: the port is a trunk
+    trunk           the sorted VLANs of the port's tagged frames; []: all VLANs
+    vxlan           vxlanID, the key of tunnels of the bridge; the port gets these tunnels' VLAN. None: not configured
     ofport, kind    ofport_request (0: any), interface_type
     retries, interval_ms
-                    number and interval of ovs-cni's checks of the port's state, which limit ADD's wait; 0: not given
+                    ovs-cni's number of checks of the port's state, and their interval. ADD waits for their product at
+                    most. 0: not given
     """
 
     __slots__ = ("bridge", "vlan", "trunk", "vxlan", "mtu", "ofport", "kind", "socket_file", "path",
@@ -66,7 +68,7 @@ class OvsConf:
     interval_ms: int
     directory: str                 # the directory of the cache files
     layer3: bool                # the configuration names an IPAM plugin
-    dns: dict[str, Any] | None  # the result's dns; None: IPAM's dns
+    dns: dict[str, Any] | None  # the configuration's dns; None: keep IPAM's
     ipv6: bool                  # the pod's link has IPv6
     enable_dad: bool
 
@@ -85,14 +87,15 @@ FROM_FILE = ("bridge", "vlan", "trunk", "mtu", "ofport", "kind", "socket_file", 
 
 
 def read(req: Request) -> OvsConf:
-    """Return the network's keys, and the keys of ovs.conf that the network does not have. Raises CniError."""
+    """Return the network's keys, completed by the keys of ovs.conf. Raises CniError."""
     if req.command in ENDINGS:
         return with_file(read_ending(keys_of(req)), read_ending)
     return with_file(req.conf.once(read_keys), read_keys)
 
 
 def with_file(own: OvsConf, read_other: Callable[[Section], OvsConf]) -> OvsConf:
-    """Return the keys together with those of ovs.conf that `own` does not have. Raises CniError."""
+    """Return the keys `own`; absent and empty keys are taken from ovs.conf, which read_other() reads. Raises
+    CniError."""
     path, found = read_file(own.path)
     if found is None:
         return own
@@ -110,7 +113,8 @@ def with_file(own: OvsConf, read_other: Callable[[Section], OvsConf]) -> OvsConf
 
 
 def read_ending(keys: Section) -> OvsConf:
-    """Return the keys that DEL and GC need. OVSDB's address must be valid: without it a DEL would leave the port."""
+    """Return the keys that DEL and GC need. OVSDB's address must be valid, because a DEL cannot remove the port without
+    it."""
     conf = OvsConf()
     conf.layer3 = bool(ipam.read_type(keys))
     conf.socket_file, conf.path = read_socket_file(keys.strict), keys.strict.text("configuration_path")
@@ -127,7 +131,7 @@ def read_keys(keys: Section) -> OvsConf:
                        "ovs makes veth pairs; ovs-cni can use virtual functions")
     conf.bridge, conf.mtu = keys.text("bridge"), read_mtu(keys)
     conf.vlan = keys.integer("vlan", None, low=0, high=MAX_VID)
-    # As in ovs-cni a trunk may contain 0: untagged frames
+    # As in ovs-cni, a trunk may contain 0, which stands for untagged frames
     conf.trunk = sorted({vid for item in keys.sections("trunk") for vid in read_trunk(item, low=0)})
     conf.vxlan = keys.integer("vxlanID", None, low=0, high=MAX_VNI)
     if conf.vxlan is not None and (conf.trunk or conf.vlan is not None):
@@ -169,7 +173,7 @@ def read_file(path: str) -> tuple[str, dict[str, Any] | None]:
 
 
 class PodArgs:
-    """The arguments of one pod: its MAC, OVN's name of its port ("": none), and its UID."""
+    """The arguments of a pod: its MAC, the name of its port in OVN ("": none), and its uid."""
 
     __slots__ = ("mac", "ovn_port", "pod_uid")
 

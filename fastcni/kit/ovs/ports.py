@@ -1,7 +1,7 @@
 """Add, await, find, compare and remove a pod's port on a bridge of Open vSwitch.
 
-A port is a row of table Port with one row of table Interface; both have the name of the pod's host end. In external_ids
-of the Port, ovs-cni writes to which pod the port belongs; fastcni adds the container and the network.
+A port is a row of table Port with one row of table Interface; both have the name of the pod's host end. external_ids of
+the Port names the pod, as ovs-cni writes it; fastcni adds the container and the network.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ovs.ovs_conf import OvsConf, PodArgs
 
-OWNER = "ovs-cni.network.kubevirt.io"           # ovs-cni's owner; each plugin deletes ports of the other
+OWNER = "ovs-cni.network.kubevirt.io"           # the owner of ovs-cni's and of fastcni's ports: both delete them
 CONTAINER, NETWORK = "fastcni-container", "fastcni-network"
-USERSPACE = "netdev"            # datapath_type of a bridge whose packets ovs-vswitchd itself forwards
+USERSPACE = "netdev"            # datapath_type of a bridge of the userspace datapath
 COLUMNS = ["_uuid", "name", "external_ids"]
-ANSWER_TIMEOUT_S = 3.0          # for ovs-vswitchd to apply the database's configuration
+ANSWER_TIMEOUT_S = 3.0          # limit for ovs-vswitchd to apply the database's configuration
 
 
 def select(table: str, where: list[list[Any]], *columns: str) -> Operation:
@@ -33,7 +33,7 @@ def select(table: str, where: list[list[Any]], *columns: str) -> Operation:
 
 
 def has_ids(**ids: str) -> list[list[Any]]:
-    """Return the condition that external_ids has all of `ids`."""
+    """Return the condition of an operation that external_ids has all of `ids`."""
     return [["external_ids", "includes", ["map", [[key, value] for key, value in ids.items()]]]]
 
 
@@ -55,7 +55,8 @@ def find_bridge(address: str, bridge: str, code: int = errors.TRY_AGAIN_LATER, a
 
 
 def trouble(db: Ovsdb, answers: bool) -> str:
-    """Return why ovs-vswitchd carries no packets, "" if nothing is wrong. answers: as for find_bridge()."""
+    """Return why ovs-vswitchd forwards no packets: it is not connected to the database or, with `answers`, does not
+    answer. "": it works."""
     if not db.vswitchd_runs():
         return f"ovs-vswitchd is not connected to OVSDB at {db.address}"
     if answers:
@@ -73,14 +74,13 @@ def no_bridge(address: str, bridge: str, code: int) -> CniError:
 
 
 def vlan_of(conf: OvsConf, bridge: str, address: str) -> int | None:
-    """Return the VLAN of the port's untagged frames, None for a trunk. address: of OVSDB. Raises CniError 11."""
+    """Return the VLAN of the port's untagged frames, None for a trunk. address: OVSDB's. Raises CniError 11."""
     return conf.vlan if conf.vxlan is None else tunnel_vlan(address, bridge, conf.vxlan)
 
 
 def tunnel_vlan(address: str, bridge: str, key: int) -> int | None:
-    """Return the VLAN of the bridge's tunnels whose options:key is `key`, None if these have no VLAN. Raises CniError
-    11
-    if the bridge has no such tunnel."""
+    """Return the VLAN of the bridge's tunnels whose options:key is `key`, None if these tunnels have no VLAN. Raises
+    CniError 11 if the bridge has no such tunnel."""
     with Database(address) as db:
         tunnels, bridges = db.transact(
             select("Interface", [["options", "includes", ["map", [["key", str(key)]]]]], "_uuid"),
@@ -107,7 +107,7 @@ def tag_of(port: Row) -> int | None:
 def add(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str, vlan: int | None) -> None:
     """Add the port `name` in one transaction, and wait until ovs-vswitchd has set it up.
 
-    Raises CniError 11 if ovs-vswitchd does not do that within link_state_check_retries times link_state_check_interval.
+    Raises CniError 11 if this takes ovs-vswitchd longer than link_state_check_retries times link_state_check_interval.
     """
     with Database(conf.address) as db:
         try:
@@ -128,7 +128,8 @@ def add(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str, vlan
 
 def operations(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str,
                vlan: int | None) -> tuple[Operation, ...]:
-    """Return the transaction. It fails if the bridge does not exist, or if another bridge has a port of that name."""
+    """Return the operations of the transaction that adds a port. It fails if the bridge does not exist, or if another
+    bridge has a port of that name."""
     here = [["name", "==", bridge]]
     interface: Row = {"name": name}
     port: Row = {"name": name, "interfaces": ["named-uuid", "interface"], **vlan_columns(conf, vlan),
@@ -155,13 +156,13 @@ def vlan_columns(conf: OvsConf, vlan: int | None) -> Row:
 
 
 def vlans(port: Row) -> dict[str, Any]:
-    """Return the VLANs of a Port, or of vlan_columns(), as values that can be compared."""
+    """Return the VLANs of a Port, or of the result of vlan_columns(), in a form that can be compared."""
     return {"vlan mode": next(iter(as_list(port["vlan_mode"])), None), "vlan tag": tag_of(port),
             "trunks": sorted(as_list(port["trunks"]))}
 
 
 def external_ids(req: Request, args: PodArgs) -> dict[str, str]:
-    """Return external_ids of the Port: ovs-cni's keys, and fastcni's two keys."""
+    """Return external_ids for the pod's Port: ovs-cni's keys, and fastcni's two keys."""
     return {"owner": OWNER, "contNetns": req.netns, "contIface": req.ifname, "contPodUid": args.pod_uid,
             CONTAINER: req.container_id, NETWORK: req.name}
 
@@ -192,11 +193,11 @@ def error_of(state: Row) -> str:
 # -- DEL ------------------------------------------------------------------------------------------------------
 
 def find(db: Ovsdb, req: Request) -> list[Row]:
-    """Return the ports of the request's attachment: those that fastcni added, and those of ovs-cni in CNI_NETNS."""
+    """Return the ports of the request's attachment, which fastcni added, or which ovs-cni added for CNI_NETNS."""
     ours = has_ids(owner=OWNER, contIface=req.ifname, **{CONTAINER: req.container_id})
     theirs = has_ids(owner=OWNER, contIface=req.ifname, contNetns=req.netns)
     first, second = db.transact(select("Port", ours, *COLUMNS), select("Port", theirs, *COLUMNS))
-    # The path of a namespace may now belong to another container
+    # Another container may now have this namespace path. fastcni's ports name their container, so skip them
     more = [row for row in second["rows"] if req.netns and CONTAINER not in as_dict(row["external_ids"])]
     return [*first["rows"], *more]
 
@@ -208,13 +209,14 @@ def remove(db: Ovsdb, rows: list[Row]) -> None:
 
 
 def removal(row: Row) -> Operation:
-    """Return the operation that removes a port from its bridge. The database deletes rows without references."""
+    """Return the operation that removes a port from its bridge. The database itself deletes a Port without
+    references."""
     return {"op": "mutate", "table": "Bridge", "where": [["ports", "includes", row["_uuid"]]],
             "mutations": [["ports", "delete", row["_uuid"]]]}
 
 
 def forget(req: Request, address: str) -> None:
-    """Remove the attachment's ports. No ports is no error."""
+    """Remove the attachment's ports. Missing ports are no error."""
     with Database(address) as db:
         remove(db, find(db, req))
 
@@ -222,7 +224,7 @@ def forget(req: Request, address: str) -> None:
 # -- CHECK ----------------------------------------------------------------------------------------------------
 
 def check(conf: OvsConf, address: str, bridge: str, name: str, vlan: int | None) -> None:
-    """Compare the port with the network's keys. address: of OVSDB. Raises CniError."""
+    """For CHECK: raise CniError if the port differs from the network's keys. address: OVSDB's."""
     from fastcni.kit.links import checks
 
     with Database(address) as db:

@@ -1,2 +1,2 @@
-"""Convert podman's networks and containers, which arrive by netavark's plugin protocol, to CNI for
+"""Convert podman's networks and containers, in the form of netavark's plugin protocol, to CNI configurations, for
 plugins/netavark.py."""

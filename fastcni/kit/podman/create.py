@@ -1,4 +1,4 @@
-"""`podman network create -d fastcni`: check podman's network, and complete it."""
+"""Check and complete the network of `podman network create -d fastcni`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.spec.config import Section
 
-BRIDGE = "podman-{:.8}"         # the bridge's name, of the network's id, if podman names no interface
+BRIDGE = "podman-{:.8}"         # the bridge's name, from the network's id, if podman names no interface
 
 
 def complete(stdin: bytes) -> tuple[bytes, list[str]]:
-    """Return the completed network as JSON, and warnings. podman itself adds the gateways later. Raises CniError 2, 6
-    and 7."""
+    """Return (the completed network as JSON, warnings). stdin: the network as JSON. podman itself adds the gateways
+    later. Raises CniError 2, 6 and 7."""
     keys = netavark.read(stdin)
     network, warnings = Network(keys), []
     if network.conflist:
@@ -25,17 +25,18 @@ def complete(stdin: bytes) -> tuple[bytes, list[str]]:
     if not network.bridge:
         values["network_interface"] = BRIDGE.format(keys.text("id"))
     if network.conflist and not network.subnets:
-        network.ipam = "none"           # the list's own IPAM gives the addresses
+        network.ipam = "none"           # the IPAM plugin of the conflist gives the addresses
     values["ipam_options"]["driver"] = network.ipam
     if keys.flag("dns_enabled"):
-        # netavark gives aardvark-dns names only for its own drivers
+        # netavark registers names with aardvark-dns only for its own drivers
         values["dns_enabled"] = False
         warnings.append("fastcni: containers of this network are not found by name: netavark's plugins have no DNS")
     return json.write(values), warnings
 
 
 def check_subnets(keys: Section, network: Network) -> None:
-    """Raise CniError 2 if podman would expect the plugin to choose a subnet."""
+    """Raise CniError 2 if the network needs a subnet that podman has not chosen, because the plugin does not choose
+    subnets."""
     if network.ipam == "none":
         return
     if not network.subnets:

@@ -1,6 +1,7 @@
-"""Read and check a podman network, and convert it to the plugins of a CNI list.
+"""Read and check a podman network, and convert it to a CNI network list.
 
-The list has the plugins of podman's own CNI networks: bridge, portmap, firewall, tuning. podman chooses the addresses.
+The list has the same plugins as podman's own CNI networks: bridge, portmap, firewall, tuning. podman chooses the
+addresses.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     Subnet = tuple[bytes, int, bytes | None]
 
 OPTIONS = ("conflist", "isolate", "mtu", "no_default_route", "vlan")
-CONF_DIR = "/etc/cni/net.d"     # the directory of the lists that the option conflist names
+CONF_DIR = "/etc/cni/net.d"     # directory of the network lists that the option conflist names
 FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -86,7 +87,7 @@ def read_subnet(keys: Section) -> Subnet:
 
 
 def read_route(keys: Section) -> dict[str, Any]:
-    """Return the route as a CNI configuration has it."""
+    """Return a route of the network in the form of a CNI configuration."""
     if keys.text("route_type") not in ("", "unicast"):
         raise unsupported(f"a route of the type {keys.text('route_type')}", "use a route with a gateway")
     found: dict[str, Any] = {"dst": keys.text("destination"), "gw": keys.text("gateway")}
@@ -98,8 +99,9 @@ def read_route(keys: Section) -> dict[str, Any]:
 # The container's part, and the list ------------------------------------------------------------------
 
 class Attachment:
-    """A network list for one container. document: the list. capability_args: the container's capability arguments, as
-    in libcni. netns: the namespace of an earlier setup. outcome: the result; None: the setup has not ended."""
+    """A network list for a container. document: the list. capability_args: the container's capability arguments, as in
+    libcni. netns: the namespace that an earlier setup recorded, or "". outcome: the result of that setup; None: it has
+    not finished."""
 
     __slots__ = ("document", "capability_args", "netns", "outcome")
 
@@ -114,8 +116,8 @@ class Attachment:
         return name
 
     def leave_ports(self, lengths: set[int]) -> None:
-        """Remove the port mappings to addresses of these lengths (4, 16), because another network of the container has
-        them."""
+        """Remove the port mappings of the families with these address lengths (4, 16), because another network of the
+        container has them."""
         if lengths:
             kept = [only(mapping, lengths) for mapping in self.capability_args.pop("portMappings")]
             if mappings := [mapping for mapping in kept if mapping]:
@@ -123,14 +125,14 @@ class Attachment:
 
 
 def only(mapping: dict[str, Any], without: set[int]) -> dict[str, Any] | None:
-    """Return the part of the mapping for the other family; None if there is no such part."""
+    """Return the mapping without the families with these address lengths; None if no family is left."""
     if host_ip := mapping.get("hostIP"):
         return None if (16 if ":" in host_ip else 4) in without else mapping
     return None if len(without) > 1 else {**mapping, "hostIP": "0.0.0.0" if 16 in without else "::"}
 
 
 def attachment(setup: Section) -> Attachment:
-    """Return the list for the container of podman's JSON. Raises CniError."""
+    """Return the network list for the container. setup: podman's JSON. Raises CniError."""
     network, options = Network(setup.section("network")), setup.section("network_options")
     for name in options.section("options").values:
         raise unsupported(f"the container's option {name}", "podman's --network NAME:ip=,ip6=,mac=,interface_name=")
@@ -174,7 +176,8 @@ def read_addresses(network: Network, options: Section) -> list[Subnet]:
 
 
 def read_mappings(setup: Section) -> list[dict[str, Any]]:
-    """Return the capability argument portMappings: an entry for each protocol and each port of a range."""
+    """Return the capability argument portMappings. It has an entry for each protocol and each port of podman's
+    ranges."""
     found = []
     for keys in setup.sections("port_mappings"):
         host, inside = keys.integer("host_port", low=0, high=65535), keys.integer("container_port", low=1, high=65535)
@@ -213,8 +216,8 @@ def plugins_of(network: Network, addresses: list[Subnet], ifname: str) -> list[d
 
 
 def tuning(ifname: str) -> dict[str, Any]:
-    """Return the sysctl that netavark's bridge driver sets in each container (rp_filter): a reply may arrive on another
-    network's interface."""
+    """Return the configuration of the plugin tuning, which sets rp_filter as netavark's bridge driver does, because a
+    reply may arrive on another network's interface."""
     return {"type": "tuning", "sysctl": {f"net/ipv4/conf/{ifname}/rp_filter": "2"}}
 
 
@@ -226,7 +229,7 @@ def find_list(name: str) -> dict[str, Any]:
     for path, document in configurations(CONF_DIR, broken):
         if document.get("name") == name and path.endswith(".conflist"):
             plugins = Section(document, path).sections("plugins")
-            if len(plugins) == 1 and plugins[0].text("type") == "chain":        # written by `fastcni fuse`
+            if len(plugins) == 1 and plugins[0].text("type") == "chain":        # a list that `fastcni fuse` has written
                 plugins = plugins[0].sections("plugins")
             if not plugins:
                 raise CniError(errors.INVALID_CONFIG, f"{path} has no list of plugins")

@@ -1,7 +1,7 @@
-"""Write and read the cache file of an attachment that podman has set up, in the form of libcni's cache.
+"""Write and read the cache file of an attachment that podman has set up, in libcni's format.
 
-`fastcni list`, `explain`, `restore` and the server read this file. A setup writes it before the first change, and again
-with the result. So a setup that finds the file knows that an earlier setup of the attachment had no teardown.
+`fastcni list`, `explain`, `restore` and the server read this file. A setup writes the file before its first change, and
+again with the result. So a setup that finds a file knows that an earlier setup of the attachment was not torn down.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def path(req: Request, name: str) -> str:
 
 
 def write(req: Request, made: Attachment, result: dict[str, Any] | None = None) -> None:
-    """Write the file. result: in the newest shape, None: before the ADD. Raises CniError 5."""
+    """Write the file. result: of the ADD, in the shape of the newest cniVersion; None before the ADD. Raises CniError
+    5."""
     outcome = None
     if result is not None:
         outcome = results.to_version({"cniVersion": version.CURRENT, **result}, made.document.get("cniVersion", ""))
@@ -38,7 +39,7 @@ def write(req: Request, made: Attachment, result: dict[str, Any] | None = None) 
 
 
 def read(req: Request, name: str) -> Attachment | None:
-    """Return the attachment that an earlier setup has recorded; None without a file, or if the file is damaged. Raises
+    """Return the attachment that an earlier setup has recorded; None if the file does not exist or is damaged. Raises
     CniError 5."""
     found = read_file(path(req, name))
     return found if found and found.name == name else None
@@ -60,8 +61,8 @@ def read_file(path: str) -> Attachment | None:
 
 
 def families_of_ports(req: Request, name: str) -> set[int]:
-    """Return the lengths (4, 16) of the addresses to which another network of the container maps its ports. Raises
-    CniError 5."""
+    """Return the families, as address lengths (4, 16), for which another network of the container maps its ports.
+    Raises CniError 5."""
     found: set[int] = set()
     for file in files.names(DIRECTORY):
         if f"-{req.container_id}-" in file and f"{DIRECTORY}/{file}" != path(req, name):

@@ -1,1 +1,1 @@
-"""Shape a pod's traffic with qdiscs and an ifb device."""
+"""Limit the rate of a pod's traffic with qdiscs and an ifb device."""

@@ -1,4 +1,4 @@
-"""Find the host end of the pod's veth pair: the link whose traffic the plugin bandwidth shapes."""
+"""Find the host end of the pod's veth pair, whose traffic the plugin bandwidth limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ETH_HLEN = 14                   # linux/if_ether.h: bytes of the header, which t
 
 def find_host_end(req: Request, pod: Pod, result: dict[str, Any]) -> Link:
     """Return the peer of CNI_IFNAME. Raises CniError 999 if CNI_IFNAME has no peer on the host, or if the result does
-    not list it."""
+    not list the peer."""
     if not result.get("interfaces"):
         raise CniError(errors.INTERNAL, "no interfaces provided")
     inside = find.link(pod.inside, req.ifname)
@@ -37,7 +37,8 @@ def find_host_end(req: Request, pod: Pod, result: dict[str, Any]) -> Link:
 
 
 def warn_of_small_bursts(req: Request, limits: Limits, host: Link) -> None:
-    """Warn of a burst that is shorter than a full packet of the link: the kernel drops such packets."""
+    """Warn if a burst is smaller than the link's largest packet, because the kernel drops larger packets than the
+    burst."""
     for direction, limit in (("ingress", limits.ingress), ("egress", limits.egress)):
         packet = host.mtu + ETH_HLEN
         if limit and not limit.subnets and limit.burst < packet:

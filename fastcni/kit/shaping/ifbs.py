@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-MARK = "fastcni "               # begins the alias; the mark of the attachment follows, as in nftables
+MARK = "fastcni "               # prefix of the alias; then comes the attachment's mark, as in nftables
 ALIAS_BYTES = uapi.IFALIASZ - 1
 
 
 def names_of(req: Request) -> tuple[str, str]:
-    """Return the names of the ifb, in the order of use: first the reference plugin's name, which all interfaces of a
-    container share; then a name for this interface only."""
+    """Return the possible names of the attachment's ifb, in the order to try: the reference plugin's name, which all
+    interfaces of a container share, then a name for this interface only."""
     each = req.name + req.container_id
     return names.digest(each, IFNAME_BYTES, "bwp"), names.digest(f"{each}:{req.ifname}", IFNAME_BYTES, "bwp")
 
@@ -37,8 +37,8 @@ def is_own(req: Request, link: Link) -> bool:
 
 
 def add(req: Request, mtu: int, undo: Undo) -> Link:
-    """Create an ifb and return its Link, up. If a pod without DEL has left an ifb, replace that ifb. Raises CniError
-    999 if the names are taken, NetlinkError."""
+    """Create an ifb and return its Link, up. Replace an ifb that an earlier ADD without DEL has left. Raises CniError
+    999 if other links have the names, NetlinkError."""
     for name in names_of(req):
         link = create(req, name, mtu, undo)
         left = None if link else find.link(req.mode.route, name)
@@ -51,7 +51,7 @@ def add(req: Request, mtu: int, undo: Undo) -> Link:
 
 
 def create(req: Request, name: str, mtu: int, undo: Undo) -> Link | None:
-    """Create an ifb. Return its Link, None if the name is taken."""
+    """Create an ifb. Return its Link, None if another link has the name."""
     sock = req.mode.route
     batch = rtnl.new_ifb(Batch(), name, address=veth.random_mac(), mtu=mtu, what="adding link")
     try:
@@ -61,7 +61,7 @@ def create(req: Request, name: str, mtu: int, undo: Undo) -> Link | None:
         if e.errno != EEXIST:
             raise
         return None
-    link = link or find.new_link(sock, name)       # Linux before 6.2 does not echo
+    link = link or find.new_link(sock, name)       # Linux before 6.2 does not echo the request
     alias = f"{MARK}{names.mark(req)}".encode()[:ALIAS_BYTES].decode("utf-8", "ignore")
     wire.exchange(sock, rtnl.set_alias(Batch(), link.index, alias, what=f"set the alias of {name}"))
     return link
@@ -78,12 +78,12 @@ def find_own(req: Request) -> list[Link]:
 
 
 def delete(req: Request) -> None:
-    """Delete the ifbs of this attachment. Needs no namespace and no prevResult."""
+    """Delete the ifbs of this attachment. Needs neither the pod's namespace nor prevResult."""
     req.delete_links(*((link.index, link.name) for link in find_own(req)))
 
 
 def gc(req: Request) -> None:
-    """Delete the ifbs with fastcni's mark of attachments of this network that are no longer valid."""
+    """Delete the ifbs whose mark names an attachment of this network that is no longer valid."""
     network = f"{MARK}{names.network_mark(req.name)}-"
     valid = {MARK + names.hashes(req.name, *each) for each in req.valid_attachments}
     replies = wire.dump(req.mode.route, uapi.RTM_GETLINK, rtnl.ifinfomsg(), "list ifbs", only_ifbs)

@@ -1,4 +1,4 @@
-"""Read and check the keys that limit a pod's traffic. Changes nothing."""
+"""Read and check the keys that limit the rate of a pod's traffic."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 RATES = ("ingressRate", "ingressBurst", "egressRate", "egressBurst")
 MAX_BITS = (1 << 64) - 1
 MAX_BURST_BYTES = 0xFFFFFFFF
-MAX_SUBNETS = 100               # the kernel compares each packet with all subnets in turn
+MAX_SUBNETS = 100               # the kernel compares each packet with each subnet
 
 
 class Limit:
     """A rate for all traffic of one direction, or for the traffic with some subnets.
 
-    rate, burst     bytes/s, bytes
-    subnets         [(packed, prefix)] whose traffic is limited; []: all traffic
-    exempt          whether the limit is for all traffic except that with the subnets
-    offsets         tc.SOURCE or tc.DESTINATION: which address of a packet is the other host's
+    rate, burst     in bytes/s, in bytes
+    subnets         [(packed, prefix)]: the limit is for traffic with these subnets; []: for all traffic
+    exempt          True: the limit is for all traffic except that with the subnets
+    offsets         tc.SOURCE or tc.DESTINATION: which address of a packet is compared with the subnets, that of the
+                    pod's peer
     """
 
     __slots__ = ("rate", "burst", "subnets", "exempt", "offsets")
@@ -37,13 +38,13 @@ class Limit:
 
     @property
     def burst_us(self) -> int:
-        """Return the time of the burst at this rate, in microseconds."""
+        """Return how long the burst takes at this rate, in microseconds."""
         return self.burst * 1_000_000 // self.rate
 
 
 class Limits:
-    """The limits of both directions. ingress, egress: a Limit, None for no limit. subnets: the subnets of either
-    Limit."""
+    """The limits of both directions. ingress, egress: a Limit, None for no limit. subnets: the subnets of both
+    Limits."""
 
     __slots__ = ("ingress", "egress", "subnets")
     ingress: Limit | None
@@ -67,8 +68,7 @@ def read(keys: Section) -> Limits:
 
 def read_limit(section: Section, direction: str, offsets: dict[int, int], subnets: list[Subnet],
                exempt: bool) -> Limit | None:
-    """Return the Limit of "ingress" or "egress", None without a limit. The configuration's unit is bits, a Limit's is
-    bytes."""
+    """Return the Limit of "ingress" or "egress", None without a limit. The configuration has bits, a Limit bytes."""
     rate, burst = (section.integer(f"{direction}{word}", low=0, high=MAX_BITS) for word in ("Rate", "Burst"))
     both = f"{section.path(f'{direction}Rate')} is {rate}, {section.path(f'{direction}Burst')} is {burst}"
     if bool(rate) != bool(burst):
@@ -87,7 +87,8 @@ def read_limit(section: Section, direction: str, offsets: dict[int, int], subnet
 
 
 def read_subnets(*sections: Section) -> tuple[list[Subnet], bool]:
-    """Return ([(packed, prefix)], whether these are exempt) of the first section with subnets."""
+    """Return ([(packed, prefix)], whether these subnets are exempt from the limit) of the first section that names
+    subnets."""
     for section in sections:
         exempt, shaped = section.texts("unshapedSubnets"), section.texts("shapedSubnets")
         if exempt and shaped:

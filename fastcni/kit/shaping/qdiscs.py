@@ -1,4 +1,5 @@
-"""Add the qdiscs that limit a link's rate: for all its packets, as in the reference, or for packets of some subnets.
+"""Add the qdiscs that limit a link's rate, for all packets, as the reference plugin does, or for packets of some
+subnets.
 
     qdisc tbf 1: root rate .. burst .. lat 25ms       qdisc htb 1: root default 0x30, or 0 if only subnets are limited
                                                         class htb 1:30 rate .. burst ..
@@ -29,24 +30,24 @@ if TYPE_CHECKING:
 
 LATENCY = 40                    # a packet may wait 1/40 s, 25 ms
 UNLIMITED, LIMITED = tc.handle(1), tc.handle(1, 0x30)
-DIRECT_PACKETS = 1000           # packets that may wait in 1:0, as in a veth's queue by default
+DIRECT_PACKETS = 1000           # most packets that wait in 1:0, as in a veth's default queue
 LOOPBACK_IFINDEX = 1            # the index of lo, in every namespace
 
 
 def shape(limit: Limit) -> tc.Shape:
-    """Return a limit in the kernel's units. A value that is too large for its field becomes the field's maximum; in the
-    reference plugin it wraps around."""
+    """Return a limit in the kernel's units. A value that is too large for the kernel's field becomes the field's
+    maximum. (In the reference plugin such a value wraps around.)"""
     buffer = int(limit.burst_us * tc.ticks_per_microsecond())
     return tc.Shape(limit.rate, min(limit.rate // LATENCY + limit.burst, tc.MAX_U32), min(buffer, tc.MAX_U32))
 
 
 def default_class(limit: Limit) -> int:
-    """Return the class of packets that match no filter."""
+    """Return the class for packets that match no filter."""
     return LIMITED if limit.exempt else UNLIMITED
 
 
 def filters(limit: Limit) -> list[tc.Filter]:
-    """Return one filter for each subnet."""
+    """Return the u32 filters, one for each subnet."""
     classid = UNLIMITED if limit.exempt else LIMITED
     return [tc.Filter(tc.PROTOCOLS[len(packed)], len(packed), classid,
                       tc.subnet_selector(packed, prefix, limit.offsets)) for packed, prefix in limit.subnets]

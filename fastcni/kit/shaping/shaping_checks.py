@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check(req: Request, pod: Pod, host: Link, limits: Limits) -> None:
-    """Raise CniError 999 unless the host end and its ifb have the limits. Raises NetlinkError."""
+    """Raise CniError 999 unless the host end and the pod's ifb have the limits. Raises NetlinkError."""
     if limits.ingress:
         check_limit(pod.host, host, limits.ingress)
     if limits.egress:
@@ -31,11 +31,11 @@ def check(req: Request, pod: Pod, host: Link, limits: Limits) -> None:
 
 
 def check_limit(sock: Socket, link: Link, limit: Limit) -> None:
-    """Raise CniError 999 unless a link has the limit."""
+    """Raise CniError 999 unless the link's qdiscs have the limit."""
     wanted, found = qdiscs.shape(limit), read(sock, link, limit)
     for name in ("rate", "limit", "buffer"):
         actual, asked = getattr(found, name), getattr(wanted, name)
-        # fastcni's field has its maximum where the reference plugin's value has wrapped around
+        # where the reference plugin's value has wrapped around, fastcni's has its maximum
         if asked not in (actual, tc.MAX_U32):
             raise wrong(f"{name.capitalize()} doesn't match", f"{link.name} has {actual}, configured are {asked}")
 
@@ -48,8 +48,8 @@ def check_redirect(sock: Socket, link: Link, ifb: Link) -> None:
 
 
 def read(sock: Socket, link: Link, limit: Limit) -> tc.Shape:
-    """Return the limit of a link as a Shape. Raises CniError 999 for other qdiscs, classes or filters than those of
-    `limit`."""
+    """Return the limit that a link's qdiscs have, as a Shape. Raises CniError 999 if the qdiscs, classes or filters are
+    of other kinds than `limit` needs."""
     kind, options = ask(sock, tc.get_qdisc(Batch(), link.index, uapi.TC_H_ROOT, "look up the root qdisc"))
     if kind != ("htb" if limit.subnets else "tbf"):
         raise wrong("Failed to find qdisc", f"the root qdisc of {link.name} is {kind or 'none'}")
@@ -73,7 +73,7 @@ def read(sock: Socket, link: Link, limit: Limit) -> tc.Shape:
 
 
 def ask(sock: Socket, batch: Batch) -> tuple[str, bytes]:
-    """Send a request. Return (kind, options) of the reply, ("", b"") without a reply."""
+    """Send a request for a qdisc or class. Return its (kind, options), ("", b"") if it does not exist."""
     found = wire.look_up(sock, batch)
     return tc.read_kind(found[0][1]) if found else ("", b"")
 

@@ -1,5 +1,5 @@
-"""Read the administrator's list of the sysctls that networks may set: one unanchored regular expression in each
-line."""
+"""Check sysctls against the administrator's list of those that networks may set. Each line is an unanchored regular
+expression."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check(keys: Collection[str]) -> None:
     patterns = []
     for line in lines:
         try:
-            if "[:" in line:            # a POSIX class, which Go supports; Python reads these as characters
+            if "[:" in line:            # a POSIX class, which Go supports; Python reads it as a set of characters
                 raise re.error("classes as [:alnum:] are not understood")
             patterns.append(re.compile(line, re.ASCII))
         except (re.error, RecursionError) as e:

@@ -32,10 +32,10 @@ def read_keys(req: Request) -> Sysctls:
 
 
 def names(key: str, ifname: str) -> list[str]:
-    """Return the names below /proc/sys that a key can mean, in order. The first IFNAME in the key stands for the pod's
-    link.
+    """Return the names below /proc/sys that a key can mean, in the order to try. The first IFNAME in the key stands for
+    the pod's link.
 
-    The reference takes every dot for a slash. If that file does not exist, the key is read as in sysctl(8), where a dot
+    The first name is the reference plugin's, which has a slash for every dot. The second follows sysctl(8), where a dot
     can belong to a link's name: net/ipv4/conf/eth0.5/forwarding. Raises CniError 7 for a name that is not below net/.
     """
     found = []
@@ -71,7 +71,7 @@ def write_back(pod: Pod, name: str, value: str) -> None:
 
 
 def check(pod: Pod, sysctls: Sysctls) -> None:
-    """Raise CniError 999 for a sysctl with another value; white space may differ."""
+    """Raise CniError 999 if a sysctl has another value. Differences in white space are ignored."""
     with pod.enter():
         for candidates, value in sysctls.values():
             name = first_existing(candidates)

@@ -28,10 +28,10 @@ MARK_BIT = 13                   # the reference plugin's default
 class Conf:
     """The keys of the portmap plugin, and the parts of prevResult that it needs.
 
-    mappings: a Mapping for each port; snat, masq_all, mark_bit: the keys of these names; iptables: whether iptables is
-    the backend; set_mark_chain: externalSetMarkChain ("": fastcni's own chain); conditions: {length of an address:
-    [words of iptables(8)]}; previous: prevResult or None; pod: {length: (packed, prefix)}, the pod's first address of
-    each family.
+    mappings: a Mapping for each port; snat, masq_all, mark_bit: the keys snat, masqAll, markMasqBit; iptables: whether
+    iptables is the backend; set_mark_chain: externalSetMarkChain ("": fastcni's own chain); conditions: {length of an
+    address: [words of iptables(8)]}; previous: prevResult or None; pod: {length: (packed, prefix)}, the pod's first
+    address of each family.
     """
 
     __slots__ = ("mappings", "snat", "masq_all", "iptables", "mark_bit", "set_mark_chain", "conditions", "previous",

@@ -162,8 +162,8 @@ def claims(conf: Conf) -> dict[Place, Mapping]:
 
 
 def conflicts(req: Request, conf: Conf) -> dict[Place, Mapping]:
-    """Return the Places that no other attachment may use: the mappings' own, and those that conflict with them. As with
-    bind(2), a mapping on all addresses conflicts with the same port on one address."""
+    """Return the Places that conflict with the mappings, which no other attachment may have. As with bind(2), a mapping
+    on all addresses conflicts with the same port on one address."""
     found = {}
     for length in conf.pod:
         mappings = conf.mappings_for(length)
@@ -214,7 +214,7 @@ def look_up_pod(req: Request) -> list[tuple[int, bytes]] | None:
 
 
 def delete_reference_rules(req: Request) -> None:
-    """Delete the rules and chains of the reference plugin's nftables backend for this container."""
+    """Delete the rules that the reference plugin's nftables backend added for this container."""
     for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6):
         if rulesets.has_table(req.mode, family, REFERENCE_TABLE):
             for chain in REFERENCE_CHAINS:
