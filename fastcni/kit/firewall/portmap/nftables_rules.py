@@ -47,10 +47,11 @@ The rules only look up packets to an address of the node (CVE-2025-67499), and r
 (CVE-2019-9946).
 
 - hostips has the addresses that mappings name as hostIP. ADD of a mapping on all addresses checks only these addresses
-for conflicts. - hostport-pods has the number of elements of each attachment. So a DEL of an attachment without mappings
-ends after one look-up, and any DEL knows whether its configuration names all mappings of the attachment.
+  for conflicts.
+- hostport-pods has the number of elements of each attachment. So a DEL of an attachment without mappings ends after one
+  look-up, and any DEL knows whether its configuration names all mappings of the attachment.
 - hairpin-pods has one element for all ports of a pod, because the kernel walks all elements that lead to chains
-whenever an element is added.
+  whenever an element is added.
 """
 
 from __future__ import annotations

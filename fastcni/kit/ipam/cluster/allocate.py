@@ -1,8 +1,8 @@
 """Give pods addresses of this node's own blocks, without a remote call. claims.py claims further blocks.
 
 A pod gets the free address that was released longest ago. An address that is still cooling down is given only if the
-node's blocks have no other free address. A function with an argument `space` needs the Space open, which holds its
-lock.
+node's blocks have no other free address. A function with an argument `space` must be called inside `with` of that
+Space, which holds the lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.node_state import Own, Plan
     from fastcni.kit.ipam.cluster.requested import Requested
 
-CONFIRM_S = 300.0       # ADD asks the store if its last confirmation is older
+CONFIRM_S = 300.0       # if the store's last confirmation is older, an ADD asks the store again
 TRY_S = 20.0            # seconds between two requests for a confirmation
 MAX_RACES = 100         # attempts to take an address, while another program creates address files without the lock
 
@@ -91,7 +91,7 @@ def give(req: Request, attachment: Attachment) -> str:
         if not attachment.taken:
             attachment.taken = [None] * len(attachment.keys.ranges)
             give_again(space, attachment)
-        if not attachment.sticky:               # a sticky address may be kept for the pod on any node
+        if not attachment.sticky:               # the store may have a sticky address for the pod, from any node
             for i in attachment.missing():
                 give_one(space, attachment, i)
         if None in attachment.taken:
@@ -107,7 +107,7 @@ def unconfirmed(space: Space) -> bool:
         raise CniError(INVALID_CONFIG, f'{space.files.path} is the state of node "{state.node}", and this node is '
                        f'"{keys.node}"', "was it renamed? ipam.node_name can give it its old name")
     if not state.node:
-        return False                    # this node has no block, so it has to claim one
+        return False                    # this node has no block to confirm
     if other_store(space):
         return True                     # in that other store, these blocks may be another node's
     now, confirmed = boottime(), space.times.confirmed()
@@ -125,7 +125,8 @@ def other_store(space: Space) -> bool:
 
 
 def check_loss(space: Space) -> None:
-    """Raise CniError 11 if the configuration says that this node must not give addresses any more."""
+    """Raise CniError 11 if this node has not reached the store for serve_after_loss seconds, after which it must not
+    give addresses."""
     limit = space.keys.serve_after_loss
     if limit and space.state.node and boottime() - space.times.confirmed() > limit:
         raise CniError(TRY_AGAIN_LATER, f"the store has not confirmed this node for more than {limit} s",
@@ -267,7 +268,7 @@ def next_address(space: Space, one: Range) -> tuple[bytes, int] | None:
 def oldest(space: Space, plan: Plan, own: Own) -> tuple[bytes, int] | None:
     """Return the free address that was released longest ago, and its place in the table of released addresses.
 
-    The search begins in the block `own` and ends with the first block that has an address which is not cooling down.
+    The search begins in the block `own`, and ends with the first block that has a free address whose cool-down is over.
     None: the table records all these addresses as held by pods.
     """
     least, found, warm = HELD, None, boottime() - space.keys.cool_down

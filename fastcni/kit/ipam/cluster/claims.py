@@ -208,8 +208,8 @@ def node_of(state: State) -> Node:
 
 
 def confirm(store: Store, keys: Keys, warn: Warn) -> None:
-    """Send a heartbeat, and record the time at which the store confirmed this node. Join again if the node was declared
-    dead or has rebooted, or if the store was restored or replaced. Raises Away."""
+    """Send a heartbeat, and record the time at which the store confirmed this node. Join the store again if the node
+    was declared dead or has rebooted, or if the store was restored or replaced. Raises Away."""
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(False)
         state, other = space.state, allocate.other_store(space)
@@ -272,7 +272,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
     me, there = joined.node, {block.cidr: block for block in joined.blocks}
     with MadeSpace(keys, warn) as space:
         old = space.state
-    suspect = suspect or restored(old.history, store.history())     # read before writes raise its revision
+    suspect = suspect or restored(old.history, store.history())     # read the history before writes raise the revision
     if old.blocks and suspect:
         for cidr in there.keys() - old.blocks.keys() - set(old.lost):
             store.give_back(there.pop(cidr))
@@ -392,7 +392,8 @@ def note_in(space: Space, blocks: Sequence[Block], now: tuple[str, int] | None) 
 
 
 def refuse(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> None:
-    """Give back blocks that were claimed in a restored store: another node may have had them. Raises CniError 11."""
+    """Give back blocks that this node has just claimed in a restored store, because another node may have had them
+    before. Raises CniError 11."""
     for block in blocks:
         store.give_back(block)
     rejoin(store, keys, warn, suspect=True)

@@ -111,7 +111,7 @@ def keys_for(req: Request) -> Keys:
         return keys
     keys.cache.flat_seen = now
     if keys.cache.flat_changed or flat_file.find(read_path(req.conf)) != keys.flat:
-        keys.cache.flat_changed, keys.cache.flat_seen = True, 0.0       # from now on each request reads the flat file
+        keys.cache.flat_changed, keys.cache.flat_seen = True, 0.0       # so the next request checks the flat file
         return read(keys_of(req))
     return keys
 

@@ -46,7 +46,8 @@ IMPORTED = "(imported)"         # Single.network of an address imported from ano
 
 
 class Taken(Exception):
-    """Another node or pod has the block or address. `by` is the Block or Single in the store."""
+    """The error of a claim if another node or pod has the block or address. `by` is the Block or Single in the
+    store."""
 
     def __init__(self, by: Block | Single) -> None:
         super().__init__(by)
@@ -54,7 +55,8 @@ class Taken(Exception):
 
 
 class Fenced(Exception):
-    """The calling node was declared dead, which raised its epoch. `node` is the node's present record."""
+    """The error of a write by a node that was declared dead, which raised its epoch. `node` is the node's present
+    record."""
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
@@ -62,7 +64,8 @@ class Fenced(Exception):
 
 
 class Changed(Exception):
-    """The record was changed or deleted since the caller read it. The caller has to read the record again."""
+    """The error of a write if the record was changed or deleted since the caller read it. The caller has to read the
+    record again."""
 
 
 class Record:
@@ -223,7 +226,7 @@ if TYPE_CHECKING:
             """Send a heartbeat. Raises Fenced; Changed if the node was forgotten."""
 
         def nodes(self) -> list[Node]:
-            """Return all nodes, by name."""
+            """Return all nodes, sorted by name."""
 
         def declare_dead(self, node: Node) -> Node:
             """Raise the node's epoch by one, then set each of its ACTIVE blocks to QUARANTINE. A second call, after a
@@ -254,7 +257,7 @@ if TYPE_CHECKING:
 
         def adopt(self, me: Node, block: Block) -> Block:
             """Make a block of this node's earlier epoch, QUARANTINE or ACTIVE, its own again, with the present epoch.
-            Raises Changed if the block is another node's or was deleted, Fenced."""
+            Raises Changed if another node has the block or if the block was deleted; Fenced."""
 
         def share(self, space: str, cidr: str) -> Block:
             """Return the block as SHARED; create the block if it does not exist. Raises Taken if a node has the

@@ -1,4 +1,4 @@
-"""Make the error for a full range, which tells what nodes have its blocks, and what to do."""
+"""Make the error for a full range. The text names the nodes that have the range's blocks, and says what to do."""
 
 from __future__ import annotations
 

@@ -4,12 +4,13 @@ The restored store may lack blocks of other nodes. So this node waits until each
 again:
 
 1. Wait for PAUSE_S, or node_ttl if that is longer. A server that lost its store calls it again within Times.max_away_s
-plus the timeout of a request. Heartbeats from before the backup have expired by then.
+   plus the timeout of a request. Heartbeats from before the backup have expired by then.
 2. Wait until each node in the store is alive or declared dead, or until dead_after has passed since the restore.
 3. Wait for SETTLE_S, because a node sends its heartbeat a moment before it claims its blocks.
 
-State.hold is None, or describes the current step: [boot id, CLOCK_BOOTTIME at its begin, its seconds, settled].
-settled: it is step 3. After a reboot, the step has lasted at least since that boot: CLOCK_BOOTTIME itself.
+State.hold is None, or describes the current step: [boot id, CLOCK_BOOTTIME when the step began, seconds of the step,
+settled]. settled: the step is step 3. After a reboot, the step has lasted at least since that boot: CLOCK_BOOTTIME
+itself.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MAX_NAMED = 5                   # how many nodes an error names
 
 
 def begin(settings: Mapping[str, Any]) -> Hold:
-    """Return State.hold for a pause that begins now. settings: of the store."""
+    """Return the value of State.hold for a pause that begins now. settings: the store's."""
     return [boot_id().decode(), boottime(), seconds_of(settings), False]
 
 
@@ -45,7 +46,7 @@ def seconds_of(settings: Mapping[str, Any]) -> float:
 
 
 def age(hold: Hold) -> float:
-    """Return for how many seconds a step has lasted, at least."""
+    """Return for how many seconds a step has lasted; after a reboot, the least possible number."""
     return boottime() - hold[1] if hold[0] == boot_id().decode() else boottime()
 
 

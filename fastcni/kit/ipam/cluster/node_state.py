@@ -44,7 +44,7 @@ BLOCKS = f"{DIRECTORY}/blocks.json"
 MAX_BYTES = 64 << 20
 KEPT_OWNER = "fastcni:single"   # first word of the owner that reserves an address for a Single
 KEPT_STATE = "kept"             # contract.KEPT
-SINGLE, STICKY = "single", "sticky"             # marks
+SINGLE, STICKY = "single", "sticky"             # values of <marks>
 WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 
@@ -432,8 +432,8 @@ def look_of(found: posix.stat_result) -> tuple[int, int, int, int]:
 
 
 def read_state(files: SpaceFiles, cache: Cache) -> State:
-    """Return the State in blocks.json, or a new State if the file is missing or damaged. Create the directories. Raises
-    OSError."""
+    """Return the State in blocks.json, or a new State if the file is missing or damaged. Create missing directories.
+    Raises OSError."""
     try:
         look = look_of(posix.stat(BLOCKS, dir_fd=files.fd))
         last = cache.last

@@ -96,7 +96,7 @@ def missing(req: Request, attachment: Attachment) -> list[str]:
 
 
 def collect(req: Request, attachment: Attachment) -> None:
-    """GC: release the addresses of this network that no valid attachment has, and the addresses of half-written
+    """GC: release the addresses of this network that belong to no valid attachment, and remove half-written address
     files."""
     from fastcni.kit.ipam import allocation  # imported here, because other requests do not need it
 

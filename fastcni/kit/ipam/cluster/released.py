@@ -65,7 +65,8 @@ class Released:
         return int.from_bytes(self.first[56:64], sys.byteorder) / 1000
 
     def note_confirmed(self, ok: bool) -> None:
-        """Record the time of this call to the store, and whether the store has confirmed this node."""
+        """Record the present time as that of the last request to the store; if `ok`, also as that of the last
+        confirmation."""
         self.read_head()
         now = int(boottime() * 1000).to_bytes(8, sys.byteorder)
         posix.pwrite(self.fd, now * 2 if ok else now, 48 if ok else 56)

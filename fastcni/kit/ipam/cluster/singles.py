@@ -94,7 +94,7 @@ def claim(store: Store, me: Node, single: Single, share: bool = True) -> Single:
             try:
                 store.share(single.space, single.block)
             except Taken:
-                continue                # a node has just claimed the block
+                continue                # a node has claimed the block since
     return store.claim_single(me, single)
 
 
@@ -351,7 +351,8 @@ def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: A
 
 
 def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], one: dict[str, str]) -> bool:
-    """Release or keep one Single. Return False if the Single changed during the call; the caller has to try again."""
+    """Release or keep the Single of `one`, an entry of State.later. Return False if the Single changed during the call:
+    call again."""
     single = store.single(keys.space, one["address"])
     if single is None:
         with Space(keys, warn) as space:
