@@ -24,7 +24,7 @@ DEFINITIONS, PODS = f"{GROUP}/network-attachment-definitions", "/api/v1/pods"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"        # annotation of a definition: the resource of its devices
 MIRROR = "kubernetes.io/config.mirror"              # annotation of the API's copy of a static pod
-STATUS_TIMEOUT_S = 0.5                              # limit for the write of a pod's status during ADD
+STATUS_TIMEOUT_S = 0.5                              # an ADD waits so long for the write of its pod's status
 RETRY_S = 5.0                                       # after a failure, send no request for so long
 
 

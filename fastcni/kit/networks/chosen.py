@@ -33,7 +33,7 @@ class Asked:
     kubelet_uid         the uid that the kubelet uses: for a static pod it differs from `uid`
     networks, default   the texts of the annotations NETWORKS and DEFAULT_NETWORK, "" if absent
     by_args             whether `networks` comes from CNI_ARGS, not from an annotation
-    known               whether any of the runtime, the API and CNI_ARGS told the pod's annotations
+    known               whether the runtime, the API or CNI_ARGS has given the pod's annotations
     """
 
     __slots__ = ("namespace", "name", "uid", "kubelet_uid", "networks", "default", "by_args", "known")

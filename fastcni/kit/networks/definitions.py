@@ -121,7 +121,7 @@ class Definitions:
                    for _, document in read(f"{directory}/{file}", broken)]
         if broken:                      # Multus would ignore the whole chain
             raise CniError(errors.INVALID_CONFIG, f"auxiliaryCNIChainName: {broken[0]}")
-        # disableCheck: CHECK of tuning needs the link CNI_IFNAME, which this network does not have
+        # disableCheck, because CHECK of tuning needs the link CNI_IFNAME, which this network does not have
         document = {"cniVersion": self.version, "name": name, "disableCheck": True, "plugins": plugins}
         return define(document, name, self.version, directory) if plugins else None
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.networks.selection import Selection
 
-RUNS_NETWORKS = ("multus", "multus-shim")       # types that a network of theirs cannot contain
+RUNS_NETWORKS = ("multus", "multus-shim")       # plugins that attach a pod to several networks; they cannot be nested
 PASSTHRU = "passthru"           # Multus' plugin that does nothing; it begins the chain auxiliaryCNIChainName
 # The key of CNI_ARGS that lists networks in the short form, and the keys that only concern the pod's first interface
 OWN_ARG, FIRST_ONLY = "FASTCNI_NETWORKS", ("IP", "MAC", "GATEWAY")

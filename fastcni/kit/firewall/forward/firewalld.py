@@ -180,12 +180,12 @@ def remove(req: Request, zone: str, ips: Sequence[bytes], recorded: Sequence[tup
 
 
 def recorded(req: Request, conf: Conf) -> bool:
-    """Return whether ADD has given the attachment to this backend."""
+    """Return whether ADD used this backend for the attachment, by the owner records."""
     return records().knows(req, conf.ips)
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, or ""."""
+    """For CHECK: return the first missing rule or element as text, or ""."""
     with Firewalld(req) as firewalld:
         for packed in conf.ips:
             present, refused = firewalld.ask("querySource", conf.zone, packed)

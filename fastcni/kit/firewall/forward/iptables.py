@@ -205,12 +205,12 @@ def filters(req: Request) -> bool:
 
 
 def recorded(req: Request, conf: Conf) -> bool:
-    """Return whether ADD has given the attachment to this backend."""
+    """Return whether ADD used this backend for the attachment, by the owner records."""
     return records().knows(req, conf.ips)
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, in the reference's text, or ""."""
+    """For CHECK: return the first missing rule or element, in the reference plugin's text, or ""."""
     for length, ips in by_length(conf.ips):
         for found in look(req, length):
             for chain, _, target in reversed(jumps(conf.admin_chain)):

@@ -48,7 +48,7 @@ class Forwarded(OwnAddresses):
                                   hook=nft.NF_INET_FORWARD, priority=nft.NF_IP_PRI_FILTER - 1)
 
     def wrong(self, req: Request, ips: list[bytes]) -> str:
-        """Return the first thing that CHECK misses, or ""."""
+        """For CHECK: return the first missing rule or element as text, or ""."""
         if self.missing(req, self.items(ips)):
             return f"{' or '.join(self.sets)} lacks an address of the pod"
         return "" if self.complete(req) else f"there is no chain {self.admin_chain}"
@@ -92,12 +92,12 @@ def restore(req: Request, conf: Conf) -> None:
 
 
 def recorded(req: Request, conf: Conf) -> bool:
-    """Return whether ADD has given the attachment to this backend."""
+    """Return whether ADD used this backend for the attachment, by the owner records."""
     return Forwarded().knows(req, conf.ips)
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, or ""."""
+    """For CHECK: return the first missing rule or element as text, or ""."""
     return next(filter(None, (place.wrong(req, conf.ips) for place in places(req, conf))), "")
 
 

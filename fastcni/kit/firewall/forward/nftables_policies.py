@@ -66,7 +66,7 @@ class Chain(Addresses):
         return batch
 
     def wrong(self, req: Request, ips: list[bytes]) -> str:
-        """Return the first thing that CHECK misses, or ""."""
+        """For CHECK: return the first missing rule or element as text, or ""."""
         if self.complete(req) and not self.missing(req, self.items(ips)):
             return ""
         return f"nftables chain {self.table} {self.name} drops by policy, and does not let the pod through"

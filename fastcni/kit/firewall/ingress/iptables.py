@@ -80,7 +80,7 @@ def has(lines: list[str], chain: str, match: str, target: str) -> bool:
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, or ""."""
+    """For CHECK: return the first missing rule or element as text, or ""."""
     for length in sorted({len(packed) for packed in conf.ips}):
         lines = iptables.read(req, iptables.PROGRAMS[length], TABLE)
         rules = [("FORWARD", "", STAGE_1), *wanted(conf)]

@@ -92,7 +92,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, or ""."""
+    """For CHECK: return the first missing rule or element as text, or ""."""
     wanted = items(conf)
     present = store().complete(req) and len(store().present(req, wanted)) == len(wanted)
     if present and conf.isolated:

@@ -168,7 +168,7 @@ def present(req: Request) -> bool:
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, in the reference's text, or ""."""
+    """For CHECK: return the first missing rule or element, in the reference plugin's text, or ""."""
     chain = chain_of(req)
     for length in conf.pod:
         prefix = f"could not check ipv{4 if length == 4 else 6} dnat: "

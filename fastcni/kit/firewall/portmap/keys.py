@@ -176,7 +176,7 @@ def _delete(backend: Portmap, req: Request, conf: Conf) -> None:
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, or ""."""
+    """For CHECK: return the first missing rule or element as text, or ""."""
     text = backend_of(conf).missing(req, conf)
     if text and not conf.iptables:
         # ADD may have used iptables, if the configuration has changed since ADD.

@@ -223,7 +223,7 @@ def delete_reference_rules(req: Request) -> None:
 
 
 def missing(req: Request, conf: Conf) -> str:
-    """Return the first thing that CHECK misses, or ""."""
+    """For CHECK: return the first missing rule or element as text, or ""."""
     asked = claims(conf)
     for name, key, _ in store().missing(req, items(req, conf)):
         return f"host port {asked[name, key]} is not mapped" if (name, key) in asked else f"{name} lacks the pod"

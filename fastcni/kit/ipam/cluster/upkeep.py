@@ -41,7 +41,7 @@ class BlockUse:
         self.cidr, self.since, self.size, self.held, self.empty_s = cidr, since, size, held, empty_s
 
 
-# -- blocks and free addresses ----------------------------------------------------------------------------------------
+# -- blocks and free addresses ----------------------------------------------------------------------------
 
 def own_blocks(keys: Keys, warn: Warn) -> list[BlockUse]:
     """Return the blocks of this node, in the order of their addresses."""
@@ -149,9 +149,9 @@ def finish_later(store: Store, keys: Keys, warn: Warn) -> None:
 # -- single addresses of other nodes' pods ----------------------------------------------------------------
 
 def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single | None:
-    """Answer another node that asks for an address in a block of this node. The new state of the Single is HELD if the
-    address was free, else REFUSED with the holder as reason. None: the Single asks for no address of this node, or the
-    other node has withdrawn it."""
+    """Answer another node that asks for an address in a block of this node. Set the Single's state to HELD if the
+    address was free, else to REFUSED with the holder as reason. Return the Single. None: the Single asks for no address
+    of this node, or the other node has withdrawn it."""
     if single.state != ASKED:
         return None
     packed = address.read_ip(single.address)

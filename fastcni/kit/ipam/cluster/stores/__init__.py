@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     Settings = dict[str, Any]
 
-# {type: (module, class)}
+# {type of store: (module, class)}
 STORES = {
     "etcd": ("fastcni.kit.ipam.cluster.stores.etcd", "EtcdStore"),
     "kubernetes": ("fastcni.kit.ipam.cluster.stores.kubernetes", "KubernetesStore"),
     "local": ("fastcni.kit.ipam.cluster.stores.local", "LocalStore"),
 }
-TEXTS = {       # {type: the keys with a text value}
+TEXTS = {       # {type of store: its keys with a text value}
     "etcd": ("ca", "cert", "key", "username", "password", "password_file", "prefix"),
     "kubernetes": ("kubeconfig", "k8s_api_root", "context", "namespace"),
     "local": ("path",),

@@ -37,7 +37,7 @@ CLAIM_BLOCKS = MAX_OPERATIONS // 2 - 1          # blocks in one transaction, wit
 
 
 class EtcdStore(EtcdNodes):
-    """See contract.Store, and EtcdNodes for the settings."""
+    """A store in etcd, see contract.Store. settings: see EtcdNodes."""
 
     name = "etcd"
 
@@ -199,7 +199,7 @@ class EtcdStore(EtcdNodes):
         return [one for one in found
                 if space in ("", one.space) and node in ("", one.node) and pod in ("", one.pod)]
 
-    # -- after the fact -------------------------------------------------------------------------------
+    # -- records for people and tools -----------------------------------------------------------------
 
     def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
         for left in batches([(use, use_value(use, MAX_BYTES)) for use in uses]):
@@ -222,7 +222,7 @@ class EtcdStore(EtcdNodes):
     def close(self) -> None:
         self.etcd.close()
 
-    # -- parts ----------------------------------------------------------------------------------------
+    # -- internal -------------------------------------------------------------------------------------
 
     def _all(self, kind: Any, prefix: str) -> list[Any]:
         """Return the records of all keys below a prefix, sorted by space and address."""

@@ -100,7 +100,7 @@ def unescape(name: str) -> str:
 
 
 def hexadecimal(text: str) -> str:
-    """Return "10.0.0.70" as "4-0a000046"."""
+    """Return an address as its family and hexadecimal digits: "10.0.0.70" becomes "4-0a000046"."""
     packed = address.read_ip(text)
     return f"{4 if len(packed) == 4 else 6}-{packed.hex()}"
 

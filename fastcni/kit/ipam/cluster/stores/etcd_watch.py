@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys
 
 REOPEN_S = 1.0                  # run() opens a watch again only if it has lasted so long
-IDLE_S = 1500.0                 # etcd sends a progress notification each 10 minutes
+IDLE_S = 1500.0                 # limit without a message: etcd sends a progress notification each 10 minutes
 
 
 class Copy:
@@ -113,7 +113,8 @@ class Watch:
         self.last = Copy(keys, lambda event: None)
 
     def run(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
-        """See contract.Store."""
+        """Do Store.watch() of contract.py: call changed() for each record, then for each change, until stop() returns
+        true."""
         copy = Copy(self.keys, changed)
         copy.load(self.etcd)
         before, self.last = self.last, copy

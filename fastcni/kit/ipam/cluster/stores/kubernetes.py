@@ -24,8 +24,9 @@ adopts the block when it joins again, or forget() removes the block.
 claim_single() against give_back() of its block. A node creates its IPClaim, and then reads the IPBlock. give_back()
 marks the block (`status.draining`), and then lists the IPClaims in the block. If the list is not empty, give_back()
 clears the mark, and the block stays. If the claiming node finds the mark, it clears the mark itself. This changes the
-block's resourceVersion, a precondition of the removal, so the removal fails. If the claiming node finds no block, it
-removes its IPClaim. claim(), adopt() and share() also clear the mark, so a mark that a crash has left does no harm.
+block's resourceVersion, a precondition of the removal, so give_back() fails to remove the block. If the claiming node
+finds no block, it removes its IPClaim. claim(), adopt() and share() also clear the mark, so a mark that a crash has
+left does no harm.
 
 forget() against a node that joins again. forget() sets the state "forgotten", lists the node's objects, and reads the
 IPNode once more. If the IPNode is the same object and still forgotten, the node made all listed objects before its end.
@@ -105,7 +106,7 @@ class KubernetesStore(NodeObjects):
         super().__init__(Api(lambda: find_access(settings)), settings.get("node_ttl", NODE_TTL_S))
 
     def grid(self, space: str, wanted: dict[str, int]) -> dict[str, int]:
-        """See contract.Store."""
+        """Implement Store.grid() of contract.py."""
         name = space_name(space)
         while True:
             now = self.api.get(f"{BASE}/{SPACES}/{name}")
@@ -123,8 +124,8 @@ class KubernetesStore(NodeObjects):
             return {family: now["spec"][key] for family, key in GRID.items() if key in now["spec"]}
 
     def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
-        """See contract.Store. If this call has created the IPNode, the node has no blocks or claims, because forget()
-        removes these before the IPNode."""
+        """Implement Store.join_space() of contract.py. If this call has created the IPNode, the node has no blocks or
+        claims, because forget() removes these before the IPNode."""
         me, created = self._join(node, boot_id, new=new)
         grid = self.grid(space, wanted)
         if created:
@@ -134,11 +135,11 @@ class KubernetesStore(NodeObjects):
     # -- blocks ---------------------------------------------------------------------------------------
 
     def blocks(self, space: str = "", node: str = "") -> list[Block]:
-        """See contract.Store."""
+        """Implement Store.blocks() of contract.py."""
         return sorted((record for record, _ in self.list_of(BLOCKS, space=space, node=node)), key=place)
 
     def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
-        """See contract.Store."""
+        """Implement Store.claim() of contract.py."""
         made: list[Object] = []
         found: dict[tuple[str, str], Block] = {}
         try:
@@ -155,7 +156,7 @@ class KubernetesStore(NodeObjects):
         return [found[one] for one in wanted]
 
     def adopt(self, me: Node, block: Block) -> Block:
-        """See contract.Store."""
+        """Implement Store.adopt() of contract.py."""
         while True:
             self.check_epoch(me)
             seen = self.get_block(block.space, block.cidr)
@@ -177,13 +178,13 @@ class KubernetesStore(NodeObjects):
             return mine
 
     def share(self, space: str, cidr: str) -> Block:
-        """See contract.Store."""
+        """Implement Store.share() of contract.py."""
         document, _ = self._make(states.share(states.free(space, cidr, time.time())))
         block: Block = to_record(BLOCKS, document)
         return states.share(block)
 
     def give_back(self, block: Block) -> bool:
-        """See contract.Store."""
+        """Implement Store.give_back() of contract.py."""
         now = self.get_block(block.space, block.cidr)
         if now is None:
             return True
@@ -227,7 +228,7 @@ class KubernetesStore(NodeObjects):
     # -- single addresses -----------------------------------------------------------------------------
 
     def claim_single(self, me: Node, single: Single) -> Single:
-        """See contract.Store."""
+        """Implement Store.claim_single() of contract.py."""
         while True:
             document, before, needs_block = self._make_claim(me, single)
             if document is None:
@@ -278,7 +279,7 @@ class KubernetesStore(NodeObjects):
                 continue
 
     def change_single(self, single: Single, **fields: Any) -> Single:
-        """See contract.Store."""
+        """Implement Store.change_single() of contract.py."""
         new: Single = single.copy(**fields)
         uid, _, version = single.revision.partition("/")
         path = f"{BASE}/{CLAIMS}/{claim_name(single.space, single.address)}"
@@ -292,7 +293,7 @@ class KubernetesStore(NodeObjects):
         return now
 
     def release_single(self, single: Single) -> bool:
-        """See contract.Store."""
+        """Implement Store.release_single() of contract.py."""
         uid, _, version = single.revision.partition("/")
         try:
             self.api.delete(f"{BASE}/{CLAIMS}/{claim_name(single.space, single.address)}", uid, version)
@@ -303,18 +304,19 @@ class KubernetesStore(NodeObjects):
         return True
 
     def single(self, space: str, address: str) -> Single | None:
-        """See contract.Store."""
+        """Implement Store.single() of contract.py."""
         document = self.api.get(f"{BASE}/{CLAIMS}/{claim_name(space, address)}")
         return to_record(CLAIMS, document) if document else None
 
     def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
-        """See contract.Store."""
+        """Implement Store.singles() of contract.py."""
         return sorted((record for record, _ in self.list_of(CLAIMS, space=space, node=node, pod=pod)), key=place)
 
-    # -- after the fact -------------------------------------------------------------------------------
+    # -- records for people and tools -----------------------------------------------------------------
 
     def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
-        """See contract.Store. An IPBlock owns its IPUse, so that Kubernetes removes the IPUse with the IPBlock."""
+        """Implement Store.write_uses() of contract.py. An IPBlock owns its IPUse, so that Kubernetes removes the IPUse
+        with the IPBlock."""
         self.check_epoch(me)
         own = {(block.space, block.cidr): document for block, document in self.list_of(BLOCKS, node=me.name)}
         for use in uses:
@@ -340,11 +342,11 @@ class KubernetesStore(NodeObjects):
                 continue
 
     def uses(self, space: str = "") -> list[Use]:
-        """See contract.Store."""
+        """Implement Store.uses() of contract.py."""
         return sorted((record for record, _ in self.list_of(USES, space=space)), key=place)
 
     def watch(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
-        """See contract.Store."""
+        """Implement Store.watch() of contract.py."""
         self.nodes()
 
         def tell(plural: str, document: Object, gone: bool) -> None:
@@ -353,7 +355,7 @@ class KubernetesStore(NodeObjects):
         watch_all(self.api, (BLOCKS, NODES, CLAIMS), tell, stop, base=BASE)
 
     def close(self) -> None:
-        """See contract.Store."""
+        """Implement Store.close() of contract.py."""
         self.api.close()
 
 

@@ -66,7 +66,7 @@ class NodeObjects(BlockObjects):
         self._cluster = ""
 
     def join(self, node: str, boot_id: str, address: str = "") -> Node:
-        """See contract.Store."""
+        """Implement Store.join() of contract.py."""
         return self._join(node, boot_id, address)[0]
 
     def _join(self, node: str, boot_id: str, address: str = "", new: bool = False) -> tuple[Node, bool]:
@@ -90,18 +90,18 @@ class NodeObjects(BlockObjects):
             return self._sign(now, lease, created), created
 
     def keep_alive(self, node: Node) -> Node:
-        """See contract.Store."""
+        """Implement Store.keep_alive() of contract.py."""
         return self._sign(self.check_epoch(node), self._lease(node.name))
 
     def nodes(self) -> list[Node]:
-        """See contract.Store."""
+        """Implement Store.nodes() of contract.py."""
         leases = {it["metadata"]["name"]: renewed(it) for it in self.api.list_all(LEASES)}
         found = [self._to_node(it, leases.get(it["spec"]["name"], 0.0)) for it in self.api.list_all(f"{BASE}/{NODES}")]
         self._last = {node.name: node for node in found}
         return sorted(found, key=lambda node: node.name)
 
     def declare_dead(self, node: Node) -> Node:
-        """See contract.Store."""
+        """Implement Store.declare_dead() of contract.py."""
         while True:
             document = self._stored(node.name)
             now = self._to_node(document, renewed(self._lease(node.name))) if document else states.unknown(node.name)
@@ -116,7 +116,7 @@ class NodeObjects(BlockObjects):
             return dead
 
     def forget(self, node: Node) -> None:
-        """See contract.Store."""
+        """Implement Store.forget() of contract.py."""
         while (now := self._stored(node.name)) is not None:
             if now["spec"]["state"] == ALIVE:
                 raise Changed(f"node {node.name} is not dead any more")
@@ -129,13 +129,13 @@ class NodeObjects(BlockObjects):
                 continue
 
     def node_gone(self, node: str) -> bool:
-        """See contract.Store. False for a node that had no Node object when it joined."""
+        """Implement Store.node_gone() of contract.py. False for a node that had no Node object when it joined."""
         now = self._stored(node)
         registered = bool(now and now["spec"].get("registered"))
         return registered and self.api.get(f"{CORE_NODES}/{node}") is None
 
     def history(self) -> tuple[str, int]:
-        """See contract.Store."""
+        """Implement Store.history() of contract.py."""
         if not self._cluster:
             self._cluster = (self.api.get(CLUSTER) or {"metadata": {"uid": "no kube-system"}})["metadata"]["uid"]
         if not self.api.revision:

@@ -289,7 +289,7 @@ class LocalStore:
         with self.open() as doc:
             return doc.all("singles", space, node, pod)
 
-    # -- after the fact -------------------------------------------------------------------------------
+    # -- records for people and tools -----------------------------------------------------------------
 
     def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
         with self.open() as doc:
