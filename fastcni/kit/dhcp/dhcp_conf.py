@@ -100,5 +100,6 @@ def encoded(text: str) -> bytes:
 
 
 def client_id(container_id: str, network: str, ifname: str) -> bytes:
-    """Return the content of option 61, which is also the key of a lease: a 0 byte and the reference's text."""
+    """Return the content of option 61, a 0 byte and the text that the reference plugin sends. It is also the key of the
+    lease."""
     return b"\0" + encoded(f"{container_id}/{network}/{ifname}")[:MAX_CLIENT_ID_BYTES]

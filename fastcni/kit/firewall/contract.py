@@ -46,8 +46,8 @@ class Masquerade(Backend, Protocol):
     def restore(self, req: Request, ips: Addresses) -> None: ...
 
     def delete(self, req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
-        """given: packed addresses that ADD gave the pod, [] if unknown. found: packed addresses that the pod's link had
-        when DEL deleted it."""
+        """Remove the masquerade. given: packed addresses that ADD gave the pod, [] if unknown. found: packed addresses
+        that the pod's link had when DEL deleted it."""
 
     def gc(self, req: Request) -> None: ...
 
@@ -56,12 +56,13 @@ class Portmap(Backend, Protocol):
     """Forward ports of the host to ports of the pod."""
 
     def add(self, req: Request, conf: portmap.Conf) -> None:
-        """Raises CniError 11 if another attachment has one of the ports; the error names that attachment."""
+        """Map the ports. Raises CniError 11 if another attachment has one of the ports; the error names that
+        attachment."""
 
     def restore(self, req: Request, conf: portmap.Conf) -> None: ...
 
     def delete(self, req: Request, conf: portmap.Conf) -> bool:
-        """Return whether the attachment had a mapping."""
+        """Remove the mappings. Return whether the attachment had a mapping."""
 
     def present(self, req: Request) -> bool:
         """Return whether the backend may have mappings of the attachment. Runs no program."""
@@ -80,7 +81,7 @@ class Localnet(Backend, Protocol):
         """Let the node send packets from 127.0.0.1 over the link that leads to a pod's address."""
 
     def guard(self, req: Request) -> None:
-        """Add the rules that drop packets for 127.0.0.0/8 from outside."""
+        """Add the rules that drop packets to 127.0.0.0/8 from outside."""
 
 
 class Forward(Backend, Protocol):
@@ -139,13 +140,13 @@ class Solicitations(Backend, Protocol):
     """Send neighbour solicitations for a pod's addresses to the pod's MAC. bridge: a name. ips: packed addresses."""
 
     def add(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-        """Return whether this kernel supports the rules."""
+        """Add the pod's elements and the rules. Return whether this kernel supports the rules."""
 
     def restore(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
         """Add the missing elements and rules. Return whether this kernel supports the rules."""
 
     def delete(self, req: Request, bridge: str) -> bool:
-        """Return whether the pod had an element."""
+        """Delete the pod's elements. Return whether the pod had an element."""
 
     def missing(self, req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
         """Return whether an element or rule is missing, for CHECK."""

@@ -1,7 +1,7 @@
 """Delete UDP and SCTP flows from conntrack after the host's ports have changed.
 
-Otherwise packets of a client that keeps its source port still go to the previous pod. TCP flows need no deletion,
-because TCP connections end by themselves.
+Without the deletion, packets of a client that keeps its source port still go to the previous pod. TCP flows need no
+deletion, because TCP connections end by themselves.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def known(req: Request, batch: Batch) -> bool:
 
 
 def forget_each(req: Request, what: tuple[int, ...], wanted: Callable[[Any], bool]) -> None:
-    """Find flows by `what`, see conntrack.find(). Delete those for which wanted(flow) is true."""
+    """Find flows by `what`, see conntrack.find(). Delete the flows for which wanted(flow) is true."""
     for flow in conntrack.find(req.mode.firewall, *what):
         if wanted(flow):
             _, refused = wire.attempt(req.mode.firewall, conntrack.delete(Batch(), flow))

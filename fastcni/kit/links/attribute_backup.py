@@ -47,7 +47,7 @@ class Backup:
         self.path, self.mark = f"{directory}/{self.name}", f"{marks(directory, req.name)}/{self.name}"
 
     def read(self) -> Values:
-        """Return {attribute: value}; {} if there is no file or a crash has cut the file."""
+        """Return {attribute: value}; {} if the file does not exist, or is incomplete after a crash."""
         content = files.read(self.path, MAX_BYTES, posix.O_NOFOLLOW)
         try:
             section = Section(json.read(content or b"{}") or {})
@@ -56,8 +56,8 @@ class Backup:
             return {}
 
     def keep(self, values: Values, undo: Undo) -> None:
-        """Write {attribute: value}. Values that an earlier ADD has stored stay, because they are the link's original
-        values."""
+        """Write {attribute: value}. Keep the values that an earlier ADD has stored, because these are the link's
+        original values."""
         before = self.read()
         after = {**values, **before}
         if after == before:             # do not write equal content again: a crash could lose the file

@@ -76,7 +76,7 @@ def all_links(sock: Socket) -> list[Link]:
 
 
 def addresses(sock: Socket, index: int, families: Iterable[int] = FAMILIES) -> list[Address]:
-    """Return the addresses of a link, global and link-local, in the kernel's order; [] if the link has vanished."""
+    """Return the addresses of a link, global and link-local, in the kernel's order; [] if the link no longer exists."""
     found = []
     for family in families:
         try:

@@ -243,7 +243,7 @@ def confirm_once(req: Request, keys: Keys) -> None:
     with ClaimLock(keys):
         with MadeSpace(keys, req.warn) as space:
             if not allocate.unconfirmed(space):
-                return                  # while this ADD waited, another one asked the store
+                return                  # while this ADD waited, another ADD asked the store
             known, other = space.times.confirmed(), allocate.other_store(space)
         try:
             confirm(store_of(req.mode, keys.store), keys, req.warn)
