@@ -1,7 +1,7 @@
 """Define the deadlines between a launcher and the server, in seconds. docs/server-waits.md has the table.
 
 The build writes the launcher's deadlines into each plugin file. They must be longer than the server's, so that the
-server abandons a request before its launcher does.
+server abandons a request before the launcher gives up.
 """
 
 UNREAD_S = 10                   # launcher: limit until the server has read the request; usually this is immediate

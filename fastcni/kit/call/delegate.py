@@ -66,8 +66,8 @@ def _execute_other(req: Request, path: str, command: str) -> None:
 
 
 def status(req: Request) -> None:
-    """Run the delegate's STATUS. Raises CniError 50 if the delegate is missing. No error if the delegate does not
-    support STATUS."""
+    """Run the delegate's STATUS. Raises CniError 50 if the delegate is missing. If the delegate does not support
+    STATUS, only warn."""
     try:
         _find(req)
     except CniError as e:

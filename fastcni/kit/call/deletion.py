@@ -48,7 +48,7 @@ def delete(watcher: Socket, send: Send, *links: tuple[int, str]) -> None:
 
 
 def raise_first(deletions: Iterable[Deletion]) -> None:
-    """Raise the error of the first deletion that has one."""
+    """Raise the error of the first failed deletion; return if none failed."""
     for each in deletions:
         if each.error:
             raise each.error

@@ -34,7 +34,7 @@ def child_env(base_env: Mapping[str, str], command: str, **cni: str) -> dict[str
 
 
 class Late(CniError):
-    """The plugin was killed because it took longer than its timeout."""
+    """The error if a plugin was killed because it took longer than its timeout."""
 
 
 def execute(path: str, env: Mapping[str, str], stdin: bytes, timeout: float | None = None) -> tuple[bytes, bytes]:

@@ -51,7 +51,7 @@ def add_addresses(req: Request, undo: Undo, interface: int) -> dict[str, Any]:
 
 
 def prepare_delete(req: Request) -> list[Step]:
-    """Return [(function, argument, ...)], the step that runs the delegate's DEL; [] if ADD ran no delegate.
+    """Return the steps that run the delegate's DEL, [(function, argument, ...)]; [] if ADD ran no delegate.
 
     Call prepare_delete() before the first deletion. If the delegate is not found, or does not know where its records
     are, it raises CniError, so that the DEL fails and the pod stays unchanged.

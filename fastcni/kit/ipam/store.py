@@ -204,7 +204,7 @@ class Store:
             self.index.hold(packed, holder)
             return False
         if not self.index.hold(packed, owner):
-            self.read_all()         # no file: a program has removed it without the lock
+            self.read_all()         # the index had the address without a file: a program works without the lock
         return True
 
     def release(self, packed: bytes, owner: bytes) -> bool:
