@@ -181,11 +181,12 @@ class Mode:
         names the cached state; its first member is the kind:
 
         ("link", name): a Link or None. (kind, index, ...): state of a link, such as "addresses" with a family
-        ("sysctl", name): the text of a sysctl about forwarding ("nftables", table, family, ...): state of an nftables
-        table; with the family NFPROTO_UNSPEC, of all tables of this name; ("nftables", ""): of all tables ("nftables",
-        table, family, "chain", name): whether the chain exists ("nftables", table, family, "rules", chain, ...): the
-        rules of these chains ("legacy", table, length): a table of legacy iptables; the kernel does not notify changes
-        of these tables
+        ("sysctl", name): the text of a sysctl about forwarding
+        ("nftables", table, family, ...): state of an nftables table; with the family NFPROTO_UNSPEC, of all tables of
+        this name; ("nftables", ""): of all tables
+        ("nftables", table, family, "chain", name): whether the chain exists
+        ("nftables", table, family, "rules", chain, ...): the rules of these chains
+        ("legacy", table, length): a table of iptables-legacy; the kernel does not notify changes of these tables
         """
         return ask()
 
