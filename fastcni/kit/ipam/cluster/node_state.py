@@ -1,19 +1,16 @@
-"""Read and write the files in which this node keeps its blocks of an address space, and the addresses that its pods
-have.
+"""Read and write the files in which this node keeps its blocks of an address space, and the addresses of its pods.
 
     <dataDir>/<space>/          a host-local directory with its lock, address files and index, see kit/ipam/store.py
         10.0.0.70               "<container id>\\r\\n<ifname>\\r\\n<network>\\r\\n<pod>\\r\\n<marks>\\r\\n<netns>"
         .cluster/blocks.json    the State: node, epoch, boot id, grid, blocks. Replaced by rename(2), under the lock
         .cluster/released       the time at which each address of these blocks was released, see released.py
         .cluster/pods/<digest>  a symbolic link whose text lists the addresses of a pod's interface
-        .cluster/claim.lock     flock(2) around calls to the store, see claims.py. The directory's lock is free during a
-                                call
+        .cluster/claim.lock     flock(2) around calls to the store, see claims.py; the other lock is then free
 
 An address file's first two lines are its owner, as in host-local. <pod> is "namespace/name". <netns> is the path of the
-pod's network namespace, by which a server checks whether the pod still exists. <marks>: "single" if the store's Single
-of the address has to be released with the address, "sticky" if the store keeps the Single for the pod. A file with the
-owner "fastcni:single <pod>\\r\\n<ifname>" reserves an address of this node's block for a Single that is KEPT, or that
-another node has.
+pod's network namespace, by which a server checks whether the pod exists. <marks>: "single" if the Single is released
+with the address, "sticky" if the store keeps it for the pod. The owner "fastcni:single <pod>\\r\\n<ifname>" reserves an
+address of this node's block for a Single that is KEPT, or another node's.
 """
 
 from __future__ import annotations
@@ -76,8 +73,8 @@ class State:
     grid                {"4": prefix length of a block, "6": ...}
     blocks              {cidr: Own}: the blocks out of which this node gives addresses
     lost                cidrs of blocks that this node has lost. Pods with an address in such a block keep the address
-    later               [{"address", "container", "ifname", "to": "" or "kept"}]: Singles that the store still has to
-                        release or keep
+    later               [{"address", "container", "ifname", "to": "" or "kept"}]: Singles that the store has to release
+                        or keep
     hold                the pause in which this node claims no block, because the store was restored: see hold.py
     """
 
@@ -310,8 +307,7 @@ class Space(Store):
             self.times.directory, self.times.boot = self.files.fd, boot_id()
 
     def save(self, state: State) -> None:
-        """Write a State to blocks.json, and use it from now on. The caller must not change the State afterwards. Raises
-        CniError 5."""
+        """Write a State to blocks.json, and use it from now on. No code may change it afterwards. Raises CniError 5."""
         new, directory, fd = f"{BLOCKS}.new", self.files.fd, -1
         try:
             write_file(new, json.write(state.to_dict()), WRITE, directory, sync=self.files.sync)
@@ -355,8 +351,7 @@ class Space(Store):
         return self.files.note(name)[0] or self.network
 
     def end_single(self, name: str, owner: bytes, to: str) -> None:
-        """Add a Single to State.later. to: "" if the store has to release it, "kept" if the store has to keep it for
-        the pod."""
+        """Add a Single to State.later. to: "" if the store has to release the Single, "kept" to keep it for the pod."""
         container, _, ifname = owner.decode().partition("\r\n")
         state = self.state.copy()
         state.later.append({"address": name, "container": container, "ifname": ifname, "to": to})
@@ -375,8 +370,8 @@ class Space(Store):
     # -- pods -----------------------------------------------------------------------------------------
 
     def addresses_of_pod(self, pod: str, ifname: str) -> list[bytes]:
-        """Return the packed addresses that a pod's interface last got. They are hints: the caller has to check the
-        address files."""
+        """Return the packed addresses that a pod's interface last got: hints, which the caller has to check in the
+        files."""
         try:
             text = posix.readlink(pod_link(pod, ifname), dir_fd=self.files.fd)
         except OSError:
@@ -422,8 +417,7 @@ def pod_link(pod: str, ifname: str) -> str:
 
 
 def kept_owner(pod: str, ifname: str) -> bytes:
-    """Return the owner that reserves an address for a Single. It has a space in its first line, unlike the owner of an
-    attachment."""
+    """Return the owner that reserves an address for a Single: unlike an attachment's, its first line has a space."""
     return f"{KEPT_OWNER} {pod or '-'}\r\n{ifname or '-'}".encode()
 
 
@@ -432,8 +426,8 @@ def look_of(found: posix.stat_result) -> tuple[int, int, int, int]:
 
 
 def read_state(files: SpaceFiles, cache: Cache) -> State:
-    """Return the State in blocks.json, or a new State if the file is missing or damaged. Create missing directories.
-    Raises OSError."""
+    """Return the State in blocks.json, a new one if the file is missing or damaged. Makes directories. Raises
+    OSError."""
     try:
         look = look_of(posix.stat(BLOCKS, dir_fd=files.fd))
         last = cache.last
@@ -447,8 +441,7 @@ def read_state(files: SpaceFiles, cache: Cache) -> State:
         state = State(json.read(read_file(f"/proc/self/fd/{fd}", posix.O_RDONLY, MAX_BYTES)))
         cache.keep(fd, look_of(posix.fstat(fd)), state)
     except (json.JsonError, AttributeError, TypeError, ValueError) as e:
-        # A power cut can damage the file. The address files still show the held addresses, and rejoin() reads this
-        # node's blocks from the store.
+        # After a power cut. Address files show the held addresses, and rejoin() reads the blocks from the store.
         close_file(fd)
         files.warn(f"{files.path}/{BLOCKS} is damaged, asking the store for this node's blocks: {e}")
         return State({})
