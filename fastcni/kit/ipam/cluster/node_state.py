@@ -426,8 +426,7 @@ def look_of(found: posix.stat_result) -> tuple[int, int, int, int]:
 
 
 def read_state(files: SpaceFiles, cache: Cache) -> State:
-    """Return the State in blocks.json, a new one if the file is missing or damaged. Makes directories. Raises
-    OSError."""
+    """Return the State in blocks.json, or a new State if missing or damaged. Makes directories. Raises OSError."""
     try:
         look = look_of(posix.stat(BLOCKS, dir_fd=files.fd))
         last = cache.last
