@@ -5,7 +5,8 @@
     /sys/fs/bpf/fastcni-COOKIE/from_pod-DIGEST  programs, named by their digest: a new version has new pins and uses the
     same maps /sys/fs/bpf/fastcni-COOKIE/to_pod-DIGEST
 
-COOKIE identifies the namespace (socket(7), SO_NETNS_COOKIE): links of two namespaces can have the same index.
+COOKIE identifies the network namespace (socket(7), SO_NETNS_COOKIE), because links of two namespaces can have the same
+index.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
 ROOT = "/sys/fs/bpf"
-LAYOUT = 1                      # version of the structs in the maps
+LAYOUT = 1                      # version of the structs in the maps, part of the maps' names
 SOL_SOCKET, SO_NETNS_COOKIE = 1, 71         # Linux 5.14
 MAPS = {"pods": (ADDRESS_BYTES, POD_BYTES, MAX_PODS), "flows": (KEY_BYTES, FLOW_BYTES, MAX_FLOWS)}
 
 
 class Unavailable(Exception):
-    """The datapath is unavailable in this kernel, with these rights or in this build of fastcni. The text says why."""
+    """The error if the datapath is unavailable because of the kernel, the process's rights, or the build of fastcni.
+    The text says why."""
 
 
 class Pins:
-    """Descriptors of the pinned objects. `with` closes them.
+    """Descriptors of the pinned objects. The end of `with` closes them.
 
-    pods, flows: the maps. programs: {name: descriptor} of "from_pod" and "to_pod", if they were opened.
+    pods, flows: the maps. programs: {"from_pod": descriptor, "to_pod": descriptor}, {} if only the maps are open.
     """
 
     __slots__ = ("pods", "flows", "programs")
@@ -76,7 +78,7 @@ def exist(sock: Socket) -> bool:
 
 
 def program_pins() -> list[str]:
-    """Return the names of the pins of this version's programs, [] without programs."""
+    """Return the names of the pins of this version's programs, [] if this build has no programs."""
     from fastcni.kernel.bpf.redirect_programs import DIGEST, PROGRAMS
 
     return [f"{name}-{DIGEST}" for name in PROGRAMS]
@@ -103,7 +105,8 @@ def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
             if created:
                 from fastcni.kit.datapath import filters
 
-                # Without their pins no process can end the flows of the previous maps, so end the use of these maps.
+                # No process can end flows of the previous maps without their pins. So replace the programs that use
+                # these maps.
                 try:
                     filters.replace(sock, filters.linked(sock), dict(zip(PROGRAMS, found[len(MAPS):], strict=True)))
                 except OSError:
@@ -115,7 +118,7 @@ def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
 
 
 def opened(where: str, names: list[str]) -> list[int]:
-    """Return a descriptor for each pin. On an OSError, close the opened descriptors and raise it."""
+    """Return a descriptor for each pin. If an OSError occurs, close the opened descriptors and raise it again."""
     found: list[int] = []
     try:
         for name in names:
@@ -136,7 +139,7 @@ def make_directory(where: str, warn: Callable[[str], object]) -> None:
         except OSError as e:
             if e.errno == EEXIST:
                 return
-            if e.errno not in (ENOENT, EPERM) or mounted:       # the error of sysfs at the empty /sys/fs/bpf
+            if e.errno not in (ENOENT, EPERM) or mounted:       # sysfs' errors for the empty directory /sys/fs/bpf
                 raise
         else:
             return
@@ -147,8 +150,8 @@ def make_directory(where: str, warn: Callable[[str], object]) -> None:
 
 
 def load(where: str, names: list[str]) -> bool:
-    """Pin the programs and maps that are missing in the directory `where`. Return whether a map was missing: then the
-    filters of pods have programs of the lost map, and the caller replaces these programs. If two processes pin at the
+    """Pin the programs and maps that are missing in the directory `where`. Return whether a map was missing. Then the
+    filters of existing pods use the lost map, and the caller has to replace their programs. If two processes pin at the
     same time, both use the first pin. Raises OSError."""
     from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 
@@ -169,7 +172,8 @@ def load(where: str, names: list[str]) -> bool:
 
 
 def pinned(path: str, make: Callable[[], int]) -> int:
-    """Return the object at a pin; if the pin does not exist, pin and return the object of make(). Raises OSError."""
+    """Return a descriptor of the object at a pin. If the pin does not exist, pin the object that make() returns. Raises
+    OSError."""
     try:
         return objects.get(path)
     except OSError as e:
