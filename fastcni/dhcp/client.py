@@ -177,7 +177,7 @@ class Client:
             self.event(states.ACK, lease)
 
     def _fail(self, error: str) -> None:
-        """Answer the waiting plugins with an error. Forget the client if it never had a lease, because its ADD has
+        """Answer the waiting plugins with an error. Forget a client that never had a lease: its ADD has
         failed."""
         self.world.settle(self, error)
         if not self.lease and not self.lost:

@@ -170,7 +170,7 @@ def status(req: Request, conf: Conf) -> None:
 
 
 def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON object that describes an attachment to the agent. previous: prevResult."""
+    """Return the JSON object that tells the agent about an attachment. previous: prevResult."""
     addresses = [ip["address"].partition("/")[0] for ip in previous.get("ips", ())
                  if chained.in_pod(previous, ip, req.ifname)]
     if not addresses:

@@ -76,7 +76,8 @@ def last_translation(path: Path, hooks: tuple[str, ...]) -> Seen | None:
 
 
 def translated(path: Path, hooks: tuple[str, ...], what: str) -> Fault:
-    """Return the Fault of a translation. If the trace shows the rule that translated, the Fault names the rule."""
+    """Return the Fault of a translation. If the trace shows the rule that translated the packet, the Fault
+    names this rule."""
     seen = last_translation(path, hooks)
     if seen is None:
         return Fault("NAT", what, do="see `conntrack -L`, `iptables-save -t nat`, `nft list ruleset`")

@@ -89,7 +89,7 @@ class Tracer:
             raise
 
     def close(self) -> None:
-        """Close both sockets. The kernel deletes the table with the socket that owns it."""
+        """Close both sockets. When the socket that owns the trace table is closed, the kernel deletes the table."""
         self.events.close()
         self.owner.close()
 

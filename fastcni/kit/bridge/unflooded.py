@@ -182,8 +182,8 @@ def delete_left(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
 
 def withdraw(req: Request, bridge_name: str, port_name: str) -> None:
     """For a pod that a firewall isolates from the other pods of its bridge: if the pod has disableFlooding, delete its
-    solicitation elements, and let the bridge flood multicast to it instead. The copies come from the host, so the
-    firewall could not see the senders. Raises NetlinkError."""
+    elements in the nftables sets that pass neighbour solicitations. The bridge then floods multicast to the pod. The
+    copies come from the host, so the firewall could not see the senders. Raises NetlinkError."""
     if solicitations().delete(req, bridge_name):
         wire.exchange(req.mode.route, rtnl.set_bridge_port(Batch(), port_name, {uapi.IFLA_BRPORT_MCAST_FLOOD: True},
                                                            what=f'failed to set mcast_flood of "{port_name}"'))

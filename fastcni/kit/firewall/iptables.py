@@ -262,7 +262,7 @@ def program_of_kind(req: Request, length: int, kind: str) -> str:
 
 
 def _linked(path: str) -> str:
-    """Return the text of the last symbolic link that a path leads to, "" if it is no link."""
+    """Follow symbolic links from `path`, and return the target of the last link; "" if `path` is no link."""
     text = ""
     for _ in range(MAX_LINKS):
         try:

@@ -74,7 +74,7 @@ def _possible(req: Request, change: Callable[[], object]) -> bool:
 
 
 def items(bridge: str, mac: bytes, ips: Sequence[bytes]) -> list[Item]:
-    """Return the elements of a pod with these packed addresses; IPv4 addresses need no element."""
+    """Return a pod's elements of the nftables sets, for its packed addresses `ips`. IPv4 addresses need no element."""
     return [(SOLICITED, concat(ifname(bridge), packed), mac)
             for packed in dict.fromkeys((*ips, link_local(mac))) if len(packed) == 16]
 

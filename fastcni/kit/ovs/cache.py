@@ -2,8 +2,8 @@
 file is missing.
 
 /var/lib/cni/ovs-cni/cache/CONTAINER-IFNAME is {"Netconf": {...}, "OrigIfName": "", ...}. fastcni writes the same file
-with one more member. It reads from the file which OVSDB has the port, because the network's configuration may name
-another socket since ADD.
+with one more member: the socket of the OVSDB that has the port. After ADD, somebody may change the network's
+configuration, and name another socket there.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def bridge_of(attachment: NodeAttachment) -> str:
 
 
 def commands(attachment: NodeAttachment, sock: wire.Socket, link: Link, several: bool) -> Iterator[str]:
-    """Yield the commands that add the addresses and routes of the ADD's result that the pod lacks. several: whether the
+    """If the pod lacks addresses or routes of the ADD's result, yield the commands that add them. several: whether the
     pod has further attachments. In that case one default route is enough for all attachments, and a command adds a
     default route in the order of ADD, by `prepend`."""
     if not link.up:

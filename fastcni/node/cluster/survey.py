@@ -148,7 +148,7 @@ def in_order(found: Mapping[str, Holder]) -> tuple[Holder, ...]:
 
 
 def reported(use: Use) -> Iterator[Holder]:
-    """Yield the holders in a node's report."""
+    """Yield the holders of addresses that a node has reported to the store: `use.holders`."""
     for it in use.holders or ():
         yield Holder(use.space, it["address"], use.cidr, USED, use.node, it.get("container", ""), it.get("ifname", ""),
                      it.get("pod", ""), it.get("network", ""), it.get("since") or 0.0, use.written or 0.0)

@@ -45,7 +45,7 @@ class Counts:
 
 
 class LocalSpace:
-    """The local state of an address space. keys: the keys of any network of the space."""
+    """The files of one address space on this node: its blocks and addresses. keys: of any network of the space."""
 
     def __init__(self, keys: Keys, log: Logger) -> None:
         self.keys, self.log = keys, log
