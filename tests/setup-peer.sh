@@ -1,13 +1,13 @@
 #!/bin/sh
 # Check the programs that the tests use: the Go plugins, iptables, ipset, nft, ip, conntrack, iperf3, strace, ping,
-# systemd's tools, firewalld, ufw, dockerd, Open vSwitch, HAProxy.
+# systemd's tools, firewalld, ufw, dockerd, Open vSwitch, HAProxy, wrk.
 # As root on Debian or Ubuntu, install missing ones. Else print them, and tests that need them are skipped.
 # firewalld, dockerd and Open vSwitch are not installed if systemd runs: it would start them, and they would change the
 # machine's own firewall or links.
 #   setup-peer.sh [COMMAND...]     by default all
 set -eu
 [ $# -gt 0 ] || set -- bridge iptables ipset nft ip conntrack ping iperf3 strace systemd-analyze firewalld ufw dockerd \
-    ovs-vswitchd haproxy
+    ovs-vswitchd haproxy wrk
 
 package_of() {
     case $1 in
@@ -33,7 +33,7 @@ package_of() {
         debootstrap) echo debootstrap ;;
         dpkg-buildpackage) echo dpkg-dev ;;
         lintian) echo lintian ;;
-        containerd | podman | runc | patchelf | cpio | shellcheck | tmux | chromium | faketime | haproxy) echo "$1" ;;
+        containerd | podman | runc | patchelf | cpio | shellcheck | tmux | chromium | faketime | haproxy | wrk) echo "$1" ;;
         busybox) echo busybox-static ;;
         etcd) echo etcd-server ;;
         bird) echo bird2 ;;
