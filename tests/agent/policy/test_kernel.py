@@ -19,6 +19,7 @@ from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ruleset import Ruleset, see_bridged_traffic
 from fastcni.kernel import sysctl
 from fastcni.testing.namespaces import Inside
+from fastcni.testing.witnesses import eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 
@@ -217,12 +218,12 @@ def test_a_restricted_pod_sends_nothing_from_its_link_local_address(policed):
             except TimeoutError:
                 return False
 
-    assert arrives()
+    assert eventually(arrives)
     policed.put({"podSelector": app("a"), "policyTypes": ["Egress"]}, labels={"a": {"app": "a"}})
     assert not arrives()
     policed.compiler.delete_policy("default/p0")
     policed.rules.write(policed.compiler.take())
-    assert arrives()
+    assert eventually(arrives)
 
 
 def test_neighbour_discovery_passes_on_the_link_only(policed):
