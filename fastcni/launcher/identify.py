@@ -77,6 +77,12 @@ def identify(path: str) -> Program | None:
     return Program(OTHER, "", found.st_size, target, damaged=not head.startswith(PROGRAM))
 
 
+def is_program(path: str) -> bool:
+    """Return whether a file begins as a program does, see execve(2). Runs no program. Raises OSError."""
+    with open(path, "rb") as file:
+        return file.read(max(map(len, PROGRAM))).startswith(PROGRAM)
+
+
 def is_own_file(path: str) -> bool:
     """Return whether a path is a plugin file of fastcni, and not a symbolic link to such a file. Runs no program."""
     try:

@@ -138,7 +138,6 @@ class Cache:
                 found.append(it)
         return found
 
-
     def damaged(self, container_id: str) -> list[Attachment]:
         """Return the attachments of a container's files that attachments() leaves out: damaged files, and files of
         other formats. The file's name, NETWORK-CONTAINERID-IFNAME, gives the network and the interface. Another file of

@@ -59,6 +59,25 @@ def test_a_damaged_plugin_file_is_an_error(node, tmp_path, bin_dir, cut):
         f"1 plugin in {tmp_path} is damaged: portmap", f"fastcni install --bin-dir {tmp_path}")
 
 
+def test_a_plugin_of_another_project_is_not_executed(node, tmp_path, bin_dir, monkeypatch):
+    """doctor only reads: a Go plugin would be asked for its version, for up to 5 s."""
+    (tmp_path / "portmap").write_bytes(b"\x7fELF" + checks_conf.identify.GO_MARK)
+    monkeypatch.setattr(checks_conf.identify, "go_version", lambda path: pytest.fail(f"{path} was executed"))
+    found = node(plugin_dirs=[str(tmp_path), str(bin_dir)])
+    one(checks_conf.foreign_plugins(found), WARNING, f"portmap in {tmp_path} is not fastcni's")
+
+
+def test_a_relative_data_dir_that_does_not_exist(node, directories, tmp_path, monkeypatch):
+    """The search for a directory above it never ended."""
+    monkeypatch.chdir(tmp_path)
+    found = node()
+    found.seen.data_dirs = ["no/such"]
+    asked = []
+    statvfs = os.statvfs
+    monkeypatch.setattr(checks_state.os, "statvfs", lambda path: asked.append(path) or statvfs(path))
+    assert not [*checks_state.state_directories(found)] and asked
+
+
 @pytest.mark.parametrize("change, what, do", [
     ({"f_flag": os.ST_RDONLY}, "is on a read-only file system", "mount it read-write"),
     ({"f_bfree": 15}, "is on a full file system", "free some space"),

@@ -64,6 +64,14 @@ def test_a_bridge_with_the_address_of_a_former_subnet(host_netns, directories, f
     assert not findings(fastcni, "bridge-gateways")
 
 
+@needs_root
+def test_force_address_counts_also_if_bridge_is_not_the_first_plugin(host_netns, directories, fastcni):
+    run("ip", "link", "add", "br9", "type", "bridge")
+    run("ip", "address", "add", "10.1.0.1/16", "dev", "br9")
+    directories.configure({**LIST, "plugins": [{"type": "acme"}, bridge("br9", "10.2.0.0/16", forceAddress=True)]})
+    assert not findings(fastcni, "bridge-gateways")
+
+
 @pytest.mark.parametrize("pair", PAIRS)
 def test_networks_that_share_what_only_one_may_have(directories, fastcni, pair):
     *plugins, part = PAIRS[pair]

@@ -184,8 +184,7 @@ def foreign_plugins(node: Node) -> Iterator[Finding]:
         except CniError:
             continue                        # the check keys() reports the error
         if kind in plugins.BUILT_IN and not is_own(path, node.unseen, unknown=True):
-            found = identify.identify(path)
-            (damaged if found and found.damaged else foreign)[os.path.dirname(path)].append(kind)
+            (foreign if identify.is_program(path) else damaged)[os.path.dirname(path)].append(kind)
     for directory, names in damaged.items():
         yield from damaged_plugins(directory, names)
     for directory, names in foreign.items():

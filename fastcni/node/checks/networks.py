@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import combinations
 
-from fastcni.kernel import wire
+from fastcni.kernel import rtnl, wire
 from fastcni.kernel.uapi import AF_INET
 from fastcni.kit.links import find
 from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
@@ -23,7 +23,6 @@ from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import NetworkList, PluginConf
 from fastcni.spec import address
 
-IPV4_BYTES = 4
 
 def duplicate_addresses(node: Node) -> Iterator[Finding]:
     """No two running pods that can reach each other have one address."""
@@ -133,8 +132,10 @@ def bridge_gateways(node: Node) -> Iterator[Finding]:
             if not (place and place.routed and place.where[:1] == ("bridge",)):
                 continue
             _, name, vlan = place.where
-            wanted = {it.range.gateway for it in ranges_of([net]) if len(it.range.gateway) == IPV4_BYTES}
-            if vlan or net.plugins[0].values.get("forceAddress") or not wanted or name not in links:
+            wanted = {it.range.gateway for it in ranges_of([net]) if rtnl.family_of(it.range.gateway) == AF_INET}
+            forced = any(plugin.type == "bridge" and plugin.values.get("forceAddress")
+                         for plugin in flattened(net.plugins))
+            if vlan or forced or not wanted or name not in links:
                 continue
             there = {it.packed: it.prefix for it in find.addresses(sock, links[str(name)].index, [AF_INET])}
             if there and not wanted & there.keys():

@@ -104,6 +104,7 @@ def state_directories(node: Node) -> Iterator[Finding]:
     """The directories of cached results and of addresses can be written, and have room."""
     seen: set[int] = set()              # devices, to yield only one finding for each file system
     for path in (*(os.path.join(it, "results") for it in node.places.cache_dirs), *node.seen.data_dirs):
+        path = os.path.abspath(path)            # a relative path has no directory above that surely exists
         while not os.path.isdir(path):
             path = os.path.dirname(path)
         device, found = os.stat(path).st_dev, os.statvfs(path)
