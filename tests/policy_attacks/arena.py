@@ -93,12 +93,12 @@ class Arena:
             self.closing = closing.pop_all()
         return self
 
-    def begin(self):
-        """Start the agent, and add the pods of the roles."""
+    def begin(self, agent="fastcni"):
+        """Start the agent, a module, and add the pods of the roles."""
         for name, spec in POLICIES.items():
             self.node.put(policy(name, spec))
         self.node.publish()
-        self.node.start_agent()
+        self.node.start_agent(agent)
         for network in self.networks:
             for name in ROLES:
                 self.add(name, network)

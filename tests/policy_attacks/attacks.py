@@ -105,6 +105,17 @@ def campaign(row, options):
             number += 1
         alive(arena, row)
         row.note(f"{len(chosen) - len(failed)} closed, {number} rounds")
+    just_added(row, networks, {each: possible[each.name] for each in chosen if each.frames})
+
+
+def just_added(row, networks, possible):
+    """Repeat the attacks by frames on pods that the agent has just added, before it writes their rules. possible:
+    {attack: what control() found}."""
+    with Arena(networks) as arena, Inside(arena.node.name):
+        arena.begin("policy_attacks.held_agent")
+        for each, titles in possible.items():
+            if texts := list(run(arena, row, each, titles)):
+                row.failed(f"{each.name}, just after the ADD: {'; '.join(texts)}")
 
 
 def control(arena, attack):

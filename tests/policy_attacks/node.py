@@ -105,10 +105,10 @@ class Node:
 
     # -- the agent -----------------------------------------------------------------------------------------------------
 
-    def start_agent(self):
+    def start_agent(self, module="fastcni"):
         registry = (["--kubernetes", f"{self.directory}/kubeconfig", "--net-conf", f"{self.directory}/net-conf.json"]
                     if self.api else ["--nodes", f"{self.directory}/nodes.json"])
-        words = [sys.executable, "-m", "fastcni", "agent", *registry, "--node-name", NAME, "--iface", "up0",
+        words = [sys.executable, "-m", module, "agent", *registry, "--node-name", NAME, "--iface", "up0",
                  "--subnet-file", f"{self.directory}/subnet.env", "--conflist", "", "--no-ip-masq",
                  "--folder", f"{self.directory}/state", "--policies", "kubernetes" if self.api else str(self.files)]
         with open(self.directory / "log", "a") as log:

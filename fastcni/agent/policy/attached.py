@@ -123,7 +123,7 @@ class AttachedCompiler(Compiler):
         """Return whether the compiler already has this attachment, or a restricted pod with one of its addresses."""
         elements = self.state.elements
         return (attachment.id in self.attachments or any(attachment.id == each.id for each in self._expected)
-                or any(packed in elements[name] for name in MAPS for packed in attachment.addresses))
+                or any(packed in elements[name] for name in MAPS for packed in attachment.all_addresses))
 
     def attach(self, attachment: Attachment) -> list[Attachment]:
         """Record an ADD. Return the attachments that the ADD replaces: earlier attachments with its port, or with one

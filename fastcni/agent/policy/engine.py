@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from fastcni.agent.policy import cut, flowtable, ports
 from fastcni.agent.policy.ports import LATER, VERSIONS
 from fastcni.agent.policy.ruleset import Ruleset
-from fastcni.agent.policy.state import IN, MAPS, VERDICT_MAPS, Change
+from fastcni.agent.policy.state import IN, LINK, LINK_LOCAL, MAPS, VERDICT_MAPS, Change
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.datapath.restrict import Restricted
 
@@ -60,7 +60,7 @@ class Engine:
         self._answers = True            # whether the kernel may drop answers on cut connections
         self.changed = False            # whether the kernel's table has changed since the last reopen()
         self._added: set[bytes] = set()         # addresses of pods added since the last reopen()
-        self._dropped: dict[str, list[bytes]] = {}     # {set or map: keys} that _close() has added in the kernel
+        self._dropped: dict[str, set[bytes]] = {}      # {set or map: keys} that _close() has added in the kernel
 
     def close(self) -> None:
         """Close the sockets. The table stays, so pods stay protected."""
@@ -166,13 +166,13 @@ class Engine:
         next cut ends connections of an earlier pod with the same addresses.
         """
         self.changed = True
-        self._added.update(attachment.addresses)
+        self._added.update(attachment.all_addresses)
         for protect in self.protecting:
             protect(attachment)
         if self.compiler.restricted(attachment):
             link = attachment.port.name if attachment.port else ""
             if not (attachment.port and attachment.port.bridged):           # the ebpf datapath has no ports of bridges
-                self.redirects.add(self.rules.sock, attachment.addresses, link)
+                self.redirects.add(self.rules.sock, attachment.all_addresses, link)
         closed = self._loaded and not self.compiler.knows(attachment) and self._close(attachment)
         self.compiler.expect(attachment)
         if not closed:
@@ -182,8 +182,10 @@ class Engine:
         """Drop the pod's traffic in restricted directions, and add its port to the sets. Return False if the kernel
         rejects this: a map has one of the addresses already, or another program has changed the table."""
         restricted = self.compiler.restricted(attachment)
-        elements = [(f"{direction}{VERSIONS[len(packed)]}", packed) for packed in attachment.addresses
+        elements = [(f"{direction}{VERSIONS[len(packed)]}", packed) for packed in attachment.all_addresses
                     for direction in restricted]
+        if restricted:
+            elements.append((LINK, LINK_LOCAL))         # the node's first restricted pod brings this element
         if attachment.port:
             elements += [element for element in ports.elements(attachment.port, attachment.addresses,
                                                                shut=IN in restricted, mute=True)
@@ -193,7 +195,7 @@ class Engine:
         except NetlinkError:
             return False
         for name, key in elements:
-            self._dropped.setdefault(name, []).append(key)
+            self._dropped.setdefault(name, set()).add(key)
         return True
 
     def _write(self) -> Change | None:
@@ -204,7 +206,8 @@ class Engine:
         change = self.compiler.take()
         for name, keys in self._dropped.items():
             there = () if name in VERDICT_MAPS else self.compiler.state.elements[name]
-            change.removed.setdefault(name, []).extend([key for key in keys if key not in there])
+            removed = change.removed.setdefault(name, [])
+            removed.extend(keys.difference(there, removed))
         self.prepare(change.new_chains)
         self._loaded = False            # also after other errors: take() returns a change only once
         try:

@@ -22,7 +22,7 @@ from fastcni.agent.policy.names.told import DOMAIN_SETS, elements_left, pairs_to
 from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
 from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
 from fastcni.agent.policy.rules import COMMENT, FAMILY, GUARD, add_guard, parts, replace_table
-from fastcni.agent.policy.state import HTTP_CHAINS, NODE_MAPS, PORT_SETS, VERDICT_MAPS, Set, State, difference
+from fastcni.agent.policy.state import HTTP_CHAINS, LINK, NODE_MAPS, PORT_SETS, VERDICT_MAPS, Set, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import (
     ADDRESS_TYPES,
@@ -48,6 +48,7 @@ BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # a second table
 NAMES = "fastcni-names"         # the table of names/redirect.py
 FLOWTABLE = "fastcni-flowtable"                                 # the table of flowtable.py
 TABLES = ((FAMILY, GUARD), (FAMILY, NAMES), (FAMILY, FLOWTABLE), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
+EARLY = {LINK, *PORT_SETS}      # sets that an ADD fills before its answer
 LOAD_TRANSACTIONS = 3
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # buffer limits; the kernel counts 768 bytes or more for an ACK
 BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
@@ -362,11 +363,11 @@ def fill(requests: Requests, change: Change) -> None:
 
 
 def add_elements(requests: Requests, name: str, items: list[tuple[bytes, str]]) -> None:
-    """Add elements to a set or map. Elements in the sets of ports may exist already, because drop() has added them."""
+    """Add elements to a set or map. Elements of EARLY sets may exist already, because drop() has added them."""
     if PORT_SETS.get(name) == "box":
         requests.add(nft_elements.add_boxes, family_of(name), TABLE, name, [halves(key) for key, _ in items])
     else:
-        requests.add(nft_elements.add_elements, family_of(name), TABLE, name, items, exclusive=name not in PORT_SETS)
+        requests.add(nft_elements.add_elements, family_of(name), TABLE, name, items, exclusive=name not in EARLY)
 
 
 def halves(key: bytes) -> tuple[bytes, bytes]:

@@ -1,5 +1,6 @@
 """Tightened policies cut established connections; others go on. Needs root."""
 
+import dataclasses
 import errno
 import os
 import socket
@@ -13,9 +14,9 @@ from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ports import Port
-from fastcni.agent.policy.ruleset import see_bridged_traffic
+from fastcni.agent.policy.ruleset import TABLE, see_bridged_traffic
 from fastcni.spec.address import read_ip
-from fastcni.testing.namespaces import Inside
+from fastcni.testing.namespaces import Inside, run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 WEB, LOCKED = {"podSelector": {"matchLabels": {"app": "web"}}}, {"podSelector": {}}
@@ -226,6 +227,33 @@ def test_a_restricted_pod_is_closed_until_its_rules_are_written(policed):
     policed.engine.commit()
     policed.node.forget_flows()
     assert policed.node.reached(asked, asked) == asked
+
+
+@pytest.mark.parametrize("pods", [1, 2])
+@pytest.mark.parametrize("committed", [True, False])
+def test_the_first_restricted_pods_send_nothing_from_link_local_addresses_when_their_adds_answer(
+        policed, monkeypatch, committed, pods):
+    """They could until the agent had written their rules. The table is not written anew for it: that takes longer."""
+    policed.set({"podSelector": {"matchLabels": {"app": "new"}}, "policyTypes": ["Egress"]}, labels={})
+    policed.engine.compiler.delete_pod("default/c")
+    policed.engine.commit()
+    monkeypatch.setattr(policed.engine, "load", lambda: pytest.fail("all tables were written again"))
+
+    def dropped():
+        return "fe80::" in run("nft", "list", "set", "inet", TABLE, "link6")
+
+    assert not dropped()
+    added = [NEW_C, dataclasses.replace(NEW_C, id=("new", "eth1"), addresses=(bytes((10, 0, 0, 99)),))][:pods]
+    for pod in added:
+        policed.engine.protect(pod)
+        assert dropped()
+    if committed:
+        policed.engine.commit()
+        assert dropped()
+    for pod in added:
+        policed.engine.compiler.detach(pod.id)
+    policed.engine.commit()
+    assert not dropped()
 
 
 @pytest.mark.parametrize("ended", ["detached", "added again", "table removed"])

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 from agent.policy import frames
-from agent.policy.frames import MARK, arrived, delivered, ipv4, ipv6, link_local, neighbour, udp
+from agent.policy.frames import MARK, arrived, ipv4, ipv6, link_local, neighbour, udp
 from agent.policy.pods import ADDRESSES, NODE, ON_BRIDGE, TCP, UDP, Node, mac_of_pod
-from agent.policy.test_service import DB, Running
+from agent.policy.site import Site
+from agent.policy.test_service import DB
 
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
@@ -30,43 +31,6 @@ FROM_C = {"kind": "NetworkPolicy", "metadata": {"name": "from-c"}, "spec": {
     **DB, "ingress": [{"from": [{"ipBlock": {"cidr": f"{address}"}} for address in ("10.0.0.3/32", "fd00::3/128")]}]}}
 MULTICAST = ("10.0.0.255", "255.255.255.255", "224.0.0.1", "224.0.0.251", "ff02::1", "ff05::1", "ff02::fb")
 MAC_A, MAC_B, MAC_C = map(mac_of_pod, "abc")
-
-
-class Site(Running):
-    """The pods of a Node, and an agent that has added some of them."""
-
-    def __init__(self, node, tmp_path):
-        self.node = node
-        super().__init__(tmp_path)
-
-    def names(self, *pods):
-        return [self.node.names[name] for name in pods]
-
-    def write(self, *documents):
-        """Returns when the agent has read them."""
-        super().write(*documents)
-        assert eventually(lambda: self.it.figures()["policies"] == len(documents))
-
-    def pod(self, name, **keys):
-        """Add a pod with the plugin's keys."""
-        self.call("ADD", name, f"K8S_POD_NAME={name}", **keys)
-
-    def arrived(self, sent, sender, receiver, last_from):
-        """Which of {title: frame} arrive; the last frame is a datagram of `last_from`, which the receiver takes."""
-        return arrived(sent, *self.names(sender, receiver), self.datagram(last_from, receiver),
-                       self.node.names[last_from])
-
-    def delivered(self, sent, sender, receiver, last_from):
-        return delivered(sent, *self.names(sender, receiver), self.datagram(last_from, receiver),
-                         self.node.names[last_from], port=5000)
-
-    def datagram(self, sender, receiver):
-        to = mac_of_pod(receiver) if {sender, receiver} <= set(ON_BRIDGE) else self.gateway_mac(sender)
-        return ipv4(mac_of_pod(sender), ADDRESSES[sender][0], ADDRESSES[receiver][0], udp(destination=5000), to=to)
-
-    def gateway_mac(self, name):
-        """Where a pod's packets to other networks go."""
-        return frames.mac_of(None, "br0" if name in ON_BRIDGE else f"port-{name}")
 
 
 @pytest.fixture

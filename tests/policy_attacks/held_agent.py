@@ -1,0 +1,33 @@
+"""`python -m policy_attacks.held_agent ARGUMENTS`: `fastcni ARGUMENTS` with an agent that is stopped in each ADD.
+
+The agent writes what it writes before an ADD's answer, and never what it writes after the answer: the pod's own rules.
+So attacks have as much time as they need between the two.
+"""
+
+from fastcni.agent.policy.engine import Engine
+from fastcni.cli import main
+
+
+class Held:
+    """Replaces the methods of Engine: after the first protect(), only protect() writes."""
+
+    protect, commit = Engine.protect, Engine.commit
+    writes = True
+
+
+def protect(engine, attachment):
+    Held.writes = True
+    try:
+        Held.protect(engine, attachment)
+    finally:
+        Held.writes = False
+
+
+def commit(engine):
+    if Held.writes:
+        Held.commit(engine)
+
+
+if __name__ == "__main__":
+    Engine.protect, Engine.commit = protect, commit
+    main()
