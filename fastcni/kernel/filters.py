@@ -80,6 +80,16 @@ def link_kinds(kinds: Iterable[str]) -> Program:
     ]
 
 
+def begins(text: bytes) -> Program:
+    """Return the filter that passes messages which begin with `text`, 4 bytes."""
+    return [
+        (LD, 0, 0, 0),
+        (JEQ, 0, 1, int.from_bytes(text, "big")),
+        (RET, 0, 0, ALL),
+        (RET, 0, 0, 0),
+    ]
+
+
 def deletions() -> Program:
     """Return the filter that passes answers to requests, and each RTM_DELLINK of a link itself. The filter drops the
     earlier RTM_DELLINK in which a bridge reports that a port has left."""

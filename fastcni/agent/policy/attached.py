@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcni._system import read_file, write_file
-from fastcni.agent.policy import ports, salvage
+from fastcni.agent.policy import ports, renames, salvage
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import Pod
 from fastcni.agent.policy.state import IN, MAPS, OUT, PREFIXES, TO_NODE, VERSIONS
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.compile import Element
     from fastcni.agent.policy.ports import Port
     from fastcni.agent.policy.state import Change
+    from fastcni.kernel.rtnl import Link
 
     Id = tuple[str, str, str]           # (network, container ID, name of the pod's link)
 
@@ -173,6 +174,21 @@ class AttachedCompiler(Compiler):
             self._deleted.pop(it.pod, None)
         self._put_both(it.pod)
         return it
+
+    def follow(self, links: Iterable[Link]) -> list[tuple[Attachment, Attachment]]:
+        """Give each port the name, index and MAC that its link has now. Return (attachment before, attachment now) for
+        each changed attachment. links: all links of the node."""
+        self.settle()
+        moved = list(renames.moved(self.attachments.values(), links))
+        for before, _ in moved:
+            if before.port:
+                del self._on[before.port.name]
+        for _, now in moved:
+            self.attachments[now.id] = now
+            if now.port:
+                self._on[now.port.name] = now.id
+            self._put_port(now.id)
+        return moved
 
     def _put_both(self, key: str) -> None:
         """Put the pod `key`, joined from the source's pod and its attachments. A pod that the source does not have gets

@@ -7,7 +7,7 @@ routed link (ptp) is in the sets of `inet fastcni-policy`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastcni._netlink import Batch
@@ -101,7 +101,8 @@ class Port:
     the link is a port of a bridge. mac: the pod's MAC.
 
     pairs: the pod's further addresses. types: further ethertypes that the pod may send. router: whether the pod may
-    send router advertisements. dhcp: whether the pod's addresses come from DHCP.
+    send router advertisements. dhcp: whether the pod's addresses come from DHCP. index, link_mac: the link's index and
+    MAC, by which renames.py finds the link under another name; 0 and b"" if they are unknown.
     """
 
     name: str
@@ -111,6 +112,8 @@ class Port:
     types: tuple[int, ...] = ()
     router: bool = False
     dhcp: bool = False
+    index: int = field(default=0, compare=False)
+    link_mac: bytes = field(default=b"", compare=False)
 
     @property
     def further(self) -> tuple[bytes, ...]:
@@ -199,7 +202,8 @@ class Finder:
         if len(veths) != 1:
             raise Unclear(f"prevResult has to name one veth on the host, the pod's port; found {len(veths)} among "
                           f"{', '.join(request['links'])}")
-        return read({**request["port"], "name": veths[0].name, "bridged": self._is_bridge(veths[0].master)})
+        return read({**request["port"], "name": veths[0].name, "bridged": self._is_bridge(veths[0].master),
+                     "index": veths[0].index, "linkMac": veths[0].address.hex()})
 
     def _is_bridge(self, index: int) -> bool:
         if not index or index in self.bridges.values():
@@ -220,12 +224,13 @@ def read(document: Mapping[str, Any]) -> Port:
     if len(mac) != 6 or any(len(pair.mac) not in (0, 6) for pair in pairs):
         raise ValueError("a MAC has six bytes")
     return Port(str(document["name"]), bool(document["bridged"]), mac, tuple(pairs),
-                tuple(map(int, document.get("types", ()))), bool(document.get("router")), bool(document.get("dhcp")))
+                tuple(map(int, document.get("types", ()))), bool(document.get("router")), bool(document.get("dhcp")),
+                int(document.get("index", 0)), bytes.fromhex(document.get("linkMac", "")))
 
 
 def written(port: Port) -> dict[str, Any]:
     """Return the JSON document of a port, for read()."""
     return {"name": port.name, "bridged": port.bridged, "mac": port.mac.hex(), "types": list(port.types),
-            "router": port.router, "dhcp": port.dhcp,
+            "router": port.router, "dhcp": port.dhcp, "index": port.index, "linkMac": port.link_mac.hex(),
             "pairs": [{"address": address.cidr_text(pair.packed, pair.prefix), "mac": pair.mac.hex()}
                       for pair in port.pairs]}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import attributes
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.policy import attached, parts, ports, salvage, tunnels
+from fastcni.agent.policy import attached, parts, ports, renames, salvage, tunnels
 from fastcni.agent.policy.answers import MAX_TOLD, READ_WAIT_S, Answers
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
@@ -43,6 +43,7 @@ from fastcni.agent.policy.sources.unreadable import SUFFIX
 from fastcni.daemon.listening import ListenError
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kernel.deletions import generation
+from fastcni.kit.links import find
 from fastcni.kit.policies import SOCKET
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 EVENT_BYTES = 64 << 20          # receive buffer for the notifications of one load()
 LOOK_S = 0.5                    # between two attempts to answer a waiting request
 CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
-TUNNELS_S = 1.0                 # before the next attempt to list links, if links changed during the list
+LINKS_S = 1.0                   # before the next attempt to list links, if links changed during the list
 RETRY_S = 1.0                   # before the next attempt, after the kernel has rejected a transaction
 BRIDGED_S = 1.0                 # between two reads of the sysctls of bridges, which take 30 us each
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
@@ -97,7 +98,7 @@ class Policies:
         self.stale = False                                  # whether the kernel's table may differ from the state
         self.asked = False                                  # whether this attend() has handled a request
         self.cut = 0                                        # number of cut connections
-        self.tunnels_due = 0.0                              # when to list the node's links, monotonic
+        self.links_due = 0.0                                # when to list the node's links, monotonic
         self.next_cut = 0.0                                 # earliest time of the next search, monotonic
         self.next_bridged = 0.0                             # when to read the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these sysctls cannot be read or written
@@ -116,6 +117,7 @@ class Policies:
         self.leaving.keep_replaced()
         with ExitStack() as opened:             # an error closes all; the caller tries again
             self.tunnels = opened.enter_context(closing(tunnels.Watch()))
+            self.renames = opened.enter_context(closing(renames.Watch()))
             self.ports = opened.enter_context(closing(ports.Finder()))
             self.engine = opened.enter_context(closing(Engine(self.compiler, offload=settings.flowtable)))
             self._close_unrecorded()
@@ -131,8 +133,8 @@ class Policies:
                                    self._not_ready)
             self.parts = [opened.enter_context(closing(part(self.engine, settings, log))) for part in parts.OPENERS]
             self.poll = opened.enter_context(closing(select.epoll()))
-            readable: tuple[HasFileno, ...] = (self.source, self.events, self.tunnels, self.requests, self.engine.flows,
-                                               *self.parts)
+            readable: tuple[HasFileno, ...] = (self.source, self.events, self.tunnels, self.renames, self.requests,
+                                               self.engine.flows, *self.parts)
             for waited_for in readable:
                 self.poll.register(waited_for.fileno(), select.EPOLLIN)
             # The previous agent's table stays until the source has answered. Without a table, as after a reboot,
@@ -186,10 +188,11 @@ class Policies:
             self._tell_errors()
         if self.events.fileno() in ready:
             wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
-        if self.tunnels.fileno() in ready:
-            self.tunnels.forget()
-            self.tunnels_due = 0.0
-        self._try(self._see_tunnels)
+        for watch in (self.tunnels, self.renames):
+            if watch.fileno() in ready:
+                watch.forget()
+                self.links_due = 0.0
+        self._try(self._see_links)
         self._try(self._write)
         self.asked = False
         self.requests.attend()
@@ -204,7 +207,7 @@ class Policies:
                 self._try(part.changed)
             if part.fileno() in ready or monotonic() >= part.due:
                 self._try(part.attend)
-        self.due = min(self.due, self.source.due, self.tunnels_due, self.next_bridged, self.leaving.due,
+        self.due = min(self.due, self.source.due, self.links_due, self.next_bridged, self.leaving.due,
                        *[part.due for part in self.parts])
         if self.requests.waiting:
             self.due = min(self.due, monotonic() + (READ_WAIT_S / 4 if self.source.busy else LOOK_S))
@@ -263,17 +266,27 @@ class Policies:
             else:
                 self.due = min(self.due, self.next_cut)
 
-    def _see_tunnels(self) -> None:
-        if monotonic() < self.tunnels_due:
+    def _see_links(self) -> None:
+        """Read the node's tunnels, and the names of the ports' links."""
+        if monotonic() < self.links_due:
             return
-        self.tunnels_due = monotonic() + TUNNELS_S
+        self.links_due = monotonic() + LINKS_S
         try:
-            self.compiler.put_tunnels(tunnels.read(self.ports.sock))
+            links = find.all_links(self.ports.sock)
         except wire.NetlinkError as e:
-            if e.errno != EINTR:            # on EINTR, keep the known tunnels until the next read
+            if e.errno != EINTR:            # on EINTR, keep what is known until the next read
                 raise
-        else:
-            self.tunnels_due = float("inf")
+            return
+        self.compiler.put_tunnels(tunnels.elements(links))
+        for before, now in self.compiler.follow(links):
+            if now.sequence:                # 0: the record is damaged or lost, and no file may hide that
+                attached.keep(self.settings.state, now)
+            if now.port != before.port:
+                self.log.warning("port_renamed", pod=now.pod, before=before.port and before.port.name,
+                                 now=now.port and now.port.name)
+                if self.engine.flowtable:
+                    self.engine.flowtable.renew()
+        self.links_due = float("inf")
 
     def _see_bridged(self) -> None:
         """Set the sysctls of bridges again if another program changed them. The kernel does not notify of changes."""

@@ -13,14 +13,12 @@ from fastcni._netlink import attributes
 from fastcni.agent.policy.ports import BRIDGED, ROUTED
 from fastcni.kernel import filters, uapi, wire
 from fastcni.kernel.nft_elements import protocol
-from fastcni.kit.links import find
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fastcni.agent.policy.ports import Element
     from fastcni.kernel.rtnl import Link
-    from fastcni.kernel.wire import Socket
 
 IPPROTO_IPIP, IPPROTO_IPV6, IPPROTO_GRE, IPPROTO_MPLS = 4, 41, 47, 137          # linux/in.h
 UDP_PORTS = {"vxlan": uapi.IFLA_VXLAN_PORT, "geneve": uapi.IFLA_GENEVE_PORT, "bareudp": uapi.IFLA_BAREUDP_PORT}
@@ -44,14 +42,9 @@ class Watch:
         self.sock.close()
 
     def forget(self) -> None:
-        """Discard the notifications that have arrived. Call read() afterwards, because tunnels may have changed."""
+        """Discard the notifications that have arrived. Call elements() afterwards, because tunnels may have
+        changed."""
         wire.forget(self.sock)
-
-
-def read(sock: Socket) -> set[Element]:
-    """Return the set elements for the node's tunnels. Raises OSError; NetlinkError with EINTR if links changed during
-    the list."""
-    return elements(find.all_links(sock))
 
 
 def elements(links: Iterable[Link]) -> set[Element]:

@@ -175,7 +175,7 @@ def test_the_protocols_of_tunnels_over_ip_are_known(kind, protocols):
 @needs_root
 def test_packets_of_a_tunnel_over_ip_do_not_pass(site, monkeypatch):        # noqa: F811
     """A link of the kind ipip is added to those that the kernel has, which need not know this kind."""
-    monkeypatch.setattr(tunnels.find, "all_links", lambda sock: [link("ipip")])
+    monkeypatch.setattr(find, "all_links", lambda sock: [link("ipip")])
     assert eventually(lambda: site.it.compiler.state.elements["tunnel-protocols"])
     for name in "acd":
         site.add(name)
@@ -188,9 +188,9 @@ def test_packets_of_a_tunnel_over_ip_do_not_pass(site, monkeypatch):        # no
 @needs_root
 def test_the_node_is_asked_for_its_links_only_when_a_tunnel_changes(site, monkeypatch):        # noqa: F811
     """The agent listed all links each second, in the thread that answers ADDs."""
-    assert eventually(lambda: site.it.tunnels_due == float("inf"))
+    assert eventually(lambda: site.it.links_due == float("inf"))
     asked = []
-    monkeypatch.setattr(tunnels.find, "all_links", lambda sock, listed=find.all_links: asked.append(1) or listed(sock))
+    monkeypatch.setattr(find, "all_links", lambda sock, listed=find.all_links: asked.append(1) or listed(sock))
     run("ip", "link", "add", "other", "type", "veth", "peer", "name", "other-peer")
     run("ip", "link", "set", "other", "up")
     site.add("a")                                           # the agent has handled what came before
