@@ -141,7 +141,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
     settings: dict[str, Any] = {"path": nodes_file, "name": name}
     if kubernetes is not None:
         settings = {"kubeconfig": kubernetes, "node": name.lower(), "net_conf": net_conf,
-                    "annotation_prefix": annotation_prefix}
+                    "annotation_prefix": annotation_prefix, "kept": kept_path(directory, "nodes")}
     elif endpoints:
         settings = {"endpoints": [url for text in endpoints for url in text.split(",")], "prefix": etcd_prefix,
                     "ca": etcd_cafile, "cert": etcd_certfile, "key": etcd_keyfile, "username": etcd_username,

@@ -100,9 +100,12 @@ class Etcd:
         """Return all records. watch() continues from the last list, so that an agent lists only once at its start."""
         if self.watched:                        # another thread is in watch(), and uses the View
             return self.client.read_range(*etcd_client.below(self.directory))[0]
-        self.listed = self.listed or View(self.directory, self.kept.read())
+        self.listed = self.listed or self._kept_view()
         self.listed.refresh(self.client)
         return list(self.listed.pairs.values())
+
+    def _kept_view(self) -> View:
+        return View(self.directory, self.kept.read() or ())
 
     def _find_own(self, conf: NetworkConf, me: Node, pairs: Collection[Pair],
                   taken: Mapping[str, Mapping[int, Prefix]]) -> Pair | None:
@@ -205,10 +208,10 @@ class Etcd:
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
         def show(view: View) -> None:
             changed(view.nodes(self.log, self.unreadable))
-            self.kept.follow(view.pairs.values())
+            self.kept.follow(view.stored)
 
         pause, listed = FIRST_PAUSE_S, bool(self.listed)
-        view = self.listed or View(self.directory, self.kept.read())
+        view = self.listed or self._kept_view()
         self.watched, self.listed = True, None
         if listed:
             show(view)
@@ -228,7 +231,7 @@ class Etcd:
                 self.wait(random.uniform(0.5, 1.5) * pause)
                 pause = min(2 * pause, MAX_PAUSE_S)
         if view.revision:
-            self.kept.write(view.pairs.values())
+            self.kept.write(view.stored())
 
     def _follow(self, view: View, show: Callable[[View], object], stop: Callable[[], bool]) -> bool:
         """Apply etcd's changes to `view`, and call show(view) after each. End when stop() returns true, or when

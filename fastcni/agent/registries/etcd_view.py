@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 from fastcni.agent.registries import records
-from fastcni.clients.etcd import below, read_pair
+from fastcni.clients.etcd import Pair, below, read_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
     from typing import Any
 
     from fastcni.agent.contract import Node
-    from fastcni.clients.etcd import Client, Pair
+    from fastcni.clients.etcd import Client
     from fastcni.daemon.log import Logger
+
+    Fields = tuple[str, str, int, int, int]     # of a Pair
 
 # The timeout of a list in seconds. If 5,000 agents list 5,000 records at the same time, etcd needs minutes: 58 ms each.
 LIST_WAIT_S = 60.0
@@ -22,18 +25,22 @@ LIST_WAIT_S = 60.0
 class View:
     """A copy of the records below `directory`, from refresh() and the later changes of a watch.
 
-    pairs: {key: record}; at first the records that a previous agent has stored. revision: etcd's revision of the last
-    refresh() or change; 0 before. last: (key, revision) of the last change, with revision 0 if the key was deleted;
-    None before the first change. watched: whether a watch was opened after the refresh.
+    stored: what stored() of the previous agent's view returned. pairs: {key: record}. revision: etcd's revision of the
+    last refresh() or change; 0 before. last: (key, revision) of the last change, with revision 0 if the key was
+    deleted; None before the first change. watched: whether a watch was opened after the refresh.
     """
 
-    def __init__(self, directory: str, pairs: Collection[Pair]) -> None:
+    def __init__(self, directory: str, stored: Iterable[Fields]) -> None:
         self.directory, self.revision = directory, 0
         self.last: tuple[str, int] | None = None
         self.watched = False
-        self.pairs = {pair.key: pair for pair in pairs}
+        self.pairs = {pair.key: pair for pair in starmap(Pair, stored)}
         self._nodes: dict[str, Node] = {}
         self._unread = set(self.pairs)
+
+    def stored(self) -> list[Fields]:
+        """Return the fields of all records, for the file of registries/kept.py."""
+        return [pair.fields() for pair in self.pairs.values()]
 
     def refresh(self, client: Client) -> None:
         """Make the view equal to etcd's records. Raises Away.

@@ -1,4 +1,4 @@
-"""Store the records of all nodes in a file, so that a restarted agent asks etcd only for changed records.
+"""Store the records of all nodes in a file, so that a restarted agent asks its registry only for changes.
 
 The file persists over a reboot. Its first line has the digest of the second line, which has the records as JSON.
 """
@@ -10,13 +10,12 @@ from hashlib import blake2b
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastcni.agent import files
-from fastcni.clients.etcd import Pair
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable
 
     from fastcni.daemon.log import Logger
 
@@ -26,38 +25,38 @@ EVERY_S = 3600.0                # seconds between two writes; the agent writes a
 
 class Kept:
     """The file with the records of all nodes. path: the file's path; "": store nothing. directory: the records'
-    directory in etcd; a file of another directory is not read."""
+    directory in the registry; a file of another directory is not read."""
 
     def __init__(self, path: str, directory: str, log: Logger) -> None:
         self.path, self.directory, self.log = path, directory, log
         self._due = 0.0 if path else inf        # when follow() writes next, monotonic
 
-    def read(self) -> list[Pair]:
-        """Return the stored records; [] if the file is missing, damaged or of another version."""
+    def read(self) -> Any:
+        """Return the stored content; None if the file is missing, damaged or of another version."""
         if not self.path:
-            return []
+            return None
         try:
             head, _, body = Path(self.path).read_text(encoding="utf-8").partition("\n")
             if head != self._head(body):
-                raise ValueError("the file is damaged, or of another version or prefix")
-            return [Pair(*fields) for fields in json.loads(body)]
+                raise ValueError("the file is damaged, or of another version, prefix or cluster")
+            return json.loads(body)
         except FileNotFoundError:
-            return []
+            return None
         except (OSError, ValueError) as e:
             self._log(e)
-            return []
+            return None
 
-    def follow(self, pairs: Collection[Pair]) -> None:
-        """Write the records, unless the last write was less than EVERY_S ago."""
+    def follow(self, content: Callable[[], Any]) -> None:
+        """Write what content() returns, unless the last write was less than EVERY_S ago."""
         if monotonic() >= self._due:
             self._due = monotonic() + EVERY_S
-            self.write(pairs)
+            self.write(content())
 
-    def write(self, pairs: Collection[Pair]) -> None:
-        """Replace the file in one step. Log an error."""
+    def write(self, content: Any) -> None:
+        """Replace the file in one step. content: a value for JSON. Log an error."""
         if not self.path:
             return
-        body = json.dumps([pair.fields() for pair in pairs])
+        body = json.dumps(content)
         try:
             files.write(Path(self.path), f"{self._head(body)}\n{body}", 0o600)
         except OSError as e:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastcni.agent import conf as confs
 from fastcni.agent.contract import FAMILIES, ConfigurationError, Node, SubnetLost
+from fastcni.agent.registries.kept import Kept
 from fastcni.agent.registries.records import read_address, read_json
 from fastcni.agent.subnets import within
 from fastcni.clients.away import Away
@@ -52,6 +53,9 @@ MAX_ASKED = 20                  # the most Nodes that are read one by one; other
 # All agents may have to list all Nodes at the same time. Each agent waits for a random time, so that one processor of
 # the API server can answer up to 1,000 agents. A list costs LIST_S_OF_A_NODE for each Node.
 LIST_S_OF_A_NODE, MAX_SPREAD_S = 60e-6, 60.0
+# How long a stopped agent's records are valid, in seconds. The API server deletes older changes from etcd, every 5
+# minutes by default, so a watch from an older revision would expire.
+MAX_KEPT_S = 300.0
 AVAILABLE = {"type": "NetworkUnavailable", "status": "False", "reason": "FastcniIsUp",
              "message": "fastcni's agent is running on this node"}
 
@@ -60,7 +64,8 @@ class Kubernetes:
     """The registry in Kubernetes (contract.Registry): the nodes' records are annotations of their Node objects.
 
     settings: "kubeconfig" (a path; "": the service account of the pod), "node" (this node's name), "net_conf" (the path
-    of the network's configuration), "annotation_prefix" (begins the names of the annotations).
+    of the network's configuration), "annotation_prefix" (begins the names of the annotations), "kept" (the path of the
+    file that stores all nodes' records; without it, nothing is stored).
     """
 
     publishes = True
@@ -71,6 +76,8 @@ class Kubernetes:
         self.prefix = settings.get("annotation_prefix", PREFIX)
         self.log, self.wait = log, wait
         self.unreadable: dict[str, str] = {}
+        self.uid = ""                                   # of this node's Node object, from join()
+        self.kept = Kept(settings.get("kept", ""), f"{NODES} {self.prefix}", log)
         self._asked: dict[str, dict[int, Any]] = {}     # {uid of a Node without POD_CIDRS: its podCIDRs by family}
 
     def close(self) -> None:
@@ -98,6 +105,7 @@ class Kubernetes:
         joined = Node(self.node, {family: subnets[family] for family in conf.families},
                       {**me.public, **self._overwrites(document)}, me.backend, me.data)
         self._publish(document, joined)
+        self.uid = document["metadata"]["uid"]
         return joined
 
     def keep(self, me: Node) -> float:
@@ -110,6 +118,7 @@ class Kubernetes:
 
     def leave(self, me: Node) -> None:
         self._annotate(dict.fromkeys(self._annotations(me)))
+        self.kept.remove()
 
     def ready(self, me: Node) -> None:
         """Set the node's condition NetworkUnavailable to False. If it is False already, write nothing, because the API
@@ -172,7 +181,9 @@ class Kubernetes:
     # -- the records of all nodes --------------------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
-        pause, view = FIRST_PAUSE_S, None
+        pause, view = FIRST_PAUSE_S, self._kept_view()
+        if view:
+            changed(view.nodes())
         while not stop():
             opened = time.monotonic()
             try:
@@ -196,6 +207,26 @@ class Kubernetes:
             if not stop():
                 self.wait(random.uniform(0.5, 1.5) * pause)
                 pause = min(2 * pause, MAX_PAUSE_S)
+        if view:
+            self._store(view)
+
+    def _kept_view(self) -> View | None:
+        """Return the records that the previous agent stored at its end; None without them, if it ended longer than
+        MAX_KEPT_S ago, and if they are of another cluster: this node's Node object then has another uid."""
+        stored = self.kept.read()
+        if stored is None or stored["uid"] != self.uid or abs(time.time() - stored["time"]) > MAX_KEPT_S:
+            return None
+        known = {name: self._read({"metadata": {"name": name, "annotations": notes}})
+                 for name, notes in stored["nodes"].items()}
+        view = View(known, stored["revision"])
+        view.lost = True
+        return view
+
+    def _store(self, view: View) -> None:
+        """Write what _kept_view() reads."""
+        nodes = {node.name: {name: value for name, value in self._annotations(node).items() if value is not None}
+                 for node in view.nodes()}
+        self.kept.write({"uid": self.uid, "time": time.time(), "revision": view.revision, "nodes": nodes})
 
     def _list(self, stop: Callable[[], bool]) -> View:
         """Return the records of all Nodes from the API server's cache. Each Node is decoded as it arrives, because all
@@ -293,7 +324,8 @@ class Kubernetes:
 class View:
     """A copy of all Nodes' records. known: {name: record, or None for a Node that is not in the network}.
 
-    revision: the resourceVersion of the last change. lost: whether an error has ended the watch.
+    revision: the resourceVersion of the last change. lost: whether the watch has ended by an error, or with the
+    previous agent.
     """
 
     def __init__(self, known: dict[str, Node | None], revision: str) -> None:

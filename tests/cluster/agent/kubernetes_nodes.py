@@ -43,9 +43,9 @@ def registry(mock, tmp_path):
         log.append(event)
         raise structlog.DropEvent
 
-    def make(name="n1"):
+    def make(name="n1", **more):
         settings = {"kubeconfig": str(tmp_path / "kubeconfig"), "node": name,
-                    "net_conf": str(tmp_path / "net-conf.json")}
+                    "net_conf": str(tmp_path / "net-conf.json"), **more}
         opened.append(open_registry("kubernetes", settings, structlog.wrap_logger(None, processors=[note]),
                                     stopped.wait))
         opened[-1].events = log

@@ -137,11 +137,11 @@ def test_what_is_kept_and_what_has_changed_are_together_all_records(network, tmp
     directory = f"{network.prefix}/subnets/"
     for _ in range(60):
         kept = Kept(str(tmp_path / "nodes"), directory, network.open().log)
-        view = View(directory, kept.read())
+        view = View(directory, kept.read() or ())
         view.refresh(client)
         pairs, _ = client.read_range(*below(directory))
         assert {pair.fields() for pair in view.pairs.values()} == {pair.fields() for pair in pairs}
-        kept.write(view.pairs.values())
+        kept.write(view.stored())
         for _ in range(decide.randrange(4)):
             key = f"{directory}10.244.{decide.randrange(6)}.0-24"
             client.txn([], [decide.choice([put(key, json.dumps({"n": decide.random()})), delete(key)])])
