@@ -89,24 +89,25 @@ class KubernetesNodes:
         await self._read(connection, number)
         self.traffic.writes += 1
         await self._annotate(connection, number)
-        stream = await self._follow(number, connection)
+        stream = await self._follow(number, connection, await self._list(connection))
         self.traffic.writes += 1
         await self._ready(connection, number)
         connection.close()
         return stream
 
     async def restart(self, number):
-        """The agent of a node with a record is started again. Return the socket of its watch."""
+        """The agent of a node with a record is started again, and has kept the records. Return the socket of its
+        watch."""
         connection = self.connect()
         await self._read(connection, number)
-        stream = await self._follow(number, connection)
+        stream = await self._follow(number, connection, await self._ask_nodes(connection, "limit=1"))
         connection.close()
         return stream
 
-    async def _follow(self, number, connection):
+    async def _follow(self, number, connection, revision):
         """What follows in two threads of the agent, and when its network works a renewal and a look at the Node's
         condition."""
-        stream = await self.watch(number, await self._list(connection))
+        stream = await self.watch(number, revision)
         for _ in range(3):
             await self._read(connection, number)
         return stream
@@ -123,9 +124,12 @@ class KubernetesNodes:
 
     async def _list(self, connection):
         self.traffic.lists += 1
+        return await self._ask_nodes(connection, f"limit={PAGE}&resourceVersion=0")
+
+    async def _ask_nodes(self, connection, query):
+        """Return the revision of a list."""
         connection.headers = self._headers(METADATA_LIST)
-        path = f"{NODES}?limit={PAGE}&resourceVersion=0"
-        answer = await connection.ask("GET", path)
+        answer = await connection.ask("GET", f"{NODES}?{query}")
         connection.headers = self._headers()
         return int(REVISION.search(answer)[1])
 

@@ -124,7 +124,8 @@ def test_a_simulated_node_asks_kubernetes_what_an_agent_asks(tmp_path, monkeypat
         running.do(lambda api: api.put("nodes", kubernetes_nodes.node_of(NUMBER)))
         wanted = requests_of_agent(lambda wait: open_registry("kubernetes", {
             "kubeconfig": str(tmp_path / "kubeconfig"), "node": kubernetes_nodes.name_of(NUMBER),
-            "net_conf": str(tmp_path / "net-conf.json")}, structlog.get_logger(), wait), me, monkeypatch)
+            "net_conf": str(tmp_path / "net-conf.json"), "kept": str(tmp_path / "nodes")},
+            structlog.get_logger(), wait), me, monkeypatch)
         running.do(lambda api: api.drop("nodes", kubernetes_nodes.name_of(NUMBER)))
         scheme, _, place = running.url.partition("://")
         made, *first = (lives := requests_of_simulated(kubernetes_nodes, lambda traffic: KubernetesNodes(
@@ -171,7 +172,7 @@ def test_a_simulation_runs_on_the_kubernetes_api(tmp_path):
     document = json.loads(file.read_text())
     (row,), (restart,) = document["rows"], document["restarts"]
     assert row.keys() == FIGURES and all(value > 0 for value in row.values()), row
-    assert (document["registry"], restart["lists"], restart["writes"]) == ("kubernetes", 5, 0)
+    assert (document["registry"], restart["lists"], restart["writes"]) == ("kubernetes", 0, 0)
     assert not left_of(running.pid)
 
 
