@@ -97,7 +97,7 @@ class Masquerade:
         wire.exchange(self.ask, batch)
 
     def _note(self, kind: int, payload: bytes) -> None:
-        if kind not in (nft.NFT_MSG_DELRULE, nft.NFT_MSG_DELCHAIN, nft.NFT_MSG_DELTABLE):
+        if not nft.disables_rules(kind, payload):
             return
         table = nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b""))
         self.suspect = self.suspect or (nft.read_family(payload), table) == (FAMILY, TABLE)

@@ -44,7 +44,7 @@ NFTA_DATA_VALUE, NFTA_DATA_VERDICT = 1, 2
 NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN = 1, 2
 NFTA_GEN_ID, NFTA_GEN_PROC_NAME = 1, 3
 
-NFT_TABLE_F_OWNER, NFT_TABLE_F_PERSIST = 1 << 1, 1 << 2
+NFT_TABLE_F_DORMANT, NFT_TABLE_F_OWNER, NFT_TABLE_F_PERSIST = 1 << 0, 1 << 1, 1 << 2
 NFT_JUMP, NFT_GOTO, NFT_RETURN = 0xFFFFFFFD, 0xFFFFFFFC, 0xFFFFFFFB
 NF_DROP, NF_ACCEPT, NF_QUEUE = 0, 1, 3
 IPS_DST_NAT = 1 << 5            # linux/netfilter/nf_conntrack_common.h
@@ -109,18 +109,18 @@ def as_text(name: bytes) -> str:
     return name.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def add_table(batch: Batch, family: int, name: str, comment: str, flags: int = 0) -> Batch:
-    """Add a table. An existing table stays unchanged.
+def add_table(batch: Batch, family: int, name: str, comment: str, flags: int | None = 0) -> Batch:
+    """Add a table. An existing table stays unchanged, but is no longer dormant: the kernel calls its chains again.
 
-    flags: with NFT_TABLE_F_OWNER the table belongs to the socket. The kernel rejects changes by other sockets with
-    EPERM, and a flush of all tables by another socket keeps the table. With NFT_TABLE_F_PERSIST in addition, the table
-    outlives the socket and then has no owner. The socket of the next add_table() with both flags becomes its owner. The
-    kernel answers EOPNOTSUPP before Linux 6.9 and EINVAL before 5.12, and EOPNOTSUPP for a table that was made without
-    these flags.
+    flags: None leaves the flags of an existing table as they are. With NFT_TABLE_F_OWNER the table belongs to the
+    socket: the kernel rejects changes by other sockets with EPERM, and a flush of all tables by another socket keeps
+    the table. With NFT_TABLE_F_PERSIST in addition, the table outlives the socket and then has no owner. The socket of
+    the next add_table() with both flags becomes its owner. The kernel answers EOPNOTSUPP before Linux 6.9 and EINVAL
+    before 5.12, and EOPNOTSUPP for a table that was made without these flags.
     """
     batch.begin(NFT_MSG_NEWTABLE, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables table {name}")
     batch.text(NFTA_TABLE_NAME, name).raw(NFTA_TABLE_USERDATA, comment_data(comment))
-    return batch.be32(NFTA_TABLE_FLAGS, flags) if flags else batch
+    return batch if flags is None else batch.be32(NFTA_TABLE_FLAGS, flags)
 
 
 def del_table(batch: Batch, family: int, name: str) -> Batch:
@@ -140,6 +140,18 @@ def read_table(payload: bytes) -> tuple[int, int]:
     found = attributes(payload, 4)
     flags, owner = (int.from_bytes(found.get(kind, b""), "big") for kind in (NFTA_TABLE_FLAGS, NFTA_TABLE_OWNER))
     return flags, owner
+
+
+def disables_rules(kind: int, payload: bytes) -> bool:
+    """Return whether a notification is about rules that the kernel no longer calls: a deleted rule, chain or table, or
+    a dormant table."""
+    return kind in (NFT_MSG_DELRULE, NFT_MSG_DELCHAIN, NFT_MSG_DELTABLE) or (
+        kind == NFT_MSG_NEWTABLE and is_dormant(payload))
+
+
+def is_dormant(payload: bytes) -> bool:
+    """Return whether the table of an NFT_MSG_NEWTABLE payload is dormant: the kernel calls none of its chains."""
+    return bool(read_table(payload)[0] & NFT_TABLE_F_DORMANT)
 
 
 def add_chain(batch: Batch, family: int, table: str, name: str, *, exclusive: bool = False) -> Batch:

@@ -15,7 +15,7 @@ from fastcni.testing import needs_root
 from fastcni.testing.namespaces import run
 
 pytestmark = needs_root
-LIST = ("nft", "-a", "list", "chain", "inet", "fastcni-agent", "postrouting")
+LIST = ("nft", "-a", "list", "table", "inet", "fastcni-agent")
 
 
 class Kept:
@@ -60,7 +60,8 @@ def test_a_rule_that_another_program_replaces_is_written_again(kept):
 
 
 @pytest.mark.parametrize("words", [("flush", "ruleset"), ("delete", "table", "inet", "fastcni-agent"),
-                                   ("flush", "chain", "inet", "fastcni-agent", "postrouting")], ids=" ".join)
+                                   ("flush", "chain", "inet", "fastcni-agent", "postrouting"),
+                                   ("add", "table", "inet", "fastcni-agent", "{ flags dormant; }")], ids=" ".join)
 def test_what_another_program_deletes_is_written_again_with_growing_pauses(kept, words):
     for count in range(1, 4):
         run("nft", *words)

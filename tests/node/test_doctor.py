@@ -337,7 +337,8 @@ def test_guards_and_isolation_that_were_flushed_alone_are_found(directories, hos
                           "flush set bridge fastcni bound": "ipspoofchk",
                           "flush set bridge fastcni isolated": "isolated",
                           "flush chain bridge fastcni addresses": "bridge fastcni addresses",
-                          "flush table inet fastcni": "inet fastcni"}.items():
+                          "flush table inet fastcni": "inet fastcni",
+                          "add table inet fastcni { flags dormant; }": "have the flag dormant: inet fastcni"}.items():
         assert "lost-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1], command
         run("nft", *command.split())
         assert part in diagnosed(fastcni, "--bin-dir", bin_dir)[1]["lost-rules"]["what"]

@@ -22,7 +22,8 @@ needs_iptables = pytest.mark.skipif(not shutil.which("iptables-restore"), reason
 real_run = process.run
 BACKENDS = pytest.mark.parametrize("backend", ["nftables", pytest.param("iptables", marks=needs_iptables)])
 FLUSHES = ("nft flush ruleset", "iptables -t nat -F", "ip6tables -t nat -F", "nft flush table inet fastcni",
-           "nft delete table bridge fastcni")
+           "nft delete table bridge fastcni", "nft add table inet fastcni { flags dormant; }",
+           "nft add table bridge fastcni { flags dormant; }")
 
 
 class Runtime:

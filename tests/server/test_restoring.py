@@ -29,7 +29,8 @@ from fastcni.server.restoring import restorer
 from fastcni.server.restoring.table_mirror import TableMirror
 from fastcni.testing.witnesses import eventually
 
-FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
+DORMANT = "add table inet fastcni { flags dormant; }"      # the kernel then calls none of its chains
+FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni", DORMANT)
 CHAINS = ("postrouting", "hostports", "subnet-10.22.0.0/24", "loopback")
 ROUNDS = 15                     # attempts: 13 of 18 lost the race
 
@@ -39,7 +40,8 @@ needs_iptables = pytest.mark.skipif(not shutil.which("iptables-restore"), reason
 # -- our own tables ----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("how", [*FLUSHES, *(f"flush chain inet fastcni {chain}" for chain in CHAINS),
-                                 "flush table bridge fastcni", "delete table bridge fastcni"])
+                                 "flush table bridge fastcni", "delete table bridge fastcni",
+                                 "add table bridge fastcni { flags dormant; }"])
 def test_a_flush_is_restored(server, net, pod_netns, how):
     for number in range(3):
         add(server, net, pod_netns(), mapping(8080 + number), mapping(9080, hostIP=f"127.0.0.{number + 1}"))
@@ -161,12 +163,13 @@ def test_del_of_a_name_that_is_no_utf8_is_refused_as_before(server, net, pod):
     assert server.refused("DEL", net.first, pod, cid="c\udcff")["code"] == 4
 
 
-def test_a_starting_server_restores_the_rules_of_empty_chains(start, net, pod):
+@pytest.mark.parametrize("how", ["flush table inet fastcni", DORMANT])
+def test_a_starting_server_restores_the_rules_of_empty_chains(start, net, pod, how):
     first = start()
     add(first, net, pod, mapping())
     before = ruleset()
     first.stop()
-    nft("flush table inet fastcni")
+    nft(how)
     start()
     assert eventually(lambda: ruleset() == before)
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 EVENT_BYTES = 4 << 20
 AGAIN_S, RETRY_S = 0.1, 1.0     # until the next try: while the policies are not known; after a kernel error
-REMOVALS = (nft.NFT_MSG_DELRULE, nft.NFT_MSG_DELCHAIN, nft.NFT_MSG_DELTABLE)
 
 
 class EgressPart:
@@ -85,7 +84,7 @@ class EgressPart:
 
     def _note(self, kind: int, payload: bytes) -> None:
         """Record whether another program has deleted a rule, a chain or the table. kind: the notification's type."""
-        if kind in REMOVALS and nft.read_family(payload) == FAMILY:
+        if nft.disables_rules(kind, payload) and nft.read_family(payload) == FAMILY:
             self._suspect = self._suspect or nft.as_text(
                 attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE
 

@@ -351,7 +351,7 @@ def guard_node(requests: Requests, state: State) -> None:
 
 def replace_table(requests: Requests, family: int, table: str, flags: int) -> None:
     """Add an empty table. If a table of this name exists, delete it first."""
-    requests.add(nft.add_table, family, table, COMMENT)
+    requests.add(nft.add_table, family, table, COMMENT, None)
     requests.add(nft.del_table, family, table)
     requests.add(nft.add_table, family, table, COMMENT, flags)
 

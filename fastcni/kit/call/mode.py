@@ -186,6 +186,7 @@ class Mode:
         this name; ("nftables", ""): of all tables
         ("nftables", table, family, "chain", name): whether the chain exists
         ("nftables", table, family, "rules", chain, ...): the rules of these chains
+        ("nftables", table, family, "complete", chain, ...): whether these chains have their rules
         ("legacy", table, length): a table of iptables-legacy; the kernel does not notify changes of these tables
         """
         return ask()

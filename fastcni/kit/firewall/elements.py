@@ -155,14 +155,12 @@ class Store:
     # Looking --------------------------------------------------------------------------------------
 
     def complete(self, req: Request) -> bool:
-        """Return whether the chains have their rules.
+        """Return whether the chains have their rules, and the table is not dormant.
 
         `nft flush table` removes the rules and keeps chains and sets, so only the number of rules shows a flush.
         """
-        sock = req.mode.firewall
-        return all(req.mode.recall(("nftables", self.table, self.family, chain),
-                                   lambda: self._has_rules(sock, chain, rules))     # noqa: B023 - called at once
-                   for chain, rules in self.chains.items())
+        return req.mode.recall(("nftables", self.table, self.family, "complete", *self.chains),
+                               lambda: self.complete_on(req.mode.firewall))
 
     def keeps(self, chain: str) -> bool:
         """Return whether the chain is one that fastcni never deletes."""
@@ -170,7 +168,13 @@ class Store:
 
     def complete_on(self, sock: Socket) -> bool:
         """Do complete() with a socket instead of a request."""
-        return all(self._has_rules(sock, chain, rules) for chain, rules in self.chains.items())
+        return all(self._has_rules(sock, chain, rules) for chain, rules in self.chains.items()) and not (
+            self.chains and self.dormant(sock))
+
+    def dormant(self, sock: Socket) -> bool:
+        """Return whether the table is dormant: the kernel calls none of its chains."""
+        found = wire.look_up(sock, nft.get_table(Batch(), self.family, self.table))
+        return bool(found and nft.is_dormant(found[0][1]))
 
     def _has_rules(self, sock: Socket, chain: str, rules: int) -> bool:
         found = wire.look_up(sock, nft.get_chain(Batch(), self.family, self.table, chain,

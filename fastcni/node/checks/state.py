@@ -224,15 +224,23 @@ def unguarded(node: Node, attachment: NodeAttachment) -> Iterator[str]:
 
 
 def flushed_chains(node: Node) -> Iterator[Finding]:
-    """Yield a finding for tables whose sets have elements of running pods, but whose chains have lost rules: `nft flush
-    table` and `nft flush chain` delete rules and keep the sets."""
+    """Yield a finding for tables whose sets have elements of running pods, but whose chains have lost rules or are not
+    called: `nft flush table` and `nft flush chain` delete rules and keep the sets."""
     places = {each.place for it in running(node) for each in it.sightings if each.kind == ELEMENT}
+    dormant, flushed = dict[str, None](), dict[str, None]()
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
-        found = [f"{nft.FAMILIES[store.family]} {store.table} {chain}" for store in backends.stores()
-                 if any(f"nftables {nft.FAMILIES[store.family]} {store.table} {name}" in places for name in store.sets)
-                 and not store.complete_on(sock) for chain in store.chains]
-    if found:
-        yield Finding(ERROR, f"nftables chains of running pods have lost rules, among {some(dict.fromkeys(found), 6)}",
+        for store in backends.stores():
+            table = f"{nft.FAMILIES[store.family]} {store.table}"
+            if any(f"nftables {table} {name}" in places for name in store.sets) and not store.complete_on(sock):
+                if store.dormant(sock):
+                    dormant[table] = None
+                else:
+                    flushed.update((f"{table} {chain}", None) for chain in store.chains)
+    if dormant:
+        yield Finding(ERROR, f"nftables tables of running pods have the flag dormant: {some(dormant)}",
+                      "another program has set it: the kernel uses none of their rules", "fastcni restore")
+    if flushed:
+        yield Finding(ERROR, f"nftables chains of running pods have lost rules, among {some(flushed, 6)}",
                       "another program has flushed them: the elements of the sets have no effect", "fastcni restore")
 
 

@@ -29,7 +29,7 @@ RULES = (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE)
 CHAIN_NAMES = {nft.NFT_MSG_NEWCHAIN: nft.NFTA_CHAIN_NAME, nft.NFT_MSG_DELCHAIN: nft.NFTA_CHAIN_NAME,
                **dict.fromkeys(RULES, nft_rules.NFTA_RULE_CHAIN)}       # {message: attribute with the chain's name}
 EVERY_TABLE = ""                # stands for the names of all tables
-BY_CHAIN = ("chain", "rules")   # kinds of cached state whose keys name each chain that they depend on
+BY_CHAIN = ("chain", "rules", "complete")       # kinds of cached state whose keys name each chain that they depend on
 
 Key = tuple[Any, ...]           # see Mode.recall()
 

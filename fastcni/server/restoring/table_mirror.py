@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 OWN_NAME = "fastcni-restore"    # the name of threads that restore; the kernel allows 15 characters
 WHOLE_TABLE = "table"
+DORMANT = "all rules, by the table's flag dormant"
 KEEP_DELETIONS_S = 2.0          # seconds by which the notification of a flush may arrive after a later DEL has begun
 RULE_CHECKS = 4                 # checks whether the rules are complete, because a transaction may be replacing them
 
@@ -110,6 +111,10 @@ class TableMirror:
             self.lost[where].setdefault(name, {}).update(elements)
             self._suspect(where, f"set {name}")
 
+    def _table_changed(self, where: Where, _: Fields, payload: bytes) -> None:
+        if nft.is_dormant(payload):
+            self._suspect(where, DORMANT)
+
     def _table_deleted(self, where: Where, _: Fields, __: bytes) -> None:
         for name in [*self.present[where]]:
             self._lose(where, name)
@@ -134,7 +139,8 @@ class TableMirror:
             self.suspects.add(where)
 
     REACTIONS = {nft.NFT_MSG_NEWSETELEM: _elements_added, nft.NFT_MSG_DELSETELEM: _elements_deleted,
-                 nft.NFT_MSG_DELSET: _set_deleted, nft.NFT_MSG_DELTABLE: _table_deleted,
+                 nft.NFT_MSG_DELSET: _set_deleted,
+                 nft.NFT_MSG_NEWTABLE: _table_changed, nft.NFT_MSG_DELTABLE: _table_deleted,
                  nft.NFT_MSG_NEWCHAIN: _chain_added, nft.NFT_MSG_DELCHAIN: _chain_deleted,
                  nft.NFT_MSG_NEWRULE: _rule_added, nft.NFT_MSG_DELRULE: _rule_deleted}
 

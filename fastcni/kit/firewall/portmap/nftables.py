@@ -227,7 +227,7 @@ def missing(req: Request, conf: Conf) -> str:
     asked = claims(conf)
     for name, key, _ in store().missing(req, items(req, conf)):
         return f"host port {asked[name, key]} is not mapped" if (name, key) in asked else f"{name} lacks the pod"
-    return "" if store().complete(req) else f"{LOOKUPS} has no rules"
+    return "" if store().complete(req) else f"{LOOKUPS} has no rules, or its table is dormant"
 
 
 def gc(req: Request) -> None:

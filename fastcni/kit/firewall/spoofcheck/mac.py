@@ -110,7 +110,7 @@ def reference_chains(req: Request) -> tuple[str, str]:
 
 def check(req: Request, conf: object, link: PodLink) -> None:
     """For CHECK: raise CniError unless fastcni or the reference's bridge plugin guards the pod's port."""
-    if store().missing(req, items(link.host.name, link.inside.address)):
+    if store().missing(req, items(link.host.name, link.inside.address)) or not store().complete(req):
         chain = nft.get_chain(Batch(), FAMILY, REFERENCE_TABLE, reference_chains(req)[1],
                               "look up the reference's chain")
         if wire.look_up(req.mode.firewall, chain) is None:
