@@ -23,7 +23,8 @@ class WarmInProcess(WarmMode):
         home = netns.open_own()
         cluster = ClusterUpkeep(home, logging.getLogger("test"), blind())
         networks = NetworkSources(home, cluster.log)
-        super().__init__(home, Facts(), GroupedDeletes(in_thread), in_thread, cluster, networks)
+        self.deletes = GroupedDeletes(in_thread)
+        super().__init__(home, Facts(), self.deletes, in_thread, cluster, networks)
 
     def find_plugin(self, name, directories, own):
         return "" if own else super().find_plugin(name, directories, own)

@@ -8,6 +8,8 @@ import pytest
 from fastcni.kernel import netns
 from fastcni.kit.call import search
 from fastcni.server.requests import mode as modes
+from fastcni.server.requests.facts import Facts
+from fastcni.server.requests.grouped_deletes import GroupedDeletes
 
 
 @pytest.fixture
@@ -24,8 +26,11 @@ def find(tmp_path, plugins, reads):
     """find(): what WarmMode.find_plugin() finds for host-local in a directory that has fastcni's file."""
     shutil.copy(f"{plugins}/host-local", tmp_path)
     home = netns.open_own()
-    mode = modes.WarmMode(home, None, None, None, None, None)
+    facts, deletes = Facts(), GroupedDeletes(None)
+    mode = modes.WarmMode(home, facts, deletes, None, None, None)
     yield lambda: mode.find_plugin("host-local", [str(tmp_path), plugins], True)
+    facts.close()
+    deletes.close()
     os.close(home)
 
 

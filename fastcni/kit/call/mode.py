@@ -112,12 +112,12 @@ class Mode:
     @property
     def route(self) -> Socket:
         """Return a socket for links, addresses and routes."""
-        return self._socket(uapi.NETLINK_ROUTE)
+        return self.sockets.get(uapi.NETLINK_ROUTE) or self._open_socket(uapi.NETLINK_ROUTE)
 
     @property
     def firewall(self) -> Socket:
         """Return a socket for nftables, ipset and conntrack."""
-        return self._socket(uapi.NETLINK_NETFILTER)
+        return self.sockets.get(uapi.NETLINK_NETFILTER) or self._open_socket(uapi.NETLINK_NETFILTER)
 
     def offer_ipv6(self, ifname: str, name: str, value: str) -> bool:
         """Write net/ipv6/conf/<ifname>/<name>, if this kernel has that sysctl. Return whether the kernel has the
@@ -240,12 +240,11 @@ class Mode:
             self.ipv6 = sysctl.open_directory(IPV6)
         return self.ipv6
 
-    def _socket(self, protocol: int) -> Socket:
-        if protocol not in self.sockets:
-            self.sockets[protocol] = wire.open_socket(protocol)
-            if self.deleting and protocol == uapi.NETLINK_NETFILTER:
-                self._announce()
-        return self.sockets[protocol]
+    def _open_socket(self, protocol: int) -> Socket:
+        sock = self.sockets[protocol] = wire.open_socket(protocol)
+        if self.deleting and protocol == uapi.NETLINK_NETFILTER:
+            self._announce()
+        return sock
 
     def _announce(self) -> None:
         from fastcni.kernel import deletions

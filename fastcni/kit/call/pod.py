@@ -43,7 +43,7 @@ class Pod:
 
     def enter(self) -> netns.inside:
         """Run the body of `with pod.enter():` in the pod's namespace."""
-        return netns.inside(self.netns_fd, self.home)
+        return netns.inside(self.req.open_netns(), self.home)
 
 
 def interface(link: Link, sandbox: str = "") -> dict[str, str]:

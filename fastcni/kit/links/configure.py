@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.pod import Pod
 
 IPV6_MIN_MTU = 1280             # bytes, linux/ipv6.h
+ROUTE_NUMBERS = ("scope", "table", "priority", "mtu", "advmss")     # the numeric keys of a route
 SCOPES = {uapi.RT_SCOPE_UNIVERSE: "universe", uapi.RT_SCOPE_LINK: "link", uapi.RT_SCOPE_HOST: "host"}
 
 
@@ -95,18 +96,17 @@ def add_route(batch: Batch, link: Link, item: dict[str, Any], gateways: dict[int
     dst, prefix = addresses.read_cidr(item["dst"])
     gateway = addresses.read_ip(item["gw"]) if item.get("gw") else gateways.get(len(dst))
     via = addresses.ip_text(gateway) if gateway else "<nil>"
-    scope, table, metric = (route_number(item, key) for key in ("scope", "table", "priority"))
+    numbers = {key: route_number(item, key) if item.get(key) else 0 for key in ROUTE_NUMBERS}
+    scope, table, metric = numbers["scope"], numbers["table"], numbers["priority"]
     rtnl.route(batch, addresses.network(dst, prefix), prefix, index=link.index, gateway=gateway, metric=metric,
-               table=table or uapi.RT_TABLE_MAIN, scope=scope, mtu=route_number(item, "mtu"),
-               advmss=route_number(item, "advmss"),
+               table=table or uapi.RT_TABLE_MAIN, scope=scope, mtu=numbers["mtu"], advmss=numbers["advmss"],
                what=f"failed to add route '{item['dst']} via {via} dev {link.name} metric {metric} "
                     f"(Scope: {SCOPES.get(scope, scope)}, Table: {table})'")
 
 
 def route_number(item: dict[str, Any], key: str) -> int:
-    """Return the value of a numeric key of a route, 0 if the key is absent. Raises CniError 7 if the kernel's field is
-    too small for it."""
-    number = item.get(key) or 0
+    """Return the value of a numeric key of a route. Raises CniError 7 if the kernel's field is too small for it."""
+    number: int = item[key]
     most = 0xFF if key == "scope" else 0xFFFFFFFF
     if not 0 <= number <= most:
         raise CniError(errors.INVALID_CONFIG, f"route {item['dst']}: {key} {number} is not from 0 to {most}")

@@ -23,9 +23,9 @@ class RetriedDeletes:
 
     def note(self, ended: Ended) -> None:
         call = ended.call
-        if call.command != "DEL" or call.attachment is None or ended.outcome == DECLINED:
+        if call.command != "DEL" or ended.outcome == DECLINED or (attachment := call.attachment) is None:
             return
-        key = (call.message.plugin, *call.attachment)
+        key = (call.message.plugin, *attachment)
         failures = self.failed.pop(key, 0)
         if ended.outcome != "0":
             self.failed[key] = failures + 1             # the newest entry is the last

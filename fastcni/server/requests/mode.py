@@ -24,7 +24,7 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from fastcni.daemon.stamp import Stamp
     from fastcni.kernel.rtnl import Link
-    from fastcni.kit.call.request import Reply, Request
+    from fastcni.kit.call.request import Request
     from fastcni.server.cluster.upkeep import ClusterUpkeep
     from fastcni.server.networks.sources import NetworkSources
     from fastcni.server.requests.facts import Facts
@@ -42,15 +42,24 @@ class WarmMode(Mode):
     """The mode of one request at a time, from begin() to forget_request(); its sockets stay open. facts, deletes: the
     cache and the deletions of the namespace, shared by all its WarmModes. background(fn, *args): runs a function in
     another thread. cluster: keeps the stores of cluster-wide addresses open. networks: keeps the watches of pods and
-    network definitions."""
+    network definitions.
 
-    __slots__ = ("facts", "deletes", "background", "cluster", "networks", "identity", "decode_conf", "message",
-                 "answer", "pod", "own_files")
+    Methods of Mode that another object implements are attributes with that object's function, so that a request calls
+    the function directly.
+    """
+
+    __slots__ = ("facts", "cluster", "networks", "identity", "message", "pod", "own_files",
+                 "recall", "delete_links", "defer", "decode", "deliver")
+    recall: Callable[..., Any]
+    delete_links: Callable[..., None]
+    defer: Callable[..., None]
+    decode: Callable[..., Section]
+    deliver: Callable[..., None]
 
     def __init__(self, home: int, facts: Facts, deletes: GroupedDeletes, background: Callable[..., None],
                  cluster: ClusterUpkeep, networks: NetworkSources) -> None:
         super().__init__(home)
-        self.facts, self.deletes, self.background = facts, deletes, background
+        self.facts, self.recall, self.delete_links, self.defer = facts, facts.recall, deletes.delete, background
         self.cluster, self.networks = cluster, networks
         self.own_files: dict[str, Stamp] = {}       # {path of a plugin file of fastcni's: its stamp}
         self.pod: tuple[int, int] | None = None         # the identity of the pod's namespace, when that is open
@@ -59,15 +68,12 @@ class WarmMode(Mode):
     def begin(self, decode: Callable[[bytes], Section], message: Message, answer: Answer) -> None:
         """Begin a request. decode: decodes the configuration. message: has a descriptor of the pod's namespace.
         answer: sends an ADD's result."""
-        self.decode_conf, self.message, self.answer = decode, message, answer
+        self.decode, self.message, self.deliver = decode, message, answer.deliver
         self.pod = None
 
     def forget_request(self) -> None:
         """End a request: an idle mode keeps neither the request's configuration nor the caller's connection."""
-        del self.decode_conf, self.message, self.answer
-
-    def decode(self, stdin: bytes) -> Section:
-        return self.decode_conf(stdin)
+        del self.decode, self.message, self.deliver
 
     def encode(self, result: dict[str, Any]) -> bytes:
         """Encode by orjson if it is installed: this saves up to 6 us for each ADD."""
@@ -77,9 +83,6 @@ class WarmMode(Mode):
             except TypeError:               # orjson rejects integers of more than 64 bits, and lone surrogates
                 pass
         return super().encode(result)
-
-    def deliver(self, reply: Reply) -> None:
-        self.answer.deliver(reply)
 
     def open_netns(self, path: str) -> int:
         """Return the descriptor that the launcher sent, if it is a network namespace; otherwise open `path`."""
@@ -114,9 +117,6 @@ class WarmMode(Mode):
     def is_home(self, fd: int) -> bool:
         return (self.pod or netns.identity(fd)) == self.identity
 
-    def defer(self, fn: Callable[..., object], *args: object) -> None:
-        self.background(fn, *args)
-
     def end_request(self) -> None:
         """Do nothing: the sockets stay open until close()."""
 
@@ -130,9 +130,6 @@ class WarmMode(Mode):
 
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
         self.cluster.note(keys, addresses)
-
-    def recall(self, key: tuple[Any, ...], ask: Callable[[], T]) -> T:
-        return self.facts.recall(key, ask)
 
     def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
         ips = [packed for packed, _ in results.ips_of(result)]
@@ -149,9 +146,6 @@ class WarmMode(Mode):
         end can have both its name and its index."""
         pair = self.facts.take_pair(pair_key(self, req))
         return pair if pair and wire.index_of(pair.name, self.route) == pair.index else None
-
-    def delete_links(self, *links: tuple[int, str]) -> None:
-        self.deletes.delete(*links)
 
     def announce_delete(self, req: Request) -> None:
         """Do nothing: the server already knows of the DEL."""

@@ -20,6 +20,8 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastcni.server.requests.request_queue import Call, RequestQueue
 
 HANGS_S = 1.0
@@ -39,17 +41,17 @@ class Running(waiting.Request):
     phases: see server/records/ended.py.
     """
 
+    spent: Callable[..., None]
+
     def __init__(self, queue: RequestQueue, call: Call) -> None:
         self.queue, self.call = queue, call
         self.caller = call.connection.fileno()
         self.kind, self.since = "", monotonic()
         self.phases = Phases()
+        self.spent = self.phases.note
         if queue.recording:
             steps = self.phases.steps = Steps()
             self.show = steps.note
-
-    def spent(self, what: int | str, started: int) -> None:
-        self.phases.note(what, started)
 
     def step(self, text: str) -> None:
         if self.show:
@@ -90,7 +92,7 @@ class Slots:
     def free(self) -> tuple[bool, bool]:
         """Return (whether any call may run, whether a light call may run)."""
         left, unannounced = self.workers - len(self.running), 0
-        if hanging := self._hanging():
+        if hanging := self._longer_than(HANGS_S):
             left += min(len(hanging), MAX_HANGING * self.workers)
             unannounced = sum(not each.kind for each in hanging)        # calls that hang outside of a wait
         return left > 0 and self.busy + unannounced > self.working, left > -RESERVED
@@ -120,16 +122,13 @@ class Slots:
 
     def wanted_threads(self) -> int:
         """Return min_threads, plus one for each hanging call that another call replaces."""
-        return self.min_threads + min(len(self._hanging()), MAX_HANGING * self.workers)
+        return self.min_threads + min(len(self._longer_than(HANGS_S)), MAX_HANGING * self.workers)
 
     def next_hang(self) -> float | None:
         """Return the seconds until the next call begins to hang; None if all running calls hang."""
         now = monotonic()
         since = next((each.since for each in self.running if each.since + HANGS_S > now), None)
         return None if since is None else max(0.0, since + HANGS_S - now)
-
-    def _hanging(self) -> list[Running]:
-        return self._longer_than(HANGS_S)
 
     def _longer_than(self, seconds: float) -> list[Running]:
         """Return the calls that have been in one wait, or working, for longer than `seconds`."""

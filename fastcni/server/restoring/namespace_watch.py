@@ -67,9 +67,9 @@ class Watch:
             self.legacy.note_add(monotonic())
             if self.due == inf:
                 self.restoring.attend_soon(self)
-        elif call.attachment and call.command == "DEL":
+        elif call.command == "DEL" and (attachment := call.attachment):
             try:
-                mark = names.hashes(*call.attachment)
+                mark = names.hashes(*attachment)
             except UnicodeEncodeError:
                 return                  # bytes that are not UTF-8: the request will fail
             self.mirror.note_deletion(mark, deletions.generation(mode.firewall))
