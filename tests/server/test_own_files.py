@@ -4,6 +4,7 @@ import os
 import shutil
 
 import pytest
+from modes import in_thread
 
 from fastcni.kernel import netns
 from fastcni.kit.call import search
@@ -26,8 +27,8 @@ def find(tmp_path, plugins, reads):
     """find(): what WarmMode.find_plugin() finds for host-local in a directory that has fastcni's file."""
     shutil.copy(f"{plugins}/host-local", tmp_path)
     home = netns.open_own()
-    facts, deletes = Facts(), GroupedDeletes(None)
-    mode = modes.WarmMode(home, facts, deletes, None, None, None)
+    facts, deletes = Facts(), GroupedDeletes(in_thread)
+    mode = modes.WarmMode(home, facts, deletes, in_thread, None, None)
     yield lambda: mode.find_plugin("host-local", [str(tmp_path), plugins], True)
     facts.close()
     deletes.close()
