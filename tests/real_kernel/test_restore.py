@@ -172,6 +172,18 @@ def test_restore_calls_flannels_delegate(runtime, node, pod):
     assert elements("pods4")
 
 
+def test_restore_wakes_a_dormant_table_that_lacks_a_chain_with_a_hook(runtime, pod):
+    """The kernel adds no such chain in the transaction that wakes the table."""
+    net = runtime("nftables")
+    net.add(pod, mapping())
+    before = firewall()
+    run("nft", "add table inet fastcni { flags dormant; }; flush chain inet fastcni postrouting; "
+               "delete chain inet fastcni postrouting")
+    net.restore()
+    assert firewall() == before
+    assert "dormant" not in run("nft", "list", "ruleset")
+
+
 def test_restore_restores_the_masquerade_of_ptp(runtime, node, pod):
     it = runtime("nftables", first=node.conf("10.22.0.0/24", type="ptp", ipMasq=True))
     it.add(pod)

@@ -97,6 +97,8 @@ class Store:
         return refused
 
     def _set_up(self, sock: Socket, items: Sequence[Item]) -> None:
+        if self.dormant(sock):      # the kernel adds no chain with a hook in the transaction that changes the flag
+            wire.exchange(sock, nft.stop(nft.add_table(nft.start(Batch()), self.family, self.table, "")))
         if refused := in_one(sock, items, self.set_up):
             raise refused[0]
 
