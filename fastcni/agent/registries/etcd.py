@@ -20,7 +20,7 @@ from fastcni.agent import subnets
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries import records
 from fastcni.agent.registries.etcd_view import View
-from fastcni.agent.registries.kept import Kept
+from fastcni.agent.registries.kept import Kept, start_pause
 from fastcni.clients import etcd as etcd_client
 from fastcni.clients.away import Away
 from fastcni.clients.etcd import Client, Refused, put, revision_is
@@ -100,7 +100,9 @@ class Etcd:
         """Return all records. watch() continues from the last list, so that an agent lists only once at its start."""
         if self.watched:                        # another thread is in watch(), and uses the View
             return self.client.read_range(*etcd_client.below(self.directory))[0]
-        self.listed = self.listed or self._kept_view()
+        if not self.listed:
+            self.listed = self._kept_view()
+            self.wait(start_pause(len(self.listed.pairs)))
         self.listed.refresh(self.client)
         return list(self.listed.pairs.values())
 

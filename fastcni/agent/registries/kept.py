@@ -6,6 +6,7 @@ The file persists over a reboot. Its first line has the digest of the second lin
 from __future__ import annotations
 
 import json
+import random
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 FORMAT = 1                      # the version of the file's format
+START_S_OF_A_RECORD, MAX_START_S = 2e-3, 10.0           # see start_pause()
 EVERY_S = 3600.0                # seconds between two writes; the agent writes also at its end. 5,000 records are 1 MB
+
+
+def start_pause(records: int) -> float:
+    """Return random seconds that a restarted agent waits before it asks for changes. records: the number of stored
+    records. All agents may have been restarted at the same time: up to 5,000 of them then ask 500 times a second. On a
+    node that has not been rebooted, the routes and entries of the previous agent are still in the kernel."""
+    return random.uniform(0.0, min(START_S_OF_A_RECORD * records, MAX_START_S))
 
 
 class Kept:

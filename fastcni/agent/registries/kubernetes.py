@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastcni.agent import conf as confs
 from fastcni.agent.contract import FAMILIES, ConfigurationError, Node, SubnetLost
-from fastcni.agent.registries.kept import Kept
+from fastcni.agent.registries.kept import Kept, start_pause
 from fastcni.agent.registries.records import read_address, read_json
 from fastcni.agent.subnets import within
 from fastcni.clients.away import Away
@@ -184,6 +184,7 @@ class Kubernetes:
         pause, view = FIRST_PAUSE_S, self._kept_view()
         if view:
             changed(view.nodes())
+            self.wait(start_pause(len(view.known)))
         while not stop():
             opened = time.monotonic()
             try:

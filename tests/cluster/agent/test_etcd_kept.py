@@ -9,7 +9,7 @@ import structlog
 from cluster.agent.etcd_network import CONF, PREFIX, Registry, node
 from cluster.etcd import Etcd
 
-from fastcni.agent.registries import open_registry
+from fastcni.agent.registries import kept, open_registry
 from fastcni.agent.registries.etcd_view import LIST_WAIT_S, View
 from fastcni.agent.registries.kept import Kept
 from fastcni.clients.etcd import below, delete, put
@@ -71,6 +71,20 @@ def test_a_restarted_agent_gets_only_the_records_that_have_changed(network, tmp_
     again = live(network, tmp_path / "nodes", names)
     (since, records), = again.lists
     assert since and records == 3               # with the newest record before, which shows that it is the same etcd
+
+
+def test_restarted_agents_ask_after_a_random_time_that_grows_with_the_records(network, tmp_path, monkeypatch):
+    """random.uniform() and the wait are the test's."""
+    waited = []
+    monkeypatch.setattr(kept.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(threading.Event, "wait", lambda self, seconds=None, wait=threading.Event.wait: (
+        waited.append(seconds), wait(self, seconds))[1])
+    for start, records in enumerate((0, 1)):
+        with Life(network, tmp_path / "nodes") as life:
+            assert eventually(lambda life=life: life.seen is not None)
+        assert kept.START_S_OF_A_RECORD * records in waited, start
+        waited.clear()
+    assert kept.start_pause(100_000) == kept.MAX_START_S
 
 
 def test_a_record_that_was_deleted_while_the_agent_did_not_run_is_not_known(network, tmp_path):
@@ -136,12 +150,12 @@ def test_what_is_kept_and_what_has_changed_are_together_all_records(network, tmp
     decide, client = random.Random(39), network.client
     directory = f"{network.prefix}/subnets/"
     for _ in range(60):
-        kept = Kept(str(tmp_path / "nodes"), directory, network.open().log)
-        view = View(directory, kept.read() or ())
+        file = Kept(str(tmp_path / "nodes"), directory, network.open().log)
+        view = View(directory, file.read() or ())
         view.refresh(client)
         pairs, _ = client.read_range(*below(directory))
         assert {pair.fields() for pair in view.pairs.values()} == {pair.fields() for pair in pairs}
-        kept.write(view.stored())
+        file.write(view.stored())
         for _ in range(decide.randrange(4)):
             key = f"{directory}10.244.{decide.randrange(6)}.0-24"
             client.txn([], [decide.choice([put(key, json.dumps({"n": decide.random()})), delete(key)])])

@@ -8,7 +8,7 @@ from cluster.agent.kubernetes_nodes import ME, P, stored
 from cluster.agent.test_kubernetes_watch import Watching, member
 from cluster.kubernetes.api_server import merged
 
-from fastcni.agent.registries import kubernetes
+from fastcni.agent.registries import kept, kubernetes
 from fastcni.testing.witnesses import eventually
 
 LISTED = "limit=500&resourceVersion=0"
@@ -103,3 +103,14 @@ def test_the_file_has_a_record_as_the_annotations_publish_it(mock, agent, tmp_pa
     live(mock, agent(), ALL)
     document = json.loads((tmp_path / "nodes").read_text().partition("\n")[2])
     assert document["nodes"]["n1"].items() <= stored(mock)["metadata"]["annotations"].items()
+
+
+def test_restarted_agents_ask_after_a_random_time_that_grows_with_the_nodes(mock, agent, monkeypatch):
+    """random.uniform() and the wait are the test's."""
+    live(mock, agent(), ALL)
+    again, waited = agent(), []
+    wait = again.wait
+    monkeypatch.setattr(kept.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(again, "wait", lambda seconds: (waited.append(seconds), wait(seconds))[1])
+    live(mock, again, ALL)
+    assert waited[0] == kept.START_S_OF_A_RECORD * len(ALL)
