@@ -160,7 +160,7 @@ class Acceptor:
             self._read_up_to(conn)
             if conn not in self.arriving:
                 return                  # the usual case
-            fd = conn.fileno()          # from here on the thread of a later connection may read and close conn
+            fd = conn.fd                # from here on the thread of a later connection may read and close conn
         await_message(fd, REQUEST_DELAY_MS)
         with self.order:
             if conn not in self.arriving:
@@ -179,7 +179,7 @@ class Acceptor:
                 return
 
     def _watch(self, conn: Connection) -> None:
-        self.silent[conn.fileno()] = conn, monotonic()
+        self.silent[conn.fd] = conn, monotonic()
         self.events.register(conn, ONCE)
 
     def _accept_one(self) -> Connection | None:

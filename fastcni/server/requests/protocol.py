@@ -118,7 +118,7 @@ def accept(listener: socket.socket) -> Connection | None:
 def receive(conn: Connection) -> Message | None:
     """Receive the Message of a connection; None if no message has arrived. Raises Declined, Lost if the caller has
     left."""
-    received = _acceptor.receive(conn.fileno())
+    received = _acceptor.receive(conn.fd)
     if received is None:
         return None
     data, fds, cut = received
@@ -132,7 +132,7 @@ def receive(conn: Connection) -> Message | None:
         for fd in fds:          # the message's descriptors are no longer in the list
             close_file(fd)
     try:
-        message.caller_netns = _acceptor.namespace_of(conn.fileno())
+        message.caller_netns = _acceptor.namespace_of(conn.fd)
     except OSError as e:
         message.close()
         raise Declined(f"the caller's network namespace: {e.strerror}") from None
@@ -174,14 +174,14 @@ def answer(conn: Connection, status: int, stdout: bytes = b"", stderr: bytes = b
         stdout = conn.shown(status, stdout)
     head = HEAD.pack(MAGIC, VERSION, status, len(stderr))
     if len(stdout) + len(stderr) <= MAX_ANSWER:
-        _acceptor.send_message(conn.fileno(), head + stderr + stdout)
+        _acceptor.send_message(conn.fd, head + stderr + stdout)
         return
     memory = os.memfd_create("answer")
     try:
         with open(memory, "wb", closefd=False) as file:
             file.write(stderr)
             file.write(stdout)
-        with socket.socket(fileno=os.dup(conn.fileno())) as sock:
+        with socket.socket(fileno=os.dup(conn.fd)) as sock:
             sock.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))],
                          socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
     finally:
