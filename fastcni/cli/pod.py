@@ -15,6 +15,8 @@ from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.kit.call.similar import meant_id
+from fastcni.node.attachments.inventory import Places, collect
+from fastcni.node.attachments.records import LOOPBACK, NodeAttachment
 from fastcni.runtime import (
     CNI,
     Bandwidth,
@@ -26,6 +28,7 @@ from fastcni.runtime import (
     Readiness,
     read_pod_spec,
 )
+from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.pod_spec import read_quantity
 from fastcni.spec import errors, json
@@ -101,10 +104,23 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
     """Detach a pod from all its networks. It may be repeated. NETNS is needed only if no result is cached."""
     cached = pods.attachments(container_id)
     known = {(it.network, it.ifname) for it in cached}
+    do = f"give its path, also if it no longer exists: fastcni pod down {container_id} NETNS"
     if blind := [it for it in cached if not (netns or it.netns)]:
         raise CniError(errors.INVALID_ENVIRONMENT, f"{pods.file_of(blind[0])} does not name the network namespace",
-                       f"give its path, also if it no longer exists: fastcni pod down {container_id} NETNS")
-    done = pods.tear_down_pod(Pod(container_id, os.path.abspath(netns) if netns else ""))
+                       do)
+    if not (cached or netns) and (left := not_cached(pods, container_id)):
+        raise CniError(errors.INVALID_ENVIRONMENT, f"pod {container_id} has no cached result that names the network "
+                       f"namespace, but {as_text(left)}", do)
+    netns = os.path.abspath(netns) if netns else ""
+    done = pods.tear_down_pod(Pod(container_id, netns))
+    if left := not_cached(pods, container_id):
+        lost = [PodNetwork(it.network, it.ifname) for it in left if it.network]
+        netns = netns or next((it.netns for it in cached), "")
+        done += pods.tear_down_pod(Pod(container_id, netns, networks=lost))
+        known |= {(it.name, it.ifname) for it in lost}
+        if left := not_cached(pods, container_id):
+            raise CniError(errors.INVALID_CONFIG, f"pod {container_id} still has {as_text(left)}",
+                           "add the configuration of the network and repeat this")
     if as_json:
         put_document({"containerID": container_id,
                       "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
@@ -118,6 +134,18 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
         click.echo(printable(f"pod {container_id} has no cached result; "
                              f"{f'DEL was sent all the same: {asked}' if asked else 'no DEL was sent'}"))
         put_similar(pods, container_id)
+
+
+def not_cached(pods: PodNetworks, container_id: str) -> list[NodeAttachment]:
+    """Return the attachments of a container that have address files, rules or links on this node, but no cached
+    result."""
+    places = Places(pods.cni.conf_dir, (pods.cni.cache.directory or DEFAULT_DIR,), quick=True)
+    return [it for it in collect(places).attachments
+            if it.container_id == container_id and it.ifname != LOOPBACK and not it.cached]
+
+
+def as_text(found: Sequence[NodeAttachment]) -> str:
+    return ", ".join(f"network {it.network or '?'} {it.ifname or '?'} ({it.sightings[0].place})" for it in found)
 
 
 @pod.command(name="status")
