@@ -1,6 +1,7 @@
 """A node for autostart: its own first process, mounts, /run and /proc, in the network namespace of the test."""
 
 import os
+import socket
 import struct
 import subprocess
 import time
@@ -65,9 +66,13 @@ class OtherNode:
 
     def server(self):
         """Wait until the node's server listens. Return its pid."""
-        assert eventually(lambda: self.path(f"{DIRECTORY}/fastcni.sock").exists()), self.log()
+        assert eventually(self.listens), self.log()
         (pid,) = self.processes("--detached")
         return pid
+
+    def listens(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as conn:
+            return conn.connect_ex(str(self.path(f"{DIRECTORY}/fastcni.sock"))) == 0
 
     def log(self):
         path = self.path(f"{DIRECTORY}/server.log")

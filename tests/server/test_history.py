@@ -71,9 +71,9 @@ def test_the_number_of_an_earlier_server_asks_for_all(past):
     assert numbers(past, AFTER=4711) == [3, 4, 5]
 
 
-@pytest.mark.parametrize("variables", [{"AFTER": "x"}, {"LIMIT": ""}, {"LIMIT": "1e9"}])
+@pytest.mark.parametrize("variables", [{"AFTER": "x"}, {"LIMIT": ""}, {"LIMIT": "1e9"}, {"AFTER": "0", "LIMIT": "-1"}])
 def test_a_number_that_is_none_is_refused(past, variables):
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(ValueError, match="invalid l"):
         past.document(variables)
 
 

@@ -107,6 +107,8 @@ class History:
     def document(self, variables: Mapping[str, str]) -> bytes:
         """Return the answer to a control request. Raises ValueError for an invalid number."""
         after, limit = variables.get("AFTER"), min(int(variables.get("LIMIT", MAX_LIMIT)), MAX_LIMIT)
+        if limit < 0:
+            raise ValueError(f"invalid limit: {limit}")
         if variables.get("WIRE"):
             self.wire_until = monotonic() + WIRE_S
         head, found = self.find(int(after) if after is not None else None, limit)
