@@ -249,10 +249,17 @@ def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
     one.more = ["--policies", str(directory)]
     one.etcd.members[0].kill()
     one.start()
-    assert eventually((one.directory / "state" / "policy.sock").exists), one.log()
-    client.ask(f"{one.directory}/state/policy.sock", {
-        "do": "protect", "id": ["net", "c1", "eth0"], "pod": "shop/a", "uid": "", "labels": LABELS,
-        "addresses": ["10.244.9.9"]})
+
+    def protected():
+        try:
+            client.ask(f"{one.directory}/state/policy.sock", {
+                "do": "protect", "id": ["net", "c1", "eth0"], "pod": "shop/a", "uid": "", "labels": LABELS,
+                "addresses": ["10.244.9.9"]})
+        except client.Away:             # the agent does not listen yet
+            return False
+        return True
+
+    assert eventually(protected), one.log()
     assert "10.244.9.9" in table(one)
     assert not (one.directory / "net.conflist").exists()
     one.etcd.members[0].restart()
