@@ -219,13 +219,14 @@ class Batches:
 
 
 def look_up(sock: Socket, batch: Batch) -> Replies | None:
-    """Do exchange() for a request about one object. Return None if the object does not exist (ENOENT)."""
+    """Do exchange() for requests about one or several objects. Return None if an object does not exist (ENOENT)."""
     replies, refused = attempt(sock, batch)
     if not refused:
         return replies
-    if refused[0].errno == ENOENT:
+    others = [at for at, e in enumerate(refused) if e.errno != ENOENT]
+    if not others:
         return None
-    raise refused.pop(0)
+    raise refused.pop(others[0])
 
 
 def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[NetlinkError]]:

@@ -44,7 +44,7 @@ class Firewall:
         if table not in self.tables:
             raise Refused(ENOENT)
         if kind == nft.NFT_MSG_GETTABLE:
-            return []
+            return [(nft.NFT_MSG_NEWTABLE, bytes((family, 0, 0, 0)) + attr(1, found[1]))]
         if kind in OF_SETS:
             return self.serve_set(kind, flags, (*table, text(found[2])), found)
         chain = (*table, text(found[nft.NFTA_CHAIN_NAME if kind in (

@@ -165,7 +165,7 @@ def test_masquerade_adds_one_lookup_and_one_transaction_of_one_element(calls):
     without, _ = add_with_the_bridge_there(calls)
     calls.fresh()
     batches, _ = add_with_the_bridge_there(calls, ipMasq=True)
-    more = [(HOST, [nft.NFT_MSG_GETCHAIN]), (HOST, [BEGIN, nft.NFT_MSG_NEWSETELEM, END])]
+    more = [(HOST, [nft.NFT_MSG_GETTABLE, nft.NFT_MSG_GETCHAIN]), (HOST, [BEGIN, nft.NFT_MSG_NEWSETELEM, END])]
     assert [batch for batch in batches if batch not in more] == without
     assert [batch for batch in batches if batch in more] == more
 
@@ -174,7 +174,7 @@ def test_macspoofchk_adds_a_flag_of_the_bridge_one_lookup_and_one_transaction_of
     without, _ = add_with_the_bridge_there(calls)
     calls.fresh()
     batches, _ = add_with_the_bridge_there(calls, macspoofchk=True)
-    more = [(HOST, [uapi.RTM_NEWLINK]), (HOST, [nft.NFT_MSG_GETCHAIN]),
+    more = [(HOST, [uapi.RTM_NEWLINK]), (HOST, [nft.NFT_MSG_GETTABLE, nft.NFT_MSG_GETCHAIN]),
             (HOST, [BEGIN, nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_NEWSETELEM, END])]
     for batch in more:
         batches.remove(batch)

@@ -97,10 +97,12 @@ class Store:
         return refused
 
     def _set_up(self, sock: Socket, items: Sequence[Item]) -> None:
-        if self.dormant(sock):      # the kernel adds no chain with a hook in the transaction that changes the flag
+        refused = in_one(sock, items, self.set_up)
+        if refused and self.dormant(sock):      # the transaction that wakes a table may not add a chain with a hook
             wire.exchange(sock, nft.stop(nft.add_table(nft.start(Batch()), self.family, self.table, "")))
-        if refused := in_one(sock, items, self.set_up):
-            raise refused[0]
+            refused = in_one(sock, items, self.set_up)
+        if refused:
+            raise refused.pop(0)
 
     def _add(self, sock: Socket, mark: str, items: Sequence[Item]) -> list[NetlinkError]:
         def fill(batch: Batch, items: Sequence[Item]) -> None:
@@ -170,18 +172,23 @@ class Store:
 
     def complete_on(self, sock: Socket) -> bool:
         """Do complete() with a socket instead of a request."""
-        return all(self._has_rules(sock, chain, rules) for chain, rules in self.chains.items()) and not (
-            self.chains and self.dormant(sock))
+        if not self.chains:
+            return True
+        batch = nft.get_table(Batch(), self.family, self.table)
+        for chain in self.chains:
+            nft.get_chain(batch, self.family, self.table, chain, f"look up nftables chain {self.table} {chain}")
+        found = wire.look_up(sock, batch)
+        if not found:
+            return False
+        (_, table), *chains = found
+        return not nft.is_dormant(table) and all(
+            nft.read_chain(payload)[2] >= rules
+            for (_, payload), rules in zip(chains, self.chains.values(), strict=True))
 
     def dormant(self, sock: Socket) -> bool:
         """Return whether the table is dormant: the kernel calls none of its chains."""
         found = wire.look_up(sock, nft.get_table(Batch(), self.family, self.table))
         return bool(found and nft.is_dormant(found[0][1]))
-
-    def _has_rules(self, sock: Socket, chain: str, rules: int) -> bool:
-        found = wire.look_up(sock, nft.get_chain(Batch(), self.family, self.table, chain,
-                                                 f"look up nftables chain {self.table} {chain}"))
-        return bool(found and nft.read_chain(found[0][1])[2] >= rules)
 
     def used(self, req: Request) -> bool:
         """Return whether the first of the sets exists: then a pod of this network namespace has used the store."""
