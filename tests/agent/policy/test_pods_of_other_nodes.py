@@ -89,8 +89,8 @@ def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(
     it.api.events[NAMESPACES].put(("ADDED", {"metadata": {"name": "late", "resourceVersion": "2"}}))
     it.api.events[PODS].put(("ADDED", pod_of("here", "late", "10.0.0.3", app="c")))
     wait(it, lambda: len(it.api.selectors) == 2 and "late" in compiler.cluster.namespaces and (
-        "shop/late" in compiler.cluster.pods))
-    assert sum(path == POLICIES for path, *_ in it._waiting) == 3 and ADDRESS in compiler.state.elements["in4"]
+        "shop/late" in compiler.cluster.pods) and sum(path == POLICIES for path, *_ in it._waiting) == 3)
+    assert ADDRESS in compiler.state.elements["in4"]
     assert compiler.cluster.policies.keys() == {"shop/p", "other/p"} and not compiler.cluster.policies["shop/p"].ingress
     seen = []
     put_policy = compiler.put_policy
