@@ -97,7 +97,7 @@ class KubernetesNodes:
 
     async def restart(self, number):
         """The agent of a node with a record is started again, and has kept the records. Return the socket of its
-        watch."""
+        watch. An agent also waits for start_pause(), which is left out here, so that all ask at the same time."""
         connection = self.connect()
         await self._read(connection, number)
         stream = await self._follow(number, connection, await self._ask_nodes(connection, "limit=1"))

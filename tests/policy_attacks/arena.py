@@ -94,7 +94,7 @@ class Arena:
         return self
 
     def begin(self, agent="fastcni"):
-        """Start the agent, a module, and add the pods of the roles."""
+        """Start the agent, and add the pods of the roles. agent: the module that runs it."""
         for name, spec in POLICIES.items():
             self.node.put(policy(name, spec))
         self.node.publish()

@@ -173,7 +173,7 @@ def test_restore_calls_flannels_delegate(runtime, node, pod):
 
 
 def test_restore_wakes_a_dormant_table_that_lacks_a_chain_with_a_hook(runtime, pod):
-    """The kernel adds no such chain in the transaction that wakes the table."""
+    """The kernel rejects a new chain with a hook in the transaction that removes the flag `dormant`."""
     net = runtime("nftables")
     net.add(pod, mapping())
     before = firewall()

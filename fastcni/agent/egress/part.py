@@ -83,7 +83,8 @@ class EgressPart:
         self._stale, self.due = True, 0.0
 
     def _note(self, kind: int, payload: bytes) -> None:
-        """Record whether another program has deleted a rule, a chain or the table. kind: the notification's type."""
+        """Record whether another program has deleted a rule, a chain or the table, or made the table dormant. kind: the
+        notification's type."""
         if nft.disables_rules(kind, payload) and nft.read_family(payload) == FAMILY:
             self._suspect = self._suspect or nft.as_text(
                 attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE

@@ -233,7 +233,8 @@ def test_a_restricted_pod_is_closed_until_its_rules_are_written(policed):
 @pytest.mark.parametrize("committed", [True, False])
 def test_the_first_restricted_pods_send_nothing_from_link_local_addresses_when_their_adds_answer(
         policed, monkeypatch, committed, pods):
-    """They could until the agent had written their rules. The table is not written anew for it: that takes longer."""
+    """Before, pods could send from them until the agent had written the pods' rules. And the agent must not write all
+    tables again, because that takes longer."""
     policed.set({"podSelector": {"matchLabels": {"app": "new"}}, "policyTypes": ["Egress"]}, labels={})
     policed.engine.compiler.delete_pod("default/c")
     policed.engine.commit()

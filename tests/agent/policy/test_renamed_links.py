@@ -37,7 +37,7 @@ def sent(site, name, gateway):                                  # noqa: F811
 
 
 def held(port):
-    """Whether the kernel holds the port of this name, of a bridge or with a link of its own."""
+    """Return whether the kernel's sets have a port of this name: the port of a bridge, or a routed link."""
     return any(port in elements().get(where, ()) for where in (("bridge", "ports"), ("inet", "links")))
 
 
