@@ -108,6 +108,11 @@ class Agent:
             return False
         return True
 
+    def keeps_no_pod(self):
+        """Whether the agent has forgotten all pods: after a DEL, a pod stays protected until its link is seen to be gone.
+        The answer to enforces() comes after the change of the tables."""
+        return not list((self.directory / "state" / "pods").glob("*.json")) and self.enforces()
+
     def change(self, port):
         """Write the policies, which allow this port."""
         policy = {"kind": "NetworkPolicy", "metadata": {"name": "web"}, "spec": {
@@ -144,6 +149,7 @@ def campaign(row, _options):
         runtimes += [Restricted(world, row, server.path, pod, PODS + number, agent)
                      for number, pod in enumerate(pods[PODS:])]
         runtimes[-1].pod_lives()                        # makes what the agent keeps for all pods
+        assert eventually(agent.keeps_no_pod, CLOSE_S), "the agent keeps a pod after its DEL"
         base, rng, started = world.node.left(*pods), row.rng(), time.monotonic()
         warm_at, print_at = started + WARM_UP * (row.until - started), started + PRINT_S
         watched = Flat("server", server.process.pid), Flat("agent", agent.process.pid)
