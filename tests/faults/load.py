@@ -13,6 +13,7 @@ from faults.world import ANSWER, Request, left_behind
 from real_kernel.node import Inside
 
 TRY_AGAIN = 11                  # the code of an ADD that a lost server worked on
+BEFORE = 4                      # requests of the pod that a failure names
 
 
 def pod_conf(node, **keys):
@@ -29,6 +30,7 @@ class Runtime:
     def __init__(self, world, row, conf, pod, number, sockets, killed=lambda rng: None, *, flushed=False):
         self.world, self.row, self.conf, self.pod, self.flushed = world, row, conf, pod, flushed
         self.rng, self.sockets, self.killed = row.rng(number), sockets, killed
+        self.before: list[str] = []     # the latest requests, each with its mode and what became of it
 
     def loop(self):
         with Inside(self.world.name):
@@ -48,6 +50,12 @@ class Runtime:
         after = self.killed(self.rng) if may_die else None
         socket = self.rng.choice(self.sockets)
         self.row.attempt()
+        request = self._request(command, conf, socket, after)
+        self.before = [*self.before[-BEFORE:], f"{command} {'warm' if socket else 'one-shot'} "
+                       f"{'killed' if request is None else request.status}"]
+        return request
+
+    def _request(self, command, conf, socket, after):
         with subprocess.Popen([self.world.bin_dir / conf["type"]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, env=self.world.environment(command, self.pod, socket)) as process:
             if after is not None:
@@ -67,7 +75,7 @@ class Runtime:
         if not wrong and request.status and not self.allows(command, json.loads(stdout)):
             wrong = f"status {request.status}: {stdout.decode()}"
         if wrong:
-            self.row.failed(f"{command} of {self.pod} ({socket or 'one-shot'}): {wrong}")
+            self.row.failed(f"{command} of {self.pod} ({socket or 'one-shot'}), after {', '.join(self.before)}: {wrong}")
         return request
 
     def allows(self, command, error):
