@@ -53,9 +53,9 @@ class NftTable:
     def delete(self) -> bool:
         """Delete the table. Return whether the table existed."""
         _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), *self._place)))
-        if refused and refused[0].errno != ENOENT:
-            raise refused[0]
-        return not refused
+        there = not refused
+        wire.raise_first(refused, (ENOENT,))
+        return there
 
     def exists(self) -> bool:
         """Return whether the table exists."""

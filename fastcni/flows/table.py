@@ -97,8 +97,8 @@ def write(sock: wire.Socket) -> None:
         for chain, rule in rules(family):
             nft_rules.add_rule(batch, family, name(), chain, *rule)
         _, refused = wire.attempt(sock, nft.stop(batch))
-        if refused and (family != nft.NFPROTO_BRIDGE or refused[0].errno not in nft.NO_FAMILY):
-            raise refused[0]
+        if family != nft.NFPROTO_BRIDGE or not refused or refused[0].errno not in nft.NO_FAMILY:
+            wire.raise_first(refused)
 
 
 def hooks(family: int) -> Iterator[tuple[str, int]]:

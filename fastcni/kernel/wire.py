@@ -15,7 +15,7 @@ from fastcni.kernel.waiting import caller, check_caller, here, waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
     from fastcni._netlink import Message
@@ -163,8 +163,9 @@ def has_link(index: int) -> bool:
         return False
 
 
-def exchange(sock: Socket, batch: Batch) -> Replies:
-    """Send a batch, read all replies, then raise the first error.
+def exchange(sock: Socket, batch: Batch | Batches, harmless: Collection[int] = ()) -> Replies:
+    """Send a batch, read all replies, then raise the first error. harmless: errnos of errors that are ignored, for
+    requests of which each is carried out alone.
 
     Returns [(type, payload)] of all messages but ACKs: echoes and answers to RTM_GET*.
     Raises NetlinkError for the first request that failed, AnswerLost if a reply cannot be read, ProtocolError for a
@@ -172,8 +173,17 @@ def exchange(sock: Socket, batch: Batch) -> Replies:
     """
     replies, refused = attempt(sock, batch)
     if refused:
-        raise refused.pop(0)            # pop(): this frame must keep no reference, which would keep the error
+        raise_first(refused, harmless)
     return replies
+
+
+def raise_first(refused: list[NetlinkError], harmless: Collection[int] = ()) -> None:
+    """Raise the first error whose errno is not in `harmless`; `refused` is empty afterwards. An error keeps the frames
+    through which it passes, so a list in such a frame must not keep the error."""
+    found = [e for e in refused if e.errno not in harmless]
+    refused.clear()
+    if found:
+        raise found.pop(0)
 
 
 def attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[NetlinkError]]:

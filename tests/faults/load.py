@@ -75,7 +75,8 @@ class Runtime:
         if not wrong and request.status and not self.allows(command, json.loads(stdout)):
             wrong = f"status {request.status}: {stdout.decode()}"
         if wrong:
-            self.row.failed(f"{command} of {self.pod} ({socket or 'one-shot'}), after {', '.join(self.before)}: {wrong}")
+            mode, before = socket or 'one-shot', ', '.join(self.before)
+            self.row.failed(f"{command} of {self.pod} ({mode}), after {before}: {wrong}")
         return request
 
     def allows(self, command, error):

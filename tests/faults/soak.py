@@ -109,7 +109,7 @@ class Agent:
         return True
 
     def keeps_no_pod(self):
-        """Whether the agent has forgotten all pods: after a DEL, a pod stays protected until its link is seen to be gone.
+        """Whether the agent has forgotten all pods: after a DEL it protects a pod until it sees that the link is gone.
         The answer to enforces() comes after the change of the tables."""
         return not list((self.directory / "state" / "pods").glob("*.json")) and self.enforces()
 

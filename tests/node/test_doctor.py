@@ -12,6 +12,7 @@ from fastcni.node.checks import state as checks_state
 from fastcni.node.checks.doctor import CHECKS, diagnose
 from fastcni.node.checks.findings import ERROR, WARNING
 from fastcni.runtime.restore import restore
+from fastcni.spec.errors import CniError
 from fastcni.testing.namespaces import needs_root, run
 
 STATS = "entries  allocs table_fulls\n{:08x}  00000001 {:08x}\n{:08x}  00000001 00000000\n"
@@ -344,6 +345,30 @@ def test_guards_and_isolation_that_were_flushed_alone_are_found(directories, hos
         assert part in diagnosed(fastcni, "--bin-dir", bin_dir)[1]["lost-rules"]["what"]
         assert restore(directories.cni.cache).failed == ()
     directories.delete("c1", pod)
+
+
+@needs_root
+def test_a_chain_of_another_kind_with_a_name_of_fastcnis_is_an_error_with_a_remedy(directories, host_netns, pod_netns,
+                                                                                    fastcni, bin_dir):
+    """The kernel rejects fastcni's chain, so no ADD and no restore can set up the table. Nothing said what to do."""
+    directories.configure()
+    pods = pod_netns(), pod_netns()
+    directories.add("c1", pods[0])
+    run("nft", "flush chain inet fastcni postrouting; delete chain inet fastcni postrouting; "
+               "add chain inet fastcni postrouting { type filter hook input priority 0; }")
+    remedy = "`nft delete table inet fastcni`, then `fastcni restore`"
+    found = diagnosed(fastcni, "--bin-dir", bin_dir)[1]["lost-rules"]
+    assert "cannot be restored: add nftables chain fastcni postrouting: Operation not supported" in found["what"]
+    assert remedy in found["do"]
+    with pytest.raises(CniError, match="another program has changed the table") as refused:
+        directories.add("c2", pods[1])
+    assert remedy in refused.value.msg
+    run("nft", "delete", "table", "inet", "fastcni")
+    assert restore(directories.cni.cache).failed == ()
+    assert "lost-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1]
+    directories.add("c2", pods[1])
+    for name, pod in zip(("c1", "c2"), pods, strict=True):
+        directories.delete(name, pod)
 
 
 def test_a_range_that_is_full(directories, fastcni):

@@ -69,9 +69,7 @@ class Routes:
         for family, table in {(rtnl.family_of(source), table) for source, table in there} - {
                 (rtnl.family_of(source), table) for source, table in wanted.items()}:
             requests.add(routing.del_default, family, table, what="delete a route")
-        for e in requests.send(self.sock):
-            if e.errno not in (*GONE, EEXIST):
-                raise e
+        wire.raise_first(requests.send(self.sock), (*GONE, EEXIST))
 
     def read(self) -> set[tuple[bytes, int]]:
         """Return the agent's rules in the kernel: (packed source, number of the routing table)."""

@@ -146,11 +146,7 @@ def tracked(sock: Socket, redirected: Sequence[Redirected]) -> list[Flow]:
         batch = Batch()
         for each in redirected[at:at + MAX_DELETED]:
             conntrack.get(batch, each.protocol, each.ends, each.ports)
-        answered, refused = wire.attempt(sock, batch)
-        for e in refused:
-            if e.errno != ENOENT:
-                raise e
-        found += [conntrack.read(payload) for _, payload in answered]
+        found += [conntrack.read(payload) for _, payload in wire.exchange(sock, batch, (ENOENT,))]
     return found
 
 
@@ -171,9 +167,7 @@ def delete(sock: Socket, flows: Sequence[Flow]) -> None:
         batch = Batch()
         for flow in flows[at:at + MAX_DELETED]:
             conntrack.delete(batch, flow)
-        for e in wire.attempt(sock, batch)[1]:
-            if e.errno != ENOENT:
-                raise e
+        wire.exchange(sock, batch, (ENOENT,))
 
 
 class Decider:

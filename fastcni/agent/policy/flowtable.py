@@ -137,9 +137,7 @@ def links_of(attachments: Iterable[Attachment]) -> Links:
 def del_device(sock: wire.Socket, name: str) -> None:
     """Remove a link from the flowtable. A link that the kernel has deleted is no error. Raises NetlinkError."""
     batch = nft_flowtables.del_device(nft.start(Batch()), FAMILY, FLOWTABLE, PODS, name)
-    for e in wire.attempt(sock, nft.stop(batch))[1]:
-        if e.errno != ENOENT:
-            raise e
+    wire.exchange(sock, nft.stop(batch), (ENOENT,))
 
 
 def links_in_kernel(sock: wire.Socket) -> frozenset[str] | None:
@@ -157,6 +155,4 @@ def links_in_kernel(sock: wire.Socket) -> frozenset[str] | None:
 
 def remove(sock: wire.Socket) -> None:
     """Delete the table of the flowtable, if it exists. Raises NetlinkError."""
-    for e in wire.attempt(sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, FLOWTABLE)))[1]:
-        if e.errno != ENOENT:
-            raise e
+    wire.exchange(sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, FLOWTABLE)), (ENOENT,))

@@ -234,9 +234,8 @@ class Ruleset(NftTable):
         there = False
         for family, table in TABLES:
             _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), family, table)))
-            if refused and refused[0].errno != ENOENT:
-                raise refused[0]
             there = there or not refused
+            wire.raise_first(refused, (ENOENT,))
         redirect.del_routes()
         return there
 
@@ -250,8 +249,7 @@ class Transaction(Requests):
     def commit(self, sock: wire.Socket) -> None:
         """Send the transaction. Raises NetlinkError, the kernel's first error; then the transaction changed nothing."""
         self.add(nft.stop)
-        if refused := self.send(sock):
-            raise refused[0]
+        wire.raise_first(self.send(sock))
 
 
 def set_up(requests: Requests, state: State) -> None:

@@ -147,9 +147,7 @@ def restore_addresses(sock: Socket, bridge: Link, vlan_interface: Link | None, a
         rtnl.del_address(batch, link.index, packed, prefix, what="remove the gateway address again")
     for packed, prefix in deleted:
         rtnl.new_address(batch, link.index, packed, prefix, what="restore the old address")
-    for e in wire.attempt(sock, batch)[1]:
-        if e.errno not in (EADDRNOTAVAIL, EEXIST, ENODEV):      # EADDRNOTAVAIL: the address was never added
-            raise e
+    wire.exchange(sock, batch, (EADDRNOTAVAIL, EEXIST, ENODEV))         # EADDRNOTAVAIL: the address was never added
 
 
 def overlap(a: bytes, a_prefix: int, b: bytes, b_prefix: int) -> bool:

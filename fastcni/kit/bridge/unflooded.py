@@ -249,10 +249,7 @@ def stations(sock: Socket, bridge: int, macs: Iterable[bytes]) -> dict[bytes, Ne
 
 def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:
     """Send requests about entries, which may not exist. Return the entries in the answers."""
-    replies, refused = wire.attempt(sock, batch)
-    for e in refused:
-        if e.errno != ENOENT:
-            raise e
+    replies = wire.exchange(sock, batch, (ENOENT,))
     return [neighbours.read_neighbour(payload) for kind, payload in replies if kind == uapi.RTM_NEWNEIGH]
 
 

@@ -6,12 +6,13 @@ name for a verdict "goto CHAIN", or None in a set.
 
 from __future__ import annotations
 
-from errno import EBUSY, EEXIST, ENOENT
+from errno import EBUSY, EEXIST, ENOENT, EOPNOTSUPP
 
 from fastcni._netlink import Batch
 from fastcni.kernel import nft, nft_elements, nft_rules, wire
 from fastcni.kit.call import names
 from fastcni.kit.firewall import rulesets
+from fastcni.kit.firewall.table import TABLE
 from fastcni.kit.firewall.transactions import by_set, in_halves, in_one
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -65,8 +66,7 @@ class Store:
                 taken(present)
             self.remove_from(sock, [(name, key) for name, key, _ in present])
             refused = self._add(sock, mark, items)
-        if refused:
-            raise refused[0]
+        wire.raise_first(refused)
 
     def add_shared(self, req: Request, items: Sequence[Item]) -> None:
         """Add elements without a mark, which no attachment owns and no DEL removes. An existing element is no error."""
@@ -74,9 +74,7 @@ class Store:
             for name, some in by_set(items).items():
                 nft_elements.add_elements(batch, self.family, self.table, name, some, exclusive=False)
 
-        refused = self._where_set_up(req, items, lambda: in_one(req.mode.firewall, items, fill))
-        if refused:
-            raise refused[0]
+        wire.raise_first(self._where_set_up(req, items, lambda: in_one(req.mode.firewall, items, fill)))
 
     def ensure(self, req: Request, items: Sequence[Item] = ()) -> None:
         """Add the missing chains and rules, including the chains to which `items` lead."""
@@ -101,8 +99,16 @@ class Store:
         if refused and self.dormant(sock):      # the transaction that wakes a table may not add a chain with a hook
             wire.exchange(sock, nft.stop(nft.add_table(nft.start(Batch()), self.family, self.table, "")))
             refused = in_one(sock, items, self.set_up)
-        if refused:
-            raise refused.pop(0)
+        if refused and refused[0].errno in (EEXIST, EOPNOTSUPP) and self.table == TABLE and wire.look_up(
+                sock, nft.get_table(Batch(), self.family, TABLE)):
+            refused[0].kernel_text = f"{refused[0].strerror}: another program has changed the table. {self.remedy}"
+        wire.raise_first(refused)
+
+    @property
+    def remedy(self) -> str:
+        """Return the commands that replace a table in which another program has made a chain or set of the same name
+        and of another kind."""
+        return f"`nft delete table {nft.FAMILIES[self.family]} {self.table}`, then `fastcni restore`"
 
     def _add(self, sock: Socket, mark: str, items: Sequence[Item]) -> list[NetlinkError]:
         def fill(batch: Batch, items: Sequence[Item]) -> None:
@@ -111,13 +117,13 @@ class Store:
 
         return in_one(sock, items, fill)
 
-    def refusal(self, req: Request, items: Sequence[Item] = ()) -> NetlinkError | None:
+    def refusal(self, sock: Socket, items: Sequence[Item] = ()) -> NetlinkError | None:
         """Return the error by which the kernel would reject the setup of the table, or None.
 
         The function sends the setup without the end message (NFNL_MSG_BATCH_END), so the kernel checks the transaction
         but does not commit it.
         """
-        _, refused = wire.attempt(req.mode.firewall, self.set_up(nft.start(Batch()), items))
+        _, refused = wire.attempt(sock, self.set_up(nft.start(Batch()), items))
         return refused[0] if refused else None
 
     # Restoring ------------------------------------------------------------------------------------
@@ -208,10 +214,7 @@ class Store:
             batch = Batch()
             for name, key, _ in items[at:at + MAX_ASKED]:
                 nft_elements.get_element(batch, self.family, self.table, name, key)
-            replies, refused = wire.attempt(req.mode.firewall, batch)
-            for e in refused:
-                if e.errno != ENOENT:
-                    raise e
+            replies = wire.exchange(req.mode.firewall, batch, (ENOENT,))
             found += [(nft_elements.read_set_name(payload), *element) for _, payload in replies
                       for element in nft_elements.read_elements(payload)]
         return found
@@ -280,10 +283,8 @@ class Store:
             if references <= rules:
                 batch = nft_rules.flush_chain(nft.start(Batch()), self.family, self.table, chain)
                 nft.del_chain(batch, self.family, self.table, chain)
-                _, refused = wire.attempt(sock, nft.stop(batch))
-                # another program has added a pod or flushed the table since the dump
-                if refused and refused[0].errno not in (EBUSY, ENOENT):
-                    raise refused[0]
+                # another program may have added a pod or flushed the table since the dump
+                wire.exchange(sock, nft.stop(batch), (EBUSY, ENOENT))
 
     def _chains_led_to(self, sock: Socket) -> list[tuple[str, int]]:
         """Return [(name, references)] of the chains to which elements lead or have led."""

@@ -82,19 +82,16 @@ def forget_at_node(req: Request, ports: Iterable[Port]) -> None:
 def known(req: Request, batch: Batch) -> bool:
     """Send the batch of requests. Return False if the kernel does not support them (Linux before 6.8)."""
     _, refused = wire.attempt(req.mode.firewall, batch)
-    for e in refused:
-        if e.errno != EINVAL:
-            raise e
-    return not refused
+    supported = not refused
+    wire.raise_first(refused, (EINVAL,))
+    return supported
 
 
 def forget_each(req: Request, what: tuple[int, ...], wanted: Callable[[Any], bool]) -> None:
     """Find flows by `what`, see conntrack.find(). Delete the flows for which wanted(flow) is true."""
     for flow in conntrack.find(req.mode.firewall, *what):
         if wanted(flow):
-            _, refused = wire.attempt(req.mode.firewall, conntrack.delete(Batch(), flow))
-            if refused and refused[0].errno != ENOENT:
-                raise refused[0]
+            wire.exchange(req.mode.firewall, conntrack.delete(Batch(), flow), (ENOENT,))
 
 
 def is_local(req: Request, packed: bytes) -> bool:

@@ -41,9 +41,9 @@ def in_halves(sock: Socket, items: Sequence[Any], fill: Fill, *fine: int) -> int
     if refused and len(items) > 1:
         half = len(items) // 2
         return in_halves(sock, items[:half], fill, *fine) + in_halves(sock, items[half:], fill, *fine)
-    if refused and refused[0].errno not in fine:
-        raise refused[0]
-    return 0 if refused else len(items)
+    accepted = 0 if refused else len(items)
+    wire.raise_first(refused, fine)
+    return accepted
 
 
 def by_set(items: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:

@@ -80,9 +80,7 @@ def send(sock: Socket, requests: Iterable[Add], fine: Collection[int] = ()) -> N
 
 
 def _send(sock: Socket, batch: Batch, fine: Collection[int]) -> None:
-    for e in wire.attempt(sock, batch)[1]:
-        if e.errno not in fine:
-            raise e
+    wire.exchange(sock, batch, fine)
 
 
 def again(payload: bytes, **changes: Any) -> Add:

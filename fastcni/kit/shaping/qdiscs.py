@@ -100,9 +100,7 @@ def send(sock: Socket, batch: Batch, link: Link, undo: Undo, parent: int) -> Non
 
 def delete(sock: Socket, link: Link, parent: int) -> None:
     """Delete a qdisc, as the rollback of add() and add_ingress()."""
-    _, refused = wire.attempt(sock, tc.del_qdisc(Batch(), link.index, parent, f'delete qdisc of "{link.name}"'))
-    if refused and refused[0].errno not in (ENOENT, ENODEV):
-        raise refused[0]
+    wire.exchange(sock, tc.del_qdisc(Batch(), link.index, parent, f'delete qdisc of "{link.name}"'), (ENOENT, ENODEV))
 
 
 def status(sock: Socket, limits: Limits) -> None:

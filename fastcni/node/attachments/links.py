@@ -34,9 +34,7 @@ def counters(sock: wire.Socket, index: int) -> dict[str, int]:
     """Return {name of a field of rtnl_link_stats64: value} of a link; {} if the link no longer exists. Raises
     NetlinkError."""
     batch = Batch().begin(uapi.RTM_GETLINK, uapi.NLM_F_ACK, rtnl.ifinfomsg(index), f"read counters of link {index}")
-    replies, refused = wire.attempt(sock, batch)
-    if refused:
-        if refused[0].errno == ENODEV:
-            return {}
-        raise refused[0]
+    replies = wire.exchange(sock, batch, (ENODEV,))
+    if not replies:
+        return {}
     return dict(zip(COUNTERS, rtnl.read_counters(replies[0][1], len(COUNTERS)), strict=False))

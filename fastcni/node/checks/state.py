@@ -227,18 +227,23 @@ def flushed_chains(node: Node) -> Iterator[Finding]:
     """Yield a finding for tables whose sets have elements of running pods, but whose chains have lost rules or are not
     called: `nft flush table` and `nft flush chain` delete rules and keep the sets."""
     places = {each.place for it in running(node) for each in it.sightings if each.kind == ELEMENT}
-    dormant, flushed = dict[str, None](), dict[str, None]()
+    dormant, flushed, foreign = dict[str, None](), dict[str, None](), dict[str, str]()
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
         for store in backends.stores():
             table = f"{nft.FAMILIES[store.family]} {store.table}"
             if any(f"nftables {table} {name}" in places for name in store.sets) and not store.complete_on(sock):
                 if store.dormant(sock):
                     dormant[table] = None
+                elif refused := store.refusal(sock):
+                    foreign[store.remedy] = str(refused)
                 else:
                     flushed.update((f"{table} {chain}", None) for chain in store.chains)
     if dormant:
         yield Finding(ERROR, f"nftables tables of running pods have the flag dormant: {some(dormant)}",
                       "another program has set it: the kernel uses none of their rules", "fastcni restore")
+    for remedy, text in foreign.items():
+        yield Finding(ERROR, f"rules of running pods cannot be restored: {text}", "another program has made a chain or "
+                      "set with a name of fastcni's and of another kind", remedy)
     if flushed:
         yield Finding(ERROR, f"nftables chains of running pods have lost rules, among {some(flushed, 6)}",
                       "another program has flushed them: the elements of the sets have no effect", "fastcni restore")

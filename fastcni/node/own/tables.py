@@ -50,8 +50,7 @@ def remove_tables(mode: Mode) -> list[str]:
         _, refused = wire.attempt(mode.firewall, nft.stop(batch))
         if not refused:
             return [f"nftables table {nft.FAMILIES[family]} {TABLE}" for family in families]
-        if refused[0].errno not in (ERESTART, ENOENT):
-            raise refused[0]
+        wire.raise_first(refused, (ERESTART, ENOENT))
     return []
 
 
@@ -68,10 +67,9 @@ def remove_from_policies(mode: Mode) -> list[str]:
         for name in store.sets:
             nft_elements.del_set(batch, store.family, store.table, name)
         _, refused = wire.attempt(mode.firewall, nft.stop(batch))
-        if refused and refused[0].errno not in (ENOENT, EBUSY):         # EBUSY: an administrator's rule uses the set
-            raise refused[0]
         if not refused:
             removed.append(f"nftables sets {SETS}* in {nft.FAMILIES[store.family]} {store.table}")
+        wire.raise_first(refused, (ENOENT, EBUSY))          # EBUSY: an administrator's rule uses the set
     return removed
 
 
@@ -102,7 +100,6 @@ def destroy(mode: Mode, name: str) -> bool:
             return True
         if refused[0].errno in NO_SET:
             return False
-        if refused[0].errno != ipset.IPSET_ERR_BUSY:
-            raise refused[0]
+        wire.raise_first(refused, (ipset.IPSET_ERR_BUSY,))
         time.sleep(BUSY_PAUSE_S)        # nf_tables frees deleted rules, and then their sets, some time later
     return False

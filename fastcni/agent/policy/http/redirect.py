@@ -80,7 +80,7 @@ from fastcni.kernel.nft_rules import NFT_CMP_NEQ, NFT_META_L4PROTO, NFT_META_MAR
 from fastcni.kernel.uapi import AF_INET, AF_INET6
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from fastcni.agent.batches import Requests
 
@@ -210,7 +210,7 @@ def del_routes() -> None:
     exchange((AF_INET, AF_INET6), True, (ENOENT, ESRCH, EAFNOSUPPORT, EOPNOTSUPP))
 
 
-def exchange(families: Iterable[int], delete: bool, harmless: Iterable[int]) -> None:
+def exchange(families: Iterable[int], delete: bool, harmless: Collection[int]) -> None:
     """Add or delete the routing rule and the route of each family. harmless: errno values that are ignored. Raises
     NetlinkError."""
     batch = Batch()
@@ -218,6 +218,4 @@ def exchange(families: Iterable[int], delete: bool, harmless: Iterable[int]) -> 
         routing.mark_rule(batch, family, PROXIED, ROUTE_TABLE, delete=delete)
         routing.local_default(batch, family, ROUTE_TABLE, wire.index_of("lo"), delete=delete)
     with closing(wire.open_socket()) as sock:
-        for e in wire.attempt(sock, batch)[1]:
-            if e.errno not in harmless:
-                raise e
+        wire.exchange(sock, batch, harmless)

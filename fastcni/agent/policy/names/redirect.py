@@ -92,9 +92,7 @@ class Redirect:
     def remove(self) -> None:
         """Let queries go to the resolver directly. Raises OSError."""
         self.written = None
-        _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, NAMES)))
-        if refused and refused[0].errno != ENOENT:
-            raise refused[0]
+        wire.exchange(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, NAMES)), (ENOENT,))
 
 
 def timed(keys: Collection[bytes]) -> list[tuple[bytes, int]]:

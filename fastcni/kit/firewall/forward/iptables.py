@@ -125,9 +125,9 @@ def has_set(sock: Socket, length: int) -> bool:
     if refused:
         return False
     _, refused = wire.attempt(sock, ipset.create(Batch(), set_of(length), length, MAX_MEMBERS))
-    if refused and refused[0].errno not in NO_SET:
-        raise refused[0]
-    return not refused
+    there = not refused
+    wire.raise_first(refused, NO_SET)
+    return there
 
 
 def add_rules(found: Rules, admin_chain: str, wanted: Sequence[str]) -> None:

@@ -108,6 +108,6 @@ def gc(req: Request, conf: Conf) -> None:
 
 def status(req: Request) -> None:
     """For STATUS: raise CniError 50 if the kernel would reject the table that an ADD needs."""
-    if refused := Forwarded().refusal(req):
+    if refused := Forwarded().refusal(req.mode.firewall):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"nftables cannot be used: {refused}",
                        "the kernel lacks nf_tables, or this is not root; backend iptables is another way")

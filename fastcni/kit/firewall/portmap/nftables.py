@@ -238,7 +238,7 @@ def gc(req: Request) -> None:
 
 def status(req: Request) -> None:
     """For STATUS: raise CniError 50 if the kernel would reject the table that an ADD needs."""
-    if refused := store().refusal(req, [elements.chain_item(FROM_ALL)]):
+    if refused := store().refusal(req.mode.firewall, [elements.chain_item(FROM_ALL)]):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"port mappings by nftables are not possible: {refused}",
                        "the kernel lacks a part of nf_tables (nft_nat, nft_fib_inet, nft_masq, nft_ct), or this is not "
                        "root; backend iptables is the other way")
