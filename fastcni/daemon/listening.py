@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import stat
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,19 +33,32 @@ class Listening:
 
     def __init__(self, sock: socket.socket, path: str | None = None, lock: int | None = None) -> None:
         self.sock, self.path, self.lock = sock, path, lock
+        self._file = os.lstat(path) if path else None           # None: systemd's, or removed by unlink()
         sock.setblocking(False)
 
     @property
     def handed_over(self) -> bool:
         return self.path is None
 
+    @property
+    def lost(self) -> bool:
+        """Return whether another program has removed or replaced the socket's file, so that no caller finds it."""
+        if not self.path or not self._file:
+            return False
+        try:
+            found = os.lstat(self.path)
+        except OSError:
+            return True
+        # A file system may use the number of a removed file again
+        return not os.path.samestat(found, self._file) or found.st_mtime_ns != self._file.st_mtime_ns
+
     def unlink(self) -> None:
-        """Remove the socket's file. New requests then run one-shot, without the server."""
-        if self.path:
-            try:
+        """Remove the socket's file, unless it is another program's. New requests then run one-shot, without the server.
+        """
+        if self.path and not self.lost:
+            with suppress(OSError):     # the file's directory no longer exists, so no caller finds the socket
                 os.unlink(self.path)
-            except OSError:
-                return                  # the file or its directory no longer exists, so no caller finds the socket
+        self._file = None
 
     def unlock(self) -> None:
         """Release the lock, so that another server can listen at the path."""

@@ -189,7 +189,7 @@ class Server:
     def __init__(self, options: Options, listen: listening.Listening, beside: Sequence[Beside], logger: log.Logger,
                  started: float, parts: Sequence[Part] = ()) -> None:
         self.listen, self.beside, self.logger, self.started = listen, beside, logger, started
-        self.workers, self.parts = options.workers, parts
+        self.workers, self.parts, self.unreachable = options.workers, parts, False
         # One more call than processors may work, because one request usually waits for a lock of the kernel
         busy = len(os.sched_getaffinity(0)) + 1
         home, wakeup = netns.open_own(), Wakeup()
@@ -262,7 +262,12 @@ class Server:
             self.logger.warning("namespaces_unseen", directory=directory, why=why)
 
     def tidy(self) -> None:
-        """Free resources that no request needs any more, and start threads that could not be started."""
+        """Free resources that no request needs any more, and start threads that could not be started. Stop a server
+        that no caller finds, because otherwise this server and the next one both restore rules."""
+        if self.listen.lost and not self.unreachable:
+            self.unreachable = True
+            self.logger.error("socket_lost", socket=self.listen.path, effect="the server stops")
+            os.kill(os.getpid(), signal.SIGTERM)
         self.hosts.tidy()
         self.pool.keep()
         self.restoring.start()
@@ -297,4 +302,4 @@ class Server:
         self.hosts.close()
         sysctl.mounts = None
         self.logger.info("server_stopped")
-        return 0
+        return int(self.unreachable)

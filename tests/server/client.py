@@ -14,6 +14,9 @@ from fastcni.testing.witnesses import eventually
 
 START_TIMEOUT_S = 60    # until the server listens
 ANSWER_TIMEOUT_S = 40   # for one answer
+# For python -c: a server that tidies ten times a second, `serve PATH`
+OFTEN_TIDY = """import sys; from fastcni.server.service import Options, serve
+sys.exit(serve(sys.argv[1], Options(tidy_s=0.1)))"""
 
 
 def block(plugin, env):

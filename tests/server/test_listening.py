@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -10,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from server.client import ANSWER_TIMEOUT_S, Server
+from server.client import ANSWER_TIMEOUT_S, OFTEN_TIDY, Server
 
 from fastcni.daemon import listening
 from fastcni.daemon.listening import ListenError, Listening
@@ -190,6 +191,22 @@ def test_a_stopping_server_frees_its_path_at_once_and_no_earlier(make, tmp_path)
     assert connects(path)
 
 
+def test_a_socket_is_lost_when_its_file_is_removed_or_replaced(make, tmp_path):
+    path = tmp_path / "run" / "s"
+    first = make(path)
+    path.chmod(0o640)
+    assert not first.lost
+    path.rename(tmp_path / "elsewhere")
+    assert first.lost
+    path.touch()
+    assert first.lost
+    first.unlink()
+    assert path.exists()                # it is another program's
+    second = make(tmp_path / "other" / "s")
+    second.unlink()
+    assert not second.lost              # it was this server that removed it
+
+
 @pytest.mark.parametrize(("path", "text"), [("missing/directory/s", "No such file or directory"),
                                              ("x" * 120, "too long"), ("directory", "directory")])
 def test_a_path_that_is_not_possible_is_an_error(tmp_path, monkeypatch, path, text):
@@ -271,6 +288,16 @@ def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, p
     assert [each.answer().status for each in (under_way, *behind)] == [0] * 21
     assert server.process.wait(ANSWER_TIMEOUT_S) == 0
     assert server.lines("event=server_stopped") and not server.lines("level=error")
+
+
+def test_a_server_whose_sockets_directory_is_removed_ends_and_leaves_the_next_ones_socket(start, node):
+    """No caller found the first server, but it went on restoring rules, and its end removed the second one's socket."""
+    first = start(program=("-c", OFTEN_TIDY))
+    shutil.rmtree(first.path.parent)
+    second = start()
+    assert first.process.wait(ANSWER_TIMEOUT_S) == 1
+    assert first.lines("event=socket_lost") and first.lines("event=server_stopped")
+    assert second.ok("VERSION", node.conf())
 
 
 def test_a_request_in_the_queue_of_a_server_that_stops_is_answered(start, node):

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from real_kernel.node import elements
-from server.client import Server
+from server.client import OFTEN_TIDY, Server
 from server.local import Local
 from stopping import stop
 
@@ -32,8 +32,6 @@ if [ "$CNI_COMMAND" = {command} ] && rm {directory}/slow 2> /dev/null; then
 fi
 FASTCNI_SOCKET= exec {directory}/host-local
 """
-SERVE = """import sys; from fastcni.server.service import Options, serve
-sys.exit(serve(sys.argv[1], Options(tidy_s=0.1)))"""
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +125,7 @@ def test_a_caller_of_a_stopped_server_gets_an_answer(node, pod, start, slow):
 def test_a_server_stopped_for_longer_than_its_signal_wait_continues(tmp_path, node):
     """sigtimedwait(2) that SIGCONT interrupted after its time returned what stood in memory, and the server ended with
     status 0: nothing started it again."""
-    with Server(tmp_path, program=["-c", SERVE]) as server:
+    with Server(tmp_path, program=["-c", OFTEN_TIDY]) as server:
         for _ in range(3):
             stop(server.process.pid)
             time.sleep(0.5)
