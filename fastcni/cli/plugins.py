@@ -73,26 +73,26 @@ def print_all(known: Sequence[dict[str, Any]], console: Console) -> None:
     console.print("Commands, CNI_ARGS and CNI versions of a plugin: fastcni plugins TYPE")
 
 
-def source(it: dict[str, Any]) -> str:
-    """Return " (NAME)" with the Python distribution of a plugin, "" for fastcni's own plugins. it: a result of
+def source(plugin: dict[str, Any]) -> str:
+    """Return " (NAME)" with the Python distribution of a plugin, "" for fastcni's own plugins. plugin: a result of
     features()."""
-    return f" ({it['distribution']})" if "distribution" in it else ""
+    return f" ({plugin['distribution']})" if "distribution" in plugin else ""
 
 
-def print_one(it: dict[str, Any], console: Console) -> None:
+def print_one(plugin: dict[str, Any], console: Console) -> None:
     """Print the features of one plugin, a line for each."""
-    console.print(Text(printable(f"{it['plugin']}{source(it)}"), style="bold"))
+    console.print(Text(printable(f"{plugin['plugin']}{source(plugin)}"), style="bold"))
     table = Table(box=None, show_header=False, padding=(0, 2))
-    if "problem" in it:
-        table.add_row("cannot be used", Text(printable(it["problem"])))
+    if "problem" in plugin:
+        table.add_row("cannot be used", Text(printable(plugin["problem"])))
     else:
-        more = [command for command in ("GC", "STATUS") if it[command.lower()]]
-        table.add_row("kind", it["kind"])
-        table.add_row("what it does", Text(printable(it["about"])))
+        more = [command for command in ("GC", "STATUS") if plugin[command.lower()]]
+        table.add_row("kind", plugin["kind"])
+        table.add_row("what it does", Text(printable(plugin["about"])))
         table.add_row("commands", " ".join(["ADD", "CHECK", "DEL", *more]))
-        table.add_row("addresses", " ".join(f"IPv{family}" for family in it["families"]))
+        table.add_row("addresses", " ".join(f"IPv{family}" for family in plugin["families"]))
         for name, key in (("capabilities", "capabilities"), ("CNI_ARGS", "args"), ("CNI versions", "versions")):
-            table.add_row(name, " ".join(it[key]) or "none")
+            table.add_row(name, " ".join(plugin[key]) or "none")
     console.print(table)
 
 
@@ -124,13 +124,13 @@ def rows() -> list[list[str]]:
     return [row_of(features(name)) for name in plugins.BUILT_IN]
 
 
-def row_of(it: dict[str, Any]) -> list[str]:
-    """Return a table row, with a text for each of COLUMNS. it: a result of features()."""
-    versions = "all" if it["versions"] == list(version.ALL) else f"from {it['versions'][0]}"
-    families = ["yes" if family in it["families"] else "" for family in (4, 6)]
-    there = ["yes" if it[command] else "nothing to do" for command in ("gc", "status")]
-    return [it["plugin"], it["about"], "yes", "yes", "yes", *there, *families, ", ".join(it["capabilities"]),
-            ", ".join(it["args"]), versions]
+def row_of(plugin: dict[str, Any]) -> list[str]:
+    """Return a table row, with a text for each of COLUMNS. plugin: a result of features()."""
+    versions = "all" if plugin["versions"] == list(version.ALL) else f"from {plugin['versions'][0]}"
+    families = ["yes" if family in plugin["families"] else "" for family in (4, 6)]
+    there = ["yes" if plugin[command] else "nothing to do" for command in ("gc", "status")]
+    return [plugin["plugin"], plugin["about"], "yes", "yes", "yes", *there, *families,
+            ", ".join(plugin["capabilities"]), ", ".join(plugin["args"]), versions]
 
 
 def as_markdown() -> str:

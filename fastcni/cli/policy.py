@@ -248,8 +248,8 @@ def direction_document(direction: Direction) -> dict[str, Any] | None:
             "text": str(direction.policies), "kernel": kernel}
 
 
-def decision_document(it: Any) -> dict[str, Any]:
-    return {"allowed": it.allowed, "text": it.text}
+def decision_document(decision: Any) -> dict[str, Any]:
+    return {"allowed": decision.allowed, "text": decision.text}
 
 
 def text(answer: Answer, unread: str) -> str:

@@ -154,21 +154,21 @@ class KubernetesEvents:
                 del self.series[key]
             return [one for one in self.series.values() if one.sent < one.count]
 
-    def _send(self, one: Series) -> None:
-        count, last = one.count, micro_time(one.last)           # both may change during the request
-        if one.name:
+    def _send(self, series: Series) -> None:
+        count, last = series.count, micro_time(series.last)     # both may change during the request
+        if series.name:
             try:
-                self.api.patch(f"{PATH}/{one.name}", {"series": {"count": count, "lastObservedTime": last}})
+                self.api.patch(f"{PATH}/{series.name}", {"series": {"count": count, "lastObservedTime": last}})
             except Missing:             # API servers remove Events after an hour
-                one.name = ""
-        if not one.name:
+                series.name = ""
+        if not series.name:
             name = f"{self.node[:MAX_NODE_NAME]}.{time.time_ns():x}"
             try:
-                self.api.create(PATH, document(self.node, name, one.event, one.fields, count, last))
+                self.api.create(PATH, document(self.node, name, series.event, series.fields, count, last))
             except Conflict:            # the API server received the previous request, but its answer was lost
                 pass
-            one.name = name
-        one.sent = count
+            series.name = name
+        series.sent = count
 
 
 def document(node: str, name: str, event: str, fields: Mapping[str, Any], count: int, last: str) -> dict[str, Any]:

@@ -42,9 +42,9 @@ class Call:
         return {**cni, **(self.trace.variables() if self.trace else {})}
 
 
-def to_pair(it: tuple[str, str] | Interface) -> tuple[str, str]:
-    """Return (container id, interface name) of `it`, which is such a pair or a record with both."""
-    if isinstance(it, tuple):
-        container_id, ifname = it
+def to_pair(attachment: tuple[str, str] | Interface) -> tuple[str, str]:
+    """Return (container id, interface name) of `attachment`, which is such a pair or a record with both."""
+    if isinstance(attachment, tuple):
+        container_id, ifname = attachment
         return container_id, ifname
-    return it.container_id, it.ifname
+    return attachment.container_id, attachment.ifname

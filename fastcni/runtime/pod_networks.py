@@ -230,15 +230,16 @@ class PodNetworks:
         error = attempt(self.cni.check, net, rt) if at_least(net.version, "0.4.0") else None
         return str(error.__cause__) if error else ""
 
-    def _status_of(self, it: Attachment, pod: Pod, check: bool) -> PodInterface:
+    def _status_of(self, attachment: Attachment, pod: Pod, check: bool) -> PodInterface:
         """Return the PodInterface of a cached attachment. If the cache file is damaged, the `problem` names the
         file."""
         try:
-            found = self.interface(self.network_of(it), to_conf(it, pod), check)
+            found = self.interface(self.network_of(attachment), to_conf(attachment, pod), check)
         except CniError as e:
-            return PodInterface(it.network, it.ifname, NO_RESULT, f"{self.file_of(it)}: {e.msg}")
-        missing = f"{self.file_of(it)}: {found.problem or 'no configuration of its ADD'}"
-        return found if it.config else replace(found, problem=missing)
+            return PodInterface(attachment.network, attachment.ifname, NO_RESULT,
+                                f"{self.file_of(attachment)}: {e.msg}")
+        missing = f"{self.file_of(attachment)}: {found.problem or 'no configuration of its ADD'}"
+        return found if attachment.config else replace(found, problem=missing)
 
     def interface(self, net: NetworkList, rt: RuntimeConf, check: bool = False) -> PodInterface:
         """Return the PodInterface of an attachment, with its cached result. check: also run CHECK, whose error becomes

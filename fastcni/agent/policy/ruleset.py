@@ -391,8 +391,8 @@ def add_rules(requests: Requests, name: str, chain: Chain) -> None:
         requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule, comment=comment)
 
 
-def add_set(requests: Requests, name: str, one: Set) -> None:
-    address = ADDRESS_TYPES.get(one.length, 0)
+def add_set(requests: Requests, name: str, wanted: Set) -> None:
+    address = ADDRESS_TYPES.get(wanted.length, 0)
     key = {"map": (address,), "link": (address,), "group": (address,), "block": (address,), "self": (address, address),
            "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,), "address": (address,),
            "port": (TYPE_IFNAME,), "own": (TYPE_IFNAME, address), "box": (TYPE_IFNAME, address),
@@ -400,14 +400,14 @@ def add_set(requests: Requests, name: str, one: Set) -> None:
            "domain": (address, address), "told": (address, address), "ether": (TYPE_ETHERADDR,),
            "station": (TYPE_ETHERADDR, address), "type": (TYPE_IFNAME, TYPE_ETHERTYPE),
            "sender": (TYPE_IFINDEX, TYPE_ETHERADDR, address), "indexed": (TYPE_IFINDEX, address),
-           "service": (TYPE_INET_SERVICE,), "protocol": (TYPE_INET_PROTOCOL,)}[one.kind]
+           "service": (TYPE_INET_SERVICE,), "protocol": (TYPE_INET_PROTOCOL,)}[wanted.kind]
     requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
-                 verdicts=one.kind == "map", intervals=bool(one.ranges) or one.kind == "box",
-                 timed=one.kind == "domain")
-    for some in parts(one.ranges):
+                 verdicts=wanted.kind == "map", intervals=bool(wanted.ranges) or wanted.kind == "box",
+                 timed=wanted.kind == "domain")
+    for some in parts(wanted.ranges):
         requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
-    if one.kind == "domain":
-        add_set(requests, set_told(name), Set("told", one.length))
+    if wanted.kind == "domain":
+        add_set(requests, set_told(name), Set("told", wanted.length))
 
 
 def put_answers(requests: Requests, answers: Answers) -> None:

@@ -26,12 +26,12 @@ def attachment(net: NetworkList, rt: RuntimeConf) -> str:
     return f"{rt.ifname} of container {rt.container_id} in network {net.name}"
 
 
-def sentence(command: str, it: str, report: Report) -> str:
-    """Return a line that reports a command. it: the network or attachment as text."""
+def sentence(command: str, what: str, report: Report) -> str:
+    """Return a line that reports a command. what: the network or attachment as text."""
     if report.skipped:
-        return SKIPPED[command].format(it=it, why=report.skipped)
+        return SKIPPED[command].format(it=what, why=report.skipped)
     form = (UNCERTAIN if report.unknown else SUCCESS)[command]
-    return form.format(it=it, unknown=report.unknown, plugins=types(report.called))
+    return form.format(it=what, unknown=report.unknown, plugins=types(report.called))
 
 
 def document(command: str, net: NetworkList, report: Report) -> Document:

@@ -49,16 +49,16 @@ class Lookups:
             raise one.failure
         return one.found
 
-    def _look_up(self, key: tuple[str, int], one: Lookup) -> None:
+    def _look_up(self, key: tuple[str, int], lookup: Lookup) -> None:
         try:
             infos: list[Any] = getaddrinfo(*key, 0, SOCK_STREAM)
-            one.found = list(dict.fromkeys(info[4][0] for info in infos))
+            lookup.found = list(dict.fromkeys(info[4][0] for info in infos))
         except gaierror as e:
-            one.failure = e
+            lookup.failure = e
         finally:
             with self.lock:
                 del self.running[key]
-            one.done.release()
+            lookup.done.release()
 
 
 def is_name(host: str) -> bool:

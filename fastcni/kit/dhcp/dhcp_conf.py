@@ -61,9 +61,9 @@ def read_socket_path(conf: Section) -> str:
     return path or SOCKET_PATH
 
 
-def read_option(one: Section) -> int:
+def read_option(option: Section) -> int:
     """Return the code in the key `option`: a name, or a number from 0 to 255 as text. Raises CniError 7."""
-    name = one.text("option")
+    name = option.text("option")
     if name in OPTION_NAMES:
         return OPTION_NAMES[name]
     digits = name.isascii() and name.isdigit()

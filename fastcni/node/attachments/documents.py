@@ -25,9 +25,9 @@ def sighting(sighting: Sighting) -> Document:
     return {"kind": sighting.kind, "place": sighting.place, "text": sighting.text, "since": moment(sighting.since)}
 
 
-def unowned(it: Sighting) -> Document:
+def unowned(found: Sighting) -> Document:
     """Return the document of an object without an attachment, with the addresses and links of the object."""
-    return {**sighting(it), "addresses": list(it.addresses), "links": list(it.links)}
+    return {**sighting(found), "addresses": list(found.addresses), "links": list(found.links)}
 
 
 def attachment(attachment: NodeAttachment) -> Document:

@@ -76,10 +76,10 @@ class Reconcile:
         gone = {key: before.get(key, now) for key, one in holders.items() if self._is_gone(one)}
         return [key for key, since in gone.items() if now - since >= self.space.times.apart_s], gone
 
-    def _is_gone(self, one: Mapping[str, Any]) -> bool:
+    def _is_gone(self, record: Mapping[str, Any]) -> bool:
         """Return whether the pod of an address no longer exists."""
-        return self.pods.is_gone((one.get("network", ""), one["container"], one["ifname"]), one.get("netns", ""),
-                                 one.get("since", 0.0))
+        attachment = record.get("network", ""), record["container"], record["ifname"]
+        return self.pods.is_gone(attachment, record.get("netns", ""), record.get("since", 0.0))
 
     def _next(self, now: float, gone: Mapping[Key, float]) -> float:
         times = self.space.times
@@ -87,7 +87,7 @@ class Reconcile:
                                                        if since + times.apart_s > now)])
 
 
-def key_of(one: Mapping[str, Any]) -> Key:
-    return one["address"], one.get("container", ""), one.get("ifname", "")
+def key_of(record: Mapping[str, Any]) -> Key:
+    return record["address"], record.get("container", ""), record.get("ifname", "")
 
 

@@ -247,10 +247,10 @@ def namespaced(namespaces: Alternative, pods: Alternative, reader: Reader) -> Po
     return Pods(tuple(dict.fromkeys((*namespaces, *moved))), left)
 
 
-def checked(one: Requirement, reader: Reader, key: str) -> Requirement:
-    if one.key.startswith(SPECIAL):
-        reader.wrong(f"the label {one.key} is Calico's own", key)
-    return one
+def checked(requirement: Requirement, reader: Reader, key: str) -> Requirement:
+    if requirement.key.startswith(SPECIAL):
+        reader.wrong(f"the label {requirement.key} is Calico's own", key)
+    return requirement
 
 
 def read_ports(reader: Reader) -> tuple[Port, ...]:

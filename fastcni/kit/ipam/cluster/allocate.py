@@ -240,10 +240,10 @@ def holder_text(space: Space, packed: bytes) -> str:
     return f'{who} on node "{space.keys.node}" has it since {when}'
 
 
-def take_next(space: Space, one: Range, owner: bytes) -> bytes | None:
+def take_next(space: Space, range_: Range, owner: bytes) -> bytes | None:
     """Take the next free address of a range in this node's blocks. Return it packed, or None if no address is free."""
     for _ in range(MAX_RACES):
-        if (found := next_address(space, one)) is None:
+        if (found := next_address(space, range_)) is None:
             return None
         packed, place = found
         space.times.give(place)
@@ -252,10 +252,10 @@ def take_next(space: Space, one: Range, owner: bytes) -> bytes | None:
     return None
 
 
-def next_address(space: Space, one: Range) -> tuple[bytes, int] | None:
+def next_address(space: Space, range_: Range) -> tuple[bytes, int] | None:
     """Return a free address of a range in this node's blocks, packed, and its place in the table of released addresses.
     None: no address is free."""
-    plan = space.state.plan(one)
+    plan = space.state.plan(range_)
     for first, last in plan.spans:
         packed: bytes | None = space.index.next_free(first, last)
         if packed is not None:

@@ -400,12 +400,12 @@ def refuse(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> Non
     check_hold(store, keys, warn)
 
 
-def candidates(one: Range, prefix: int, seed: str, known: set[str]) -> Iterator[str]:
+def candidates(range_: Range, prefix: int, seed: str, known: set[str]) -> Iterator[str]:
     """Yield the cidrs of a range's blocks that are not in `known`. Each node (`seed`) begins at another block, so that
     nodes rarely try to claim the same block."""
-    shift = one.bits - prefix
+    shift = range_.bits - prefix
     stretches: list[list[int]] = []
-    for first, last in one.spans:           # numbers of the blocks that contain an address of a span
+    for first, last in range_.spans:        # numbers of the blocks that contain an address of a span
         if stretches and first >> shift <= stretches[-1][1]:
             stretches[-1][1] = last >> shift
         else:
@@ -413,7 +413,7 @@ def candidates(one: Range, prefix: int, seed: str, known: set[str]) -> Iterator[
     count = sum(last - first + 1 for first, last in stretches)
     start = int(digest(seed, 15), 16) % count
     for k in range(count):
-        cidr = cidr_text(one.bits, nth(stretches, (start + k) % count) << shift, prefix)
+        cidr = cidr_text(range_.bits, nth(stretches, (start + k) % count) << shift, prefix)
         if cidr not in known:
             yield cidr
 

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 MAX_NODES = 20          # number of nodes that the error names
 
 
-def error(store: Store, keys: Keys, one: Range) -> CniError:
+def error(store: Store, keys: Keys, range_: Range) -> CniError:
     """Return the CniError 11 for a range without a free address, which names the nodes that have its blocks. Raises
     Away."""
     by_node: dict[str, list[int]] = {}
     for block in store.blocks(keys.space):
         bits, network, prefix = read_block(block.cidr)
-        if bits == one.bits and any(one.inside(network, prefix)):
+        if bits == range_.bits and any(range_.inside(network, prefix)):
             counts = by_node.setdefault(block.node, [0, 0])
             counts[block.state == QUARANTINE] += block.state in (ACTIVE, QUARANTINE)
     claimed: dict[str, int] = {}
     for single in store.singles(keys.space):
         packed = address.read_ip(single.address)
-        if len(packed) * 8 == one.bits and one.has(int.from_bytes(packed, "big")):
+        if len(packed) * 8 == range_.bits and range_.has(int.from_bytes(packed, "big")):
             claimed[single.node] = claimed.get(single.node, 0) + 1
     names = sorted((by_node.keys() | claimed.keys()) - {""}, key=lambda name: (-sum(by_node.get(name, [])), name))
     texts = [node_text(name, [*by_node.get(name, [0, 0]), claimed.get(name, 0)]) for name in names[:MAX_NODES]]
@@ -39,7 +39,7 @@ def error(store: Store, keys: Keys, one: Range) -> CniError:
     if dead:
         advice.append("`fastcni ipam forget-node NODE` frees the blocks in quarantine, once no pod of that node runs")
     advice.append("a larger range, or smaller blocks (ipam.block_size) in a new network_name, has room for more nodes")
-    return CniError(TRY_AGAIN_LATER, f'range {one} of space "{keys.space}" is full for node "{keys.node}": '
+    return CniError(TRY_AGAIN_LATER, f'range {range_} of space "{keys.space}" is full for node "{keys.node}": '
                     f"{', '.join(texts) or 'no other node has a block of it'}", "; ".join(advice))
 
 

@@ -146,11 +146,11 @@ class State:
             self.numbers = {(own.bits, own.first >> own.shift): own for own in self.blocks.values()}
         return self.numbers.get((bits, to_int(packed) >> bits - prefix))
 
-    def plan(self, one: Range) -> Plan:
+    def plan(self, range_: Range) -> Plan:
         """Return the Plan of a range: which of its addresses are in this node's blocks."""
-        if one not in self.plans:
-            self.plans[one] = Plan(self, one)
-        return self.plans[one]
+        if range_ not in self.plans:
+            self.plans[range_] = Plan(self, range_)
+        return self.plans[range_]
 
 
 class Plan:

@@ -143,8 +143,8 @@ def report(req: Request, attachment: Attachment) -> None:
             check_room(req, attachment, i)
 
 
-def has_free(space: Space, one: allocate.Range) -> bool:
-    return any(space.index.next_free(*span) is not None for span in space.state.plan(one).spans)
+def has_free(space: Space, range_: allocate.Range) -> bool:
+    return any(space.index.next_free(*span) is not None for span in space.state.plan(range_).spans)
 
 
 def check_room(req: Request, attachment: Attachment, i: int) -> None:

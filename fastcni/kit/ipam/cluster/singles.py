@@ -350,18 +350,19 @@ def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: A
             space.save(new)
 
 
-def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], one: dict[str, str]) -> bool:
-    """Release or keep the Single of `one`, an entry of State.later. Return False if the Single changed during the call:
-    call again."""
-    single = store.single(keys.space, one["address"])
+def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], left: dict[str, str]) -> bool:
+    """Release or keep the Single of `left`, an entry of State.later. Return False if the Single changed meanwhile:
+    call again.
+    """
+    single = store.single(keys.space, left["address"])
     if single is None:
         with Space(keys, warn) as space:
             if space is not None:
-                forget_kept(space, one["address"])
+                forget_kept(space, left["address"])
         return True
-    if (single.container, single.ifname) != (one["container"], one["ifname"]):
+    if (single.container, single.ifname) != (left["container"], left["ifname"]):
         return True                     # another pod has the address, on this or another node
-    if not one["to"]:
+    if not left["to"]:
         return store.release_single(single)
     try:
         if single.state != KEPT:

@@ -67,11 +67,11 @@ def empty_for(space: Space, own: Own) -> float:
     return max(0.0, boottime() - last if last else time.time() - own.since)
 
 
-def room_of(space: Space, one: Range) -> Room:
+def room_of(space: Space, range_: Range) -> Room:
     """Return (the range, how many of its addresses are in this node's blocks, how many of these addresses are free)."""
-    spans = space.state.plan(one).spans
+    spans = space.state.plan(range_).spans
     size = sum(to_int(last) - to_int(first) + 1 for first, last in spans)
-    return one, size, size - sum(space.index.count(*span) for span in spans)
+    return range_, size, size - sum(space.index.count(*span) for span in spans)
 
 
 def room(keys: Keys, warn: Warn) -> list[Room]:
