@@ -52,8 +52,15 @@ def test_a_batch_goes_out_in_one_send_and_comes_back_empty():
     assert batch.asked == {}
 
 
+def sent_and_raised(sock):
+    _, refused = wire.attempt(sock, three())
+    wire.raise_first(refused)
+
+
 @pytest.mark.parametrize("fail", [
     lambda: wire.exchange(Scripted(ack(1), ack(2, EEXIST), ack(3, EPERM)), three()),
+    lambda: wire.exchange(Scripted(ack(1, EEXIST), ack(2, EPERM), ack(3)), three(), (EEXIST,)),
+    lambda: sent_and_raised(Scripted(ack(1), ack(2, EEXIST), ack(3, EPERM))),
     lambda: wire.look_up(Scripted(ack(1), ack(2, EEXIST), ack(3, EPERM)), three()),
     lambda: dump(Scripted(ack(1, EPERM))),
     lambda: every((wire.exchange, Scripted(ack(1), ack(2), ack(3, EPERM)), three()), (int, "none"), (int, "none"))])
@@ -79,6 +86,13 @@ def test_every_reply_is_read_before_the_first_refusal_is_raised():
         wire.exchange(sock, three())
     assert (caught.value.what, caught.value.errno) == ("two", EEXIST)
     assert sock.queue == []
+
+
+def test_errors_that_are_harmless_are_ignored_and_the_first_other_one_is_raised():
+    assert wire.exchange(Scripted(ack(1), ack(2, EEXIST), ack(3, ENOENT)), three(), (ENOENT, EEXIST)) == []
+    with pytest.raises(wire.NetlinkError) as caught:
+        wire.exchange(Scripted(ack(1, ENOENT), ack(2, EPERM), ack(3, EEXIST)), three(), (ENOENT,))
+    assert caught.value.what == "two"
 
 
 def test_attempt_returns_what_was_refused_in_the_order_of_the_replies():

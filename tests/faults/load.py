@@ -31,6 +31,7 @@ class Runtime:
         self.world, self.row, self.conf, self.pod, self.flushed = world, row, conf, pod, flushed
         self.rng, self.sockets, self.killed = row.rng(number), sockets, killed
         self.before: list[str] = []     # the latest requests, each with its mode and what became of it
+        self.killed_add = False         # whether the pod's last ADD was killed: a server may still roll it back
 
     def loop(self):
         with Inside(self.world.name):
@@ -51,6 +52,8 @@ class Runtime:
         socket = self.rng.choice(self.sockets)
         self.row.attempt()
         request = self._request(command, conf, socket, after)
+        if command == "ADD":
+            self.killed_add = request is None
         self.before = [*self.before[-BEFORE:], f"{command} {'warm' if socket else 'one-shot'} "
                        f"{'killed' if request is None else request.status}"]
         return request
@@ -81,7 +84,9 @@ class Runtime:
 
     def allows(self, command, error):
         """Whether this error is allowed for the command."""
-        return error["code"] == TRY_AGAIN if command == "ADD" else command == "CHECK" and self.flushed
+        if command == "ADD":
+            return error["code"] == TRY_AGAIN or (self.killed_add and "already exists" in error["msg"])
+        return command == "CHECK" and self.flushed
 
 
 def together(targets, row, meanwhile):
