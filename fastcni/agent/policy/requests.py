@@ -56,11 +56,26 @@ class Requests:
 
     def __init__(self, path: str, answer: Callable[[Asked, float], Answer | None]) -> None:
         """Listen at `path`. Raises OSError, and ListenError, for example if another agent listens there."""
-        self.answer = answer
+        self.path, self.answer = path, answer
         self.callers: dict[int, Caller] = {}
-        os.makedirs(os.path.dirname(os.path.dirname(path)), exist_ok=True)
-        self.listening = listening.make(path, open_to_all=False, kind=socket.SOCK_STREAM)
+        self.listening = self._listen()
         self.poll = select.epoll()
+        self.poll.register(self.listening.sock, select.EPOLLIN)
+
+    def _listen(self) -> listening.Listening:
+        os.makedirs(os.path.dirname(os.path.dirname(self.path)), exist_ok=True)
+        return listening.make(self.path, open_to_all=False, kind=socket.SOCK_STREAM)
+
+    @property
+    def lost(self) -> bool:
+        """Return whether another program has removed the socket's file."""
+        return self.listening.lost
+
+    def listen_again(self) -> None:
+        """Make the socket again, for the callers to come. Raises OSError, ListenError."""
+        former, self.listening = self.listening, self._listen()
+        former.sock.close()             # close() also removes the socket from epoll
+        former.unlock()
         self.poll.register(self.listening.sock, select.EPOLLIN)
 
     def fileno(self) -> int:

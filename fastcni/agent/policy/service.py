@@ -102,6 +102,7 @@ class Policies:
         self.next_cut = 0.0                                 # earliest time of the next search, monotonic
         self.next_bridged = 0.0                             # when to read the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these sysctls cannot be read or written
+        self.unreachable = ""                               # why the agent's directory cannot be made again
         self.not_offloaded = ""                             # why no flowtable forwards connections
         if not see_bridged_traffic():
             raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
@@ -200,6 +201,7 @@ class Policies:
         self._try(self._write)                  # the rules of pods that these ADDs have closed
         if self.asked or monotonic() >= self.next_bridged:
             self._see_bridged()
+            self._see_directory()
         changed = self.engine.changed
         self._try(self._cut)
         for part in self.parts:
@@ -300,6 +302,25 @@ class Policies:
             self.bypassed = str(e)
             if self.bypassed != before:
                 self.log.error("bridge_filter_off", error=self.bypassed)
+
+    def _see_directory(self) -> None:
+        """Write the pods' records and listen again, if another program has removed the agent's directory."""
+        if os.path.isdir(self.settings.state) and not self.requests.lost:
+            return
+        before = self.unreachable
+        try:
+            os.makedirs(self.settings.state, 0o700, exist_ok=True)
+            for it in self.compiler.attachments.values():
+                if it.sequence:         # 0: the record is damaged or lost, and no file may hide that
+                    attached.keep(self.settings.state, it)
+            if self.requests.lost:
+                self.requests.listen_again()
+            self.unreachable = ""
+            self.log.warning("agent_directory_restored", directory=os.path.dirname(self.settings.state))
+        except (OSError, ListenError) as e:
+            self.unreachable = str(e)
+            if self.unreachable != before:
+                self.log.error("agent_unreachable", error=self.unreachable, effect="no pod with policies can be added")
 
     def _try(self, step: Callable[[], object]) -> None:
         """Call `step`. After an OSError, for example ENOMEM, log it and write the complete table RETRY_S later."""

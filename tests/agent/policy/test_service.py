@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import threading
 from time import monotonic
 from types import SimpleNamespace
@@ -242,6 +243,24 @@ def test_a_pod_that_was_added_again_has_its_new_labels(running, node, former, la
     assert closed()
     running.call("DEL", former)
     assert closed()
+
+
+def test_an_agent_whose_directory_is_removed_listens_again_and_keeps_its_records(running, tmp_path):
+    """rm -rf /run/fastcni: no request for a pod with policies reached the agent, and the next agent knew no pod."""
+    running.stop()
+    directory = tmp_path / "agent"
+    running = Running(tmp_path, state=str(directory / "pods"), socket=str(directory / "policy.sock"))
+    try:
+        running.add("a", app="web")
+        shutil.rmtree(directory)
+        assert eventually(lambda: "agent_directory_restored" in running.events())
+        running.add("b", app="db")
+        running.stop()
+        running.start()
+        assert {id[1] for id in running.it.compiler.attachments} == {"c-a", "c-b"}
+        assert running.events().count("agent_directory_restored") == 1
+    finally:
+        running.stop()
 
 
 def test_traffic_between_two_pods_on_a_bridge_is_seen_again_after_a_request(running):
