@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -106,6 +107,15 @@ def test_the_loopback_interfaces_of_pods_are_no_duplicates(directories, pods, do
     for number, name in enumerate(pods.names):
         directories.cni.add(LOOPBACK, RuntimeConf(f"c{number}", f"/run/netns/{name}", "lo"))
     assert doctor() == {}
+
+
+def test_an_address_that_was_given_again_after_the_files_were_lost(directories, pods, pod_netns, doctor):
+    """With a new disk at /var/lib/cni, ADD gave the address of a running pod again, and the doctor found nothing."""
+    for lost in (directories.data, directories.cache):
+        shutil.rmtree(lost, ignore_errors=True)
+    directories.add("new", pod_netns())
+    found = doctor()["duplicate-addresses"]
+    assert "2 running pods have the address" in found["what"] and f"eth0 in /run/netns/{pods.names[0]}" in found["what"]
 
 
 def test_a_pod_whose_interface_was_deleted_has_to_be_made_again(pods, doctor):

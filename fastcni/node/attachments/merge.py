@@ -217,10 +217,9 @@ class Interfaces:
         return [self.sighting(it) for it in dict.fromkeys(found) if each.ifname in ("", it.name)]
 
     def sighting(self, interface: Interface) -> Sighting:
-        host = self.links.get(interface.peer)
-        leads = interface.kind == host.kind == "veth" and host.peer == interface.index if host else False
+        host = interface.host_of(self.links)
         return Sighting(NAMESPACE, interface.namespace, f"{interface.name} {' '.join(interface.addresses)}".strip(),
-                        links=(host.name,) if host and leads else (), alive=True)
+                        links=(host.name,) if host else (), alive=True)
 
 
 def attachment(each: Group, facts: Facts, kinds: Mapping[str, str], ended: Mapping[Key, str]) -> NodeAttachment:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from fastcni._system import identity
 from fastcni.kernel import netns, uapi, wire
 from fastcni.kernel.presence import USUAL_DIRECTORIES
+from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import find
 from fastcni.runtime.restore import knows
 from fastcni.spec import address
@@ -29,6 +30,12 @@ class Interface:
     peer: int
     addresses: tuple[str, ...]
     linked: bool
+
+    def host_of(self, links: Mapping[int, Link]) -> Link | None:
+        """Return the host's end of a veth pair. links: the host's links by index. None: the interface is no veth, or its
+        peer is not on the host."""
+        host = links.get(self.peer)
+        return host if host and self.kind == host.kind == "veth" and host.peer == self.index else None
 
 
 def paths(more: Iterable[str] = ()) -> Iterator[str]:

@@ -24,26 +24,49 @@ from fastcni.runtime.records import NetworkList, PluginConf
 from fastcni.spec import address
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A pod that has an address. bridge: the index of the bridge of its veth pair, or 0. attachment: None if no file and
+    no rule of this node names the pod."""
+
+    name: str
+    netns: str
+    bridge: int
+    attachment: NodeAttachment | None = None
+
+    def meets(self, other: Holder) -> bool:
+        """Return whether two pods can reach each other: they are in one network, or the node routes to both, or they
+        are on one bridge and the network of one pod is unknown."""
+        one, two = self.attachment, other.attachment
+        if self.netns == other.netns:
+            return False
+        if not (one and two):
+            return bool(self.bridge) and self.bridge == other.bridge
+        return one.network == two.network or all(set(ROUTED).intersection(it.plugins) for it in (one, two))
+
+
 def duplicate_addresses(node: Node) -> Iterator[Finding]:
     """No two running pods that can reach each other have one address."""
-    found: dict[str, list[NodeAttachment]] = defaultdict(list)
-    real = {(it.namespace, it.name): it.addresses for it in node.seen.facts.interfaces}
-    for it in node.inventory.attachments:
-        if it.state == RUNNING and it.netns and it.ifname != LOOPBACK:
-            for ip in {*it.addresses, *real.get((it.netns, it.ifname), ())}:
-                found[ip].append(it)
-    for ip, owners in sorted(found.items()):
-        met = [it for it in owners if any(meet(it, other) for other in owners if other.netns != it.netns)]
+    found: dict[str, list[Holder]] = defaultdict(list)
+    links = node.seen.facts.links
+    attachments = {(it.netns, it.ifname): it for it in node.inventory.attachments
+                   if it.state == RUNNING and it.netns and it.ifname != LOOPBACK}
+    real = {(it.namespace, it.name): it for it in node.seen.facts.interfaces}
+    for key in dict.fromkeys([*attachments, *real]):
+        netns, ifname = key
+        it, interface = attachments.get(key), real.get(key)
+        host = interface and interface.host_of(links)
+        holder = Holder(it.name if it else f"{ifname} in {netns}", netns, host.master if host else 0, it)
+        for ip in {*(it.addresses if it else ()), *(interface.addresses if interface else ())}:
+            found[ip].append(holder)
+    for ip, holders in sorted(found.items()):
+        met = [it for it in holders if any(it.meets(other) for other in holders)]
         if met:
-            added = [in_namespace(it.netns, f"address del {ip} dev {it.ifname}") for it in met if ip not in given(it)]
+            added = [in_namespace(it.netns, f"address del {ip} dev {it.attachment.ifname}") for it in met
+                     if it.attachment and it.attachment.cached and ip not in given(it.attachment)]
             yield Finding(ERROR, f"{len(met)} running pods have the address {ip}: {some(it.name for it in met)}",
                           "packets to the address reach one of these pods", "; ".join(added) or
                           "delete all but one of these pods, so that their runtime makes them with other addresses")
-
-
-def meet(one: NodeAttachment, other: NodeAttachment) -> bool:
-    """Return whether two pods can reach each other, because they are in one network, or the node routes to both."""
-    return one.network == other.network or all(set(ROUTED).intersection(it.plugins) for it in (one, other))
 
 
 def given(attachment: NodeAttachment) -> set[str]:
