@@ -103,12 +103,13 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
 def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> None:
     """Detach a pod from all its networks. It may be repeated. NETNS is needed only if no result is cached."""
     cached = pods.attachments(container_id)
-    known = {(it.network, it.ifname) for it in cached}
+    left = not_cached(pods, container_id)
+    known = {(it.network, it.ifname) for it in cached} | {(it.network, it.ifname) for it in left}
     do = f"give its path, also if it no longer exists: fastcni pod down {container_id} NETNS"
     if blind := [it for it in cached if not (netns or it.netns)]:
         raise CniError(errors.INVALID_ENVIRONMENT, f"{pods.file_of(blind[0])} does not name the network namespace",
                        do)
-    if not (cached or netns) and (left := not_cached(pods, container_id)):
+    if left and not (cached or netns):
         raise CniError(errors.INVALID_ENVIRONMENT, f"pod {container_id} has no cached result that names the network "
                        f"namespace, but {as_text(left)}", do)
     netns = os.path.abspath(netns) if netns else ""
@@ -117,7 +118,6 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
         lost = [PodNetwork(it.network, it.ifname) for it in left if it.network]
         netns = netns or next((it.netns for it in cached), "")
         done += pods.tear_down_pod(Pod(container_id, netns, networks=lost))
-        known |= {(it.name, it.ifname) for it in lost}
         if left := not_cached(pods, container_id):
             raise CniError(errors.INVALID_CONFIG, f"pod {container_id} still has {as_text(left)}",
                            "add the configuration of the network and repeat this")

@@ -23,13 +23,19 @@ def test_pod_down_without_a_cached_result_needs_the_namespace(host, pod_netns, f
     """DEL was sent without the namespace: the pod kept its interface, and its address was free for another pod."""
     pod = pod_netns()
     host.add("c1", pod)
-    (host.cache / "results" / "net1-c1-eth0").unlink()
+    host.configure(SECOND, "20-net2.conflist")
+    host.cni.add(host.cni.load("net2"), replace(host.rt("c1", pod), ifname="eth1"))
+    for name in ("net1-c1-eth0", "net2-c1-eth1"):
+        (host.cache / "results" / name).unlink()
     answer = fastcni("pod", "down", "c1", "--bin-dir", plugin_files)
     assert answer.status == 1
     assert "pod c1 has no cached result that names the network namespace, but network net1 eth0 (" in answer.err
     assert "fastcni pod down c1 NETNS" in answer.err
     assert (host.data / "net1" / "10.88.0.2").exists()
-    assert fastcni("pod", "down", "c1", f"/run/netns/{pod}", "--bin-dir", plugin_files).status == 0
+    answer = fastcni("pod", "down", "c1", f"/run/netns/{pod}", "--bin-dir", plugin_files)
+    assert answer.status == 0
+    for network, ifname in (("net1", "eth0"), ("net2", "eth1")):
+        assert f"{ifname} of c1 in network {network} is detached" in answer.out
     assert "eth0" not in run("ip", "-n", pod, "-br", "link")
     assert not (host.data / "net1" / "10.88.0.2").exists()
     assert fastcni("pod", "down", "c1", "--bin-dir", plugin_files).status == 0      # nothing is left
