@@ -151,8 +151,6 @@ def _as_cni_error(e: BaseException, plugin: str) -> CniError:
     code, details = errors.INTERNAL, ""
     if number := errno_of_import(e):
         code, details = errors.of_errno(number), "a part of fastcni or of Python could not be loaded"
-    elif isinstance(e, NetlinkError) and e.kernel_text:
-        details = f"the kernel says: {e.kernel_text}"
     elif not isinstance(e, OSError):
         owner = "fastcni" if plugin in plugins.BUILT_IN or plugin in plugins.OTHER else f'the plugin "{plugin}"'
         details = f"{type(e).__name__}: this is a fault of {owner}"
