@@ -300,6 +300,21 @@ def test_a_server_whose_sockets_directory_is_removed_ends_and_leaves_the_next_on
     assert second.ok("VERSION", node.conf())
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_server_with_closed_streams_listens(root, host_netns, tmp_path, closed):
+    """The server ended with status 1 and no word. With stdin or stdout closed, its lock file was descriptor 0 or 1."""
+    path = tmp_path / "s"
+    with subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "fastcni", "serve",
+                           "--socket", path]) as server:
+        try:
+            assert eventually(lambda: connects(path) or server.poll() is not None) and server.poll() is None
+            opened = [os.readlink(f"/proc/{server.pid}/fd/{fd}") for fd in range(3)]
+            assert {*opened} - {os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)} <= {os.devnull}
+        finally:
+            server.terminate()
+    assert server.returncode == 0
+
+
 def test_a_request_in_the_queue_of_a_server_that_stops_is_answered(start, node):
     """Stopped (SIGSTOP) it accepts no connection; SIGTERM is there when it continues."""
     server = start()
