@@ -27,4 +27,4 @@ def open_closed_streams() -> None:
     os.close(fd)
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))
+            setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))   # noqa: SIM115

@@ -32,8 +32,8 @@ class Interface:
     linked: bool
 
     def host_of(self, links: Mapping[int, Link]) -> Link | None:
-        """Return the host's end of a veth pair. links: the host's links by index. None: the interface is no veth, or its
-        peer is not on the host."""
+        """Return the host's end of a veth pair. links: the host's links by index. None: the interface is no veth, or
+        its peer is not on the host."""
         host = links.get(self.peer)
         return host if host and self.kind == host.kind == "veth" and host.peer == self.index else None
 

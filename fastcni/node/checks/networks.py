@@ -26,8 +26,8 @@ from fastcni.spec import address
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A pod that has an address. bridge: the index of the bridge of its veth pair, or 0. attachment: None if no file and
-    no rule of this node names the pod."""
+    """A pod that has an address. bridge: the index of the bridge of its veth pair, or 0. attachment: None if no file
+    and no rule of this node names the pod."""
 
     name: str
     netns: str
