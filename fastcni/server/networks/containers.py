@@ -28,7 +28,8 @@ class Attachment:
         """Read a decoded file. Raises CniError if the file is damaged."""
         self.container_id, self.netns = section.text("containerId"), section.text("netns")
         self.ifname = section.text("ifName")
-        self.args = {str(pair[0]): str(pair[1]) for pair in section.items("cniArgs") if len(pair) == 2}
+        pairs = [pair for pair in section.items("cniArgs") if isinstance(pair, list) and len(pair) == 2]
+        self.args = {str(name): str(value) for name, value in pairs}
 
     @property
     def pod(self) -> Key:
@@ -51,9 +52,10 @@ class Containers:
             del self.known[name]
         for name in names - self.known.keys():
             try:
-                document = json.read(files.read(f"{self.directory}/{name}", cached_result.MAX_BYTES) or b"{}")
-                self.known[name] = Attachment(Section(document, name))
-            except (CniError, json.JsonError, TypeError):       # the file is damaged, or is another program's
+                document = json.read(files.read(f"{self.directory}/{name}", cached_result.MAX_BYTES) or b"")
+                if isinstance(document, dict):
+                    self.known[name] = Attachment(Section(document, name))
+            except (CniError, json.JsonError):      # an ADD writes the file now, or it is damaged or another program's
                 continue
         self.by_pod = {}
         for it in self.known.values():
