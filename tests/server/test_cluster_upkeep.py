@@ -6,7 +6,9 @@ from ipaddress import ip_network
 import pytest
 
 from fastcni.clients.away import Away
+from fastcni.kernel.presence import GONE
 from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, Single
+from fastcni.server.cluster import local
 from fastcni.testing.witnesses import eventually
 
 
@@ -90,6 +92,59 @@ def test_a_single_that_changes_while_it_is_attended_to_is_attended_to_again(clus
     space.singles.note(old, False)
     space.singles._attend(0.0)
     assert seen == [HELD, KEPT] and not space.singles.changed
+
+
+def test_the_holders_of_a_large_block_are_those_of_a_small_one(cluster_node, monkeypatch):
+    """A large block's directory is listed, a small block's addresses are tried one by one."""
+    a = cluster_node()
+    space, _ = quiet(a)
+    added = {a.add(f"c{i}", one_shot=True) for i in range(1, 24)} | set(a.held)
+    space.count()
+    assert len(space.owned) == 2
+    found = space.local.holders(space.owned)
+    monkeypatch.setattr(local, "MAX_TRIED", 0)
+    assert space.local.holders(space.owned) == found
+    for cidr, holders in found.items():
+        assert {one["address"] for one in holders} == {it for it in added if it in map(str, ip_network(cidr))}
+    assert space.local.holders(["fd00::/64"]) == {"fd00::/64": []}
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+def test_a_claim_without_a_file_ends_with_its_pod(cluster_node, sticky):
+    """For instance, an ADD was killed between the store and the file. Only the runtime's result knows the namespace."""
+    a = cluster_node(reconcile_s=0.01, apart_s=0.02, list_s=0.05)
+    states = {"/run/netns/x": "alive", "/run/netns/c1": "alive"}
+    a.states |= states
+    a.cluster.pods.cached = lambda: {("net", "x", "eth0"): ("/run/netns/x", 0.0)}
+    a.add("c1")
+    assert eventually(lambda: a.store.nodes() and a.stored)
+    a.store.share("default", "10.0.0.192/28")
+    a.store.claim_single(a.store.nodes()[0], Single(
+        space="default", address="10.0.0.200", block="10.0.0.192/28", state=HELD, container="x", ifname="eth0",
+        pod="shop/web", network="net", since=1.0, sticky=sticky))
+    assert not eventually(lambda: a.store.single("default", "10.0.0.200").state != HELD, 0.3)
+    a.states["/run/netns/x"] = GONE
+    assert a.logged("cluster_address_released")["kept"] == sticky
+    left = a.store.single("default", "10.0.0.200")
+    assert left.state == KEPT if sticky else left is None
+
+
+def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node):
+    """For instance, the store was restored: the pod keeps the address."""
+    a = cluster_node(list_s=0.02)
+    address = a.add("c1")
+    assert eventually(lambda: a.stored)
+    [cidr] = a.stored
+    a.store.claim_single(a.store.nodes()[0], Single(
+        space="default", address=address, block=cidr, state=HELD, container="x", ifname="eth0", pod="shop/web",
+        network="net", since=1.0, sticky=False))
+    values = a.logged("cluster_address_conflict")
+    assert (values["address"], values["claimed_by"], values["node"]) == (address, "x eth0", "a")
+    assert "c1" in values["held_by"] and a.held[address] == "c1"
+    space = next(iter(next(iter(a.cluster.members.values())).spaces.values()))
+    due = space.singles.list_job.due
+    assert eventually(lambda: space.singles.list_job.due > due + 0.05)
+    assert [event for event, _ in a.log.lines].count("cluster_address_conflict") == 1
 
 
 def test_many_changes_are_written_at_once(cluster_node):

@@ -193,7 +193,8 @@ def test_an_update_has_the_attachment_and_the_annotation_of_the_networks_alone(h
     (answer(1, b'{"code": 7, "msg": "no network", "details": "the API has none"}', b"warning"),
      "no network: the API has none"),
     (answer(1, b'{"code": 7, "msg": "no network"}'), "no network"),
-    (answer(protocol.DECLINED), "the server declined the request"), (answer(1, b"[]"), "the server declined the request"),
+    (answer(protocol.DECLINED), "the server declined the request"),
+    (answer(1, b"[]"), "the server declined the request"),
     (b"", "the request has ended without an answer")])
 def test_a_failed_update_is_logged_with_its_error(hot, first, reply, error):
     hot.acceptor.reply = reply
