@@ -347,6 +347,16 @@ def test_slow_and_silent_clients_delay_no_other_one_and_are_closed(tmp_path):
         assert it.log.events == []
 
 
+def test_a_silent_client_is_closed_when_its_time_is_over(tmp_path, monkeypatch):
+    """Without another event: the wait ends with the oldest client's time."""
+    monkeypatch.setattr(listener, "CLIENT_TIMEOUT_S", 0.2)
+    with listening(tmp_path) as it, connect(it.path) as first, connect(it.path) as second:
+        began = time.monotonic()
+        assert (first.recv(1), second.recv(1)) == (b"", b"")
+        assert 0.1 < time.monotonic() - began < 10
+        assert not it.clients
+
+
 def test_beyond_a_number_of_clients_the_oldest_is_closed(tmp_path):
     with listening(tmp_path) as it:
         many = [connect(it.path) for _ in range(listener.MAX_CLIENTS)]

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -135,6 +136,56 @@ def test_a_namespace_whose_callers_are_gone_makes_room_for_another(node, pod, po
             with Inside(there):
                 assert server.call("VERSION", node.conf(), pod).status == 0
         assert not server.lines("request_declined")
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    """kept(name=(seconds since the last request, requests that use it)): Hosts with these namespaces. `closed` are the
+    closed ones."""
+    made = []
+
+    def make(**namespaces):
+        monkeypatch.setattr(hosts, "Namespace", lambda fd, home, *_: SimpleNamespace(
+            home=home, users=0, left=0.0, deletes=SimpleNamespace(links=1, requests=1), close=lambda: None))
+        it = hosts.Hosts(netns.open_own(), lambda fn: fn(), None, None, None)
+        made.append(it)
+        it.closed, now = [], time.monotonic()
+        for number, (name, (seconds, users)) in enumerate(namespaces.items()):
+            it.known[0, number] = SimpleNamespace(
+                home=False, users=users, left=now - seconds, deletes=SimpleNamespace(links=20, requests=5),
+                close=lambda name=name: it.closed.append(name))
+        return it
+
+    yield make
+    for it in made:
+        os.close(it.home)
+
+
+def test_a_namespace_is_kept_for_ten_seconds_after_its_last_request(kept):
+    it = kept(old=(11, 0), busy=(11, 1), new=(9, 0))
+    it.tidy()
+    assert it.closed == ["old"] and len(it.known) == 3
+
+
+def test_the_namespace_that_was_unused_for_longest_makes_room(kept, monkeypatch):
+    it = kept(a=(3, 0), b=(9, 1), c=(5, 0))
+    it.make_room()
+    assert it.closed == []
+    monkeypatch.setattr(hosts, "MAX_NAMESPACES", 3)
+    it.make_room()
+    assert it.closed == ["c"]
+    monkeypatch.setattr(hosts, "MAX_NAMESPACES", 1)
+    it.make_room()
+    assert it.closed == ["c", "a"]
+    with pytest.raises(OSError, match="callers from 1 network namespaces at once"):
+        it.make_room()
+
+
+def test_deleted_links_are_counted_also_of_closed_namespaces(kept):
+    it = kept(old=(11, 0), new=(9, 0))
+    assert it.link_deletes() == (41, 11)
+    it.tidy()
+    assert it.closed and it.link_deletes() == (41, 11)
 
 
 def test_a_namespace_without_an_identity_leaves_no_descriptor(warm, collector_off, monkeypatch):

@@ -130,6 +130,53 @@ def test_a_request_that_waits_lets_another_one_work_and_wakes_a_worker_for_it():
     assert queue.take()
 
 
+def test_a_request_that_hangs_in_a_wait_adds_no_place_to_work():
+    """It works on nothing: only a call that hangs outside of a wait is replaced by another one that works."""
+    queue = queue_of(workers=4, busy=1)
+    put(queue, *adds(3))
+    first = queue.take()
+    queue.begin_wait(first, waiting.PROGRAM)
+    first.since -= 2 * slots.HANGS_S
+    second = queue.take()
+    assert second and queue.take() is None and queue.working == 1
+    queue.done(first)
+    assert queue.working == 1
+    queue.done(second)
+    assert queue.working == 0
+
+
+def test_a_wait_wakes_no_worker_if_no_request_waits():
+    woken = []
+    queue = queue_of(wake=lambda: woken.append(1))
+    put(queue, *adds(1))
+    queue.begin_wait(queue.take(), waiting.PROGRAM)
+    assert woken == []
+
+
+def test_a_request_is_awaited_while_another_one_of_its_attachment_waits():
+    """A hot plug ends for a DEL of its pod."""
+    queue = queue_of(timeout_s=10)
+    put(queue, ("UPDATE", POD))
+    queue.take()
+    assert not queue.is_awaited(POD)
+    (delete,) = put(queue, ("DEL", POD))
+    assert queue.is_awaited(POD) and not queue.is_awaited(OTHER)
+    delete.arrived -= 11
+    assert queue.expired() == [delete]
+    assert not queue.is_awaited(POD)
+
+
+def test_workers_wake_when_a_request_has_waited_too_long_or_another_one_begins_to_hang():
+    queue = queue_of(workers=1, busy=1, timeout_s=0.5)
+    put(queue, ("ADD", POD), ("ADD", OTHER))
+    running = queue.take()
+    assert 0 < queue.next_deadline() <= 0.5
+    queue.timeout_s = 10
+    assert 0.5 < queue.next_deadline() <= slots.HANGS_S
+    running.since -= 2 * slots.HANGS_S
+    assert 9 < queue.next_deadline() <= 10
+
+
 def test_a_request_that_hangs_occupies_no_worker(monkeypatch):
     queue = queue_of(workers=1, busy=1)
     put(queue, *adds(slots.MAX_HANGING + 3))

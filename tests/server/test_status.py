@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import fastcni
-from fastcni.server import status
+from fastcni.server import control, status
 from fastcni.server.requests import protocol
 
 
@@ -45,3 +45,60 @@ def test_an_older_server_declines(tmp_path, answer, expected):
             with pytest.raises(expected):
                 status.ask(path)
         thread.join()
+
+
+@pytest.fixture
+def answered(tmp_path):
+    """answered(document): what ask() returns if the server answers with document()."""
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def run(document):
+            asked = []
+
+            def serve():
+                sock, _ = listener.accept()
+                asked.append(sock.recv(4096))
+                control.answer(protocol.Connection(sock.detach()), document)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            try:
+                return control.ask(path, "fastcni-history", {"after": "1"})
+            finally:
+                thread.join()
+                assert asked == [protocol.request("fastcni-history", {"after": "1"})]
+
+        yield run
+
+
+def decline():
+    raise ValueError("no number")
+
+
+@pytest.mark.parametrize("document, found", [
+    (lambda: b'{"a": 1}', {"a": 1}), (lambda: b"[1]", None), (decline, None),
+    (lambda: b'{"a": "%b"}' % (b"x" * (1 << 20)), {"a": "x" * (1 << 20)})])
+def test_an_answer_is_read_whole_or_declined(answered, document, found):
+    before = len(os.listdir("/proc/self/fd"))
+    assert answered(document) == found
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_longer_answer_is_cut_at_the_limit(monkeypatch):
+    monkeypatch.setattr(control, "MAX_MEMORY_BYTES", 10)
+    fd = os.memfd_create("answer")
+    os.write(fd, b"0123456789abc")
+    assert control.read_memory(fd) == b"0123456789"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.close(fd)
+
+
+def test_a_caller_that_left_is_no_error():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    conn = protocol.Connection(ours.detach())
+    control.answer(conn, lambda: b"{}")
+    assert conn.fd == -1
