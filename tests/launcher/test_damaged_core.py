@@ -161,6 +161,40 @@ def test_a_plugin_file_knows_the_libraries_of_its_interpreter():
     assert {"libc.so.6"} <= {os.path.basename(path) for path in core.libraries_of(INTERPRETER)}
 
 
+def test_the_libraries_that_fit_the_launchers_field_are_known(monkeypatch):
+    every = core.libraries_of(INTERPRETER)
+    needed = sum(len(os.fsencode(path)) + 1 for path in every)
+    for room, found in ((needed + 1, every), (needed, every[:-1]), (1, [])):
+        monkeypatch.setattr(core, "LIBRARIES_BYTES", room)
+        assert core.libraries_of(INTERPRETER) == found
+
+
+@pytest.mark.parametrize("text", ["exit 1", "echo relative; echo /nowhere/libno.so.6"])
+def test_no_library_is_known_of_a_program_that_is_no_interpreter(tmp_path, text):
+    assert core.libraries_of(str(tmp_path / "missing")) == []
+    assert core.libraries_of(str(write_executable(tmp_path / "python", f"#!/bin/sh\n{text}\n".encode()))) == []
+
+
+def test_each_changed_bit_of_the_described_parts_changes_the_digest():
+    image, parts = bytes(range(64)), [(0, 16), (32, 24)]
+    assert core.digest(bytes(8) + image, [(8 + at, size) for at, size in parts]) == core.digest(image, parts)
+    for at in range(64):
+        other = image[:at] + bytes([image[at] ^ 0x80]) + image[at + 1:]
+        assert (core.digest(other, parts) == core.digest(image, parts)) == (16 <= at < 32 or at >= 56)
+
+
+def test_the_described_parts_are_those_before_main():
+    """Up to a page after the first instruction, then the first page of each later segment."""
+    found = core.Elf(Path(CORE).read_bytes())
+    (zero, head), *rest = found.before_main()
+    first = found.offset(found.entry)
+    assert zero == 0 and head % PAGE == 0 and PAGE < head - first <= 2 * PAGE
+    later = [at for kind, _, at, _, _ in found.segments if kind in (core.PT_LOAD, core.PT_DYNAMIC) and at >= head]
+    assert rest == [(at - at % 8, PAGE) for at in sorted(later)]
+    assert 1 <= len(rest) <= core.MAX_PARTS - 1
+    assert [core.up(at) for at in (0, PAGE - 1, PAGE)] == [PAGE, PAGE, 2 * PAGE]
+
+
 def test_without_a_library_the_error_names_the_library(tmp_path):
     """Without libm the dynamic linker ended the interpreter, and python_core.elf, with status 127."""
     python = write_executable(tmp_path / "python", b"#!/bin/sh\necho no library; exit 127\n")

@@ -18,6 +18,7 @@ from project.plugin_file import ADD, INTERPRETER, REFUSAL, REFUSED, run, write_e
 
 from fastcni.kit.call import search
 from fastcni.launcher import bootstrap, interpreters, modules, pack
+from fastcni.launcher.core import NO_CORE
 from fastcni.launcher.install import install_plugins
 from fastcni.launcher.strip import stripped
 from fastcni.plugins import TABLE
@@ -123,6 +124,35 @@ def test_the_server_knows_each_reason_of_the_launcher():
     letters = dict(re.findall(r"(\w+) = '(\w)'", text))
     assert letters.pop("OTHER") == "o"
     assert set(letters.values()) == {letter.decode() for letter in REASONS}
+
+
+def config(server=(), libraries=(), core=NO_CORE):
+    """A launcher whose config has these values."""
+    empty = b"elf" + pack.CONFIG_MAGIC + bytes(pack.CONFIG.size - len(pack.CONFIG_MAGIC)) + b"zip"
+    return pack.configured(empty, ["/core", "/python"], b"text", server, libraries, core, (0.25, 2, 3), b"versions")
+
+
+@pytest.mark.parametrize("server", [["/a"] * 15, ["/" + "a" * 1021]])
+def test_a_command_line_that_the_launcher_can_start_is_in_its_config(server):
+    image = config(server)
+    _, _, _, _, field, *_ = pack.CONFIG.unpack_from(image, len("elf"))
+    assert field.rstrip(b"\0").split(b"\0") == [text.encode() for text in server]
+    assert image.startswith(b"elf") and image.endswith(b"zip") and len(image) == pack.CONFIG.size + 6
+
+
+@pytest.mark.parametrize("server", [["/a"] * 16, ["/a", ""], ["/" + "a" * 1022], ["/" + "a" * 600, "b" * 600]])
+def test_a_command_line_that_the_launcher_cannot_start_is_refused(server):
+    with pytest.raises(pack.PackError, match="cannot start this command line|longer than the launcher's 1023 bytes"):
+        config(server)
+
+
+def test_the_config_of_a_file_can_be_read_again():
+    image = config(core=(1, 2, 3, *range(4, 12)))
+    assert pack.read_config(image) == ("/python", pack.version(), "/core", (1, 2, 3, *range(4, 12)))
+    assert pack.read_config(config()) == ("/core", pack.version(), "", ())
+    assert list(pack.CONFIG.unpack_from(image, len("elf"))[17:20]) == [250, 2000, 3000]
+    for other in (image[:-4], b"", b"#!/bin/sh\n" * 2000):
+        assert pack.read_config(other) == ("", "", "", ())
 
 
 # ---- the two entry points ----

@@ -250,6 +250,25 @@ def test_other_addresses_are_refused(text):
         address.read(text)
 
 
+@pytest.mark.parametrize("where, shown", [(("127.0.0.1", 9464), "127.0.0.1:9464"), (("::1", 9464), "[::1]:9464"),
+                                          ("/run/m.sock", "/run/m.sock")])
+def test_the_log_shows_an_address_as_the_option_has_it(where, shown):
+    assert address.text(where) == shown and address.read(shown) == where
+
+
+def test_the_port_of_a_server_that_has_just_ended_is_free(tmp_path):
+    """The server closes first, so its connections stay in TIME_WAIT for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        where = free.getsockname()[:2]
+    for _ in range(2):
+        it = Listener(address.listen(where).sock, {"/metrics": Page("text/plain", lambda: b"body")}, Log())
+        it.start()
+        with socket.create_connection(where, 30) as sock:
+            sock.sendall(GET)
+            assert rest_of(sock).endswith(b"body")
+        it.stop()
+
+
 def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -326,6 +345,23 @@ def test_a_page_that_fails_is_an_error_500_and_the_next_one_is_served(tmp_path):
         assert it.ask(GET).startswith(b"HTTP/1.1 500 ")
         assert it.log.events == ["server_fault"]
         assert it.ask(GET).endswith(b"ok")
+
+
+def test_an_answer_names_the_methods_and_pages_that_there_are(tmp_path):
+    with listening(tmp_path) as it:
+        it.pages["/"] = Page("text/html", lambda: b"", "X-Own: 1\r\n", local=True)
+        assert b"\r\nAllow: GET, HEAD\r\n" in it.ask(GET.replace(b"GET", b"PUT"))
+        assert it.ask(b"GET /x HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\nthere is /metrics, /\n")
+        head = it.ask(b"GET / HTTP/1.1\r\nAccept: */*\r\nHOST : localhost:80 \r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n") and b"\r\nX-Own: 1\r\n" in head
+
+
+def test_a_request_may_come_in_pieces(tmp_path):
+    with listening(tmp_path) as it, connect(it.path) as sock:
+        for at in range(0, len(GET), 9):
+            sock.sendall(GET[at:at + 9])
+            time.sleep(0.005)
+        assert rest_of(sock).endswith(b"body")
 
 
 def test_slow_and_silent_clients_delay_no_other_one_and_are_closed(tmp_path):

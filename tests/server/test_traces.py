@@ -111,6 +111,49 @@ def test_failures_are_logged_once_in_a_while_with_their_number(sender, monkeypat
     assert {fields["why"] for fields in lines} == {"Connection refused"}
 
 
+def test_a_collector_that_is_back_gets_no_line(sender, monkeypatch):
+    sender.why = "Connection refused"
+    it = Traces("http://x", log := Log())
+    it.note(ended())
+    it.start()
+    assert eventually(lambda: "traces_lost" in dict(log.lines))
+    assert traces.LOG_S - 5 < it.next_line - time.monotonic() <= traces.LOG_S and it.lost == 0
+    monkeypatch.setattr(it, "next_line", 0.0)
+    sender.why = ""
+    it.note(ended())
+    it.stop()
+    assert len(sender.sent) == 2 and [event for event, _ in log.lines].count("traces_lost") == 1
+
+
+def test_a_fault_of_the_sdk_costs_its_spans_and_no_others(sender):
+    faults, send = [ValueError()], sender.send
+
+    def fail(requests):
+        if faults:
+            raise faults.pop()
+        return send(requests)
+
+    sender.send = fail
+    it = Traces("http://x", log := Log())
+    it.note(ended(1))
+    it.start()
+    assert eventually(lambda: "traces_lost" in dict(log.lines))
+    it.note(ended(2))
+    it.stop()
+    assert [event for event, _ in log.lines] == ["traces_ready", "server_fault", "traces_lost"]
+    assert log.lines[-1][1]["why"] == "a fault of fastcni"
+    assert [one.id for one in sender.sent] == ["a-2"] and it.sending == 0
+
+
+def test_a_thread_is_started_once(sender):
+    it = Traces("http://x", log := Log())
+    it.start()
+    it.start()
+    it.stop()
+    it.start()
+    assert log.lines == [("traces_ready", {"url": "http://x"})]
+
+
 def test_a_collector_that_hangs_delays_the_stop_by_no_more_than_its_limit(sender, monkeypatch):
     monkeypatch.setattr(traces, "STOP_S", 0.1)
     it = Traces("http://x", log := Log())
