@@ -142,7 +142,7 @@ def test_a_command_line_that_the_launcher_can_start_is_in_its_config(server):
 
 @pytest.mark.parametrize("server", [["/a"] * 16, ["/a", ""], ["/" + "a" * 1022], ["/" + "a" * 600, "b" * 600]])
 def test_a_command_line_that_the_launcher_cannot_start_is_refused(server):
-    with pytest.raises(pack.PackError, match="cannot start this command line|longer than the launcher's 1023 bytes"):
+    with pytest.raises(pack.PackError, match=r"cannot start this command line|than the launcher's 1023 bytes"):
         config(server)
 
 

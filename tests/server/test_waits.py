@@ -164,6 +164,21 @@ def test_an_add_whose_answer_cannot_be_delivered_is_rolled_back(node, pod, start
     assert set(links(pod)) == {"lo"} and node.left(pod) == before and not node.held()
 
 
+DRAINS_SHORTLY = """import sys; from fastcni.server import service
+service.DRAIN_TIMEOUT_S = 0.2
+sys.exit(service.serve(sys.argv[1]))"""
+
+
+def test_a_server_whose_requests_do_not_end_stops_in_time_and_says_so(node, pod, start, hung):
+    """systemd would kill it after 90 s, without a line in the log."""
+    server = start(program=("-c", DRAINS_SHORTLY))
+    waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
+    hung.started()
+    assert server.stop() == 1
+    assert server.lines("level=error", "event=requests_unanswered", "running=1")
+    waiting.close()
+
+
 def test_the_programs_of_a_killed_server_end(node, pod, start, hung):
     server = start()
     waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)     # its caller must not leave
