@@ -22,6 +22,7 @@ from fastcni.kit.call.deadlines import STALL_S
 from fastcni.launcher import pack
 from fastcni.launcher.install import base_interpreter, checked_interpreter
 from fastcni.server.periodic import Watchdog, watchdog_seconds
+from fastcni.server.requests import protocol
 from fastcni.testing.witnesses import eventually
 
 UNREAD, ANSWER, QUICK = 1.5, 5.0, 3.0           # seconds: the deadline of the plugin files of these tests
@@ -186,6 +187,45 @@ def test_systemd_gets_reports_from_a_server_whose_queue_is_full(node, tmp_path, 
         assert server.refused("VERSION", node.conf())["code"] == 11
         watchdog = Watchdog(notified.append, server.acceptor.probe, 0.04)
         assert eventually(lambda: watchdog.poll() or notified, 5)
+
+
+def test_a_probe_of_the_watchdog_is_no_request_of_a_caller(node, tmp_path, monkeypatch):
+    """Otherwise log, history and metrics would have a VERSION every few seconds."""
+    notified, reports = [], []
+    with Local(tmp_path, monkeypatch) as server:
+        server.acceptor.records.receivers.append(reports.append)
+        watchdog = Watchdog(notified.append, server.acceptor.probe, 0.04)
+        assert eventually(lambda: watchdog.poll() or len(notified) >= 3)
+        server.ok("STATUS", {"cniVersion": "1.1.0", "name": "lo", "type": "loopback"})
+        assert eventually(lambda: reports and server.lines("request_done"))
+    assert [each.call.command for each in reports] == ["STATUS"] and not server.lines("VERSION")
+
+
+@pytest.mark.parametrize("answer, reports", [
+    (protocol.HEAD.pack(protocol.MAGIC, protocol.VERSION, 0, 0), ["WATCHDOG=1"]),
+    (protocol.HEAD.pack(protocol.MAGIC, protocol.VERSION, 1, 0), []), (b"fcni", []), (b"", [])])
+def test_only_a_successful_probe_is_reported_and_the_next_one_is_later(answer, reports):
+    probes, notified = [], []
+
+    def probe():
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        probes.append(theirs)
+        return ours
+
+    watchdog = Watchdog(notified.append, probe, 100.0)
+    watchdog.poll()
+    watchdog.poll()
+    assert len(probes) == 1 and watchdog.answer
+    probes[0].send(answer) if answer else probes[0].close()
+    watchdog.poll()
+    assert notified == reports and watchdog.answer is None
+    watchdog.poll()
+    assert len(probes) == (1 if reports else 2)
+    if reports:
+        assert 20 < watchdog.due - time.monotonic() <= 25
+    else:
+        watchdog.answer.close()
+    probes[-1].close()
 
 
 @pytest.mark.parametrize(("env", "seconds"), [
