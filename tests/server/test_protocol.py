@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server.client import HEAD, Answer, block, packed
 
-from fastcni.server.requests import protocol
+from fastcni.kit.call.request import Reply
+from fastcni.server.requests import protocol, workers
 from fastcni.server.requests.protocol import NETNS, Declined, Lost
 
 
@@ -95,6 +96,73 @@ def test_the_first_of_two_variables_of_a_name_counts_as_in_the_launcher(pair):
     assert message.env == {"A": "1"}
     message.close()
 
+
+# -- the answer of a worker ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def answer(pair):
+    """An Answer to a request with a descriptor of CNI_NETNS."""
+    message = protocol.Message()
+    message.caller_netns, message.netns = None, os.open("/dev/null", os.O_RDONLY)
+    yield workers.Answer(pair[0], message)
+    message.close()
+
+
+def test_a_result_is_answered_once(pair, answer):
+    """handle() returns the reply after it has delivered the result of an ADD."""
+    answer.deliver(Reply(0, b"result", b"one\ntwo\n"))
+    answer.send(0, b"result", b"one\ntwo\n")
+    assert pair[1].recv(100)[HEAD.size:] == b"one\ntwo\nresult"
+    pair[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pair[1].recv(100)
+    assert (answer.status, answer.warning, answer.error, answer.outcome) == (0, "one; two", "", "0")
+
+
+@pytest.mark.parametrize("how", ["deliver", "send"])
+def test_the_descriptor_of_the_pod_is_closed_before_the_answer(answer, monkeypatch, how):
+    """The caller may unmount the namespace as soon as it has the answer."""
+    open_at_answer = []
+    monkeypatch.setattr(protocol, "answer", lambda *_: open_at_answer.append(answer.message.netns))
+    answer.deliver(Reply(0, b"", b"")) if how == "deliver" else answer.send(0)
+    assert open_at_answer == [None]
+
+
+def test_a_result_that_cannot_be_delivered_raises_and_is_not_sent_again(pair, answer, monkeypatch):
+    pair[1].close()
+    with pytest.raises(BrokenPipeError):
+        answer.deliver(Reply(0, b"result", b""))
+    monkeypatch.setattr(protocol, "answer", None)
+    answer.send(1, b'{"code": 999}')
+    assert (answer.unsent, answer.status, answer.outcome) == (True, None, "caller_gone")
+
+
+@pytest.mark.parametrize("status, stdout, left, outcome, error", [
+    (0, b"result", False, "0", ""), (1, b'{"code": 7, "msg": "x"}', False, "7", '{"code": 7, "msg": "x"}'),
+    (1, b'{"code": 7, "msg": "x"}', True, "caller_gone", '{"code": 7, "msg": "x"}')])
+def test_an_answer_knows_the_outcome_of_its_request(pair, answer, status, stdout, left, outcome, error):
+    if left:
+        pair[1].close()
+    answer.send(status, stdout, b"warning\n")
+    assert (answer.outcome, answer.error, answer.warning, answer.unsent) == (outcome, error, "warning", left)
+
+
+def test_a_request_that_goes_one_shot_is_declined(pair, answer):
+    answer.decline()
+    assert HEAD.unpack(pair[1].recv(100))[2:] == (protocol.DECLINED, 0)
+
+
+def test_programs_of_requests_get_the_servers_variables_but_not_its_own(monkeypatch):
+    """A delegate that asked the server would wait for a worker, which waits for the delegate."""
+    own = {"CNI_PATH": "/x", "LISTEN_FDS": "1", "LISTEN_PID": "7", "FASTCNI_LOG": "/y", "FASTCNI_SOCKET": "/z",
+           "NOTIFY_SOCKET": "/n"}
+    kept = {"PATH": "/bin", "HTTPS_PROXY": "http://p", "CNI": "1", "MY_NOTIFY_SOCKET": "2"}
+    monkeypatch.setattr(os, "environ", own | kept)
+    assert workers.environment() == kept | {"FASTCNI_SOCKET": ""}
+
+
+# -- invalid messages ----------------------------------------------------------------------------------------------
 
 NET = "/proc/self/ns/net"
 ENVIRONMENT = block("bridge", {"A": "1"})

@@ -223,6 +223,17 @@ def test_a_request_that_waits_too_long_is_refused_with_the_reason(node, pod_netn
     assert first.answer().status == 0
 
 
+def test_a_request_behind_another_one_of_its_attachment_is_refused_with_that_reason(node, pod, start, slow):
+    server, (keys, env) = start("--queue-timeout", "0.3"), slow(1)
+    first = server.send("ADD", node.conf(**keys), pod, env=env)
+    assert slow.started()
+    error = server.refused("DEL", node.conf(), pod)
+    assert error["code"] == 11
+    assert error["msg"].endswith("for an earlier request of the same attachment, which has not ended")
+    assert server.lines("event=request_refused", "command=DEL", "network=net-a")
+    assert first.answer().status == 0
+
+
 def test_a_full_queue_refuses_at_once(node, pod_netns, start, slow):
     server, (keys, env) = start("--workers", "1", "--queue-size", "1"), slow(1)
     first = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
