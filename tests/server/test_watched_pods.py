@@ -381,6 +381,27 @@ def test_a_changed_configuration_is_that_of_later_updates(networks):
     assert len(it.acceptor.records.receivers) == 1
 
 
+def test_hot_plug_ends_when_no_configuration_has_it_any_more(networks):
+    """The server changed running pods until its restart."""
+    it = networks(multus(hotPlug=True))
+    before = it.hot_plugs["/k"]
+    it.configured = lambda: [multus()]
+    it.keep()
+    it.sources["/k"].pods.changed(WEB, web())
+    assert it.hot_plugs == before.due == {} and before.stopping.is_set()
+    it.configured = lambda: [multus(), multus(name="b", hotPlug=True)]
+    it.keep()
+    it.keep()
+    assert it.hot_plugs["/k"] is not before and it.acceptor.records.receivers == [it.note]
+
+
+def test_configurations_that_cannot_be_read_end_no_hot_plug(networks):
+    it = networks(multus(hotPlug=True))
+    it.configured = lambda: 1 / 0
+    it.keep()
+    assert [*it.hot_plugs] == ["/k"] and [event for event, _ in it.log.lines] == ["server_fault"]
+
+
 @pytest.mark.parametrize("command, plugin, compared", [("ADD", "multus", True), ("ADD", "bridge", False),
                                                        ("DEL", "multus", False)])
 def test_pods_are_compared_when_an_add_of_multus_has_ended(networks, command, plugin, compared):

@@ -90,6 +90,7 @@ class HotPlug:
             self.thread = thread if start_thread(thread, self.log) else None
 
     def stop(self) -> None:
+        self.source.pods.changed = lambda key, pod: None
         self.stopping.set()
         self.wake.set()
         if self.thread:

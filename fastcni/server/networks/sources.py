@@ -57,15 +57,21 @@ class NetworkSources:
             return self.sources[key]
 
     def learn(self) -> None:
-        """Start the watches that the node's current configurations need."""
+        """Start the watches and the hot plug that the node's current configurations need. End other hot plug."""
+        wanted: set[Hashable] = set()           # the keys of sources with hot plug
         try:
             for values in self.configured():
                 if isinstance(values, dict) and values.get("type") in RUNS_NETWORKS:
-                    self._learn(Section(values))
+                    self._learn(Section(values), wanted)
         except Exception:
             self.log.exception("server_fault")
+            return
+        with self.lock:
+            ended = [self.hot_plugs.pop(key) for key in self.hot_plugs.keys() - wanted]
+        for hot_plug in ended:
+            hot_plug.stop()
 
-    def _learn(self, conf: Section) -> None:
+    def _learn(self, conf: Section, wanted: set[Hashable]) -> None:
         try:
             keys = read_keys(conf)
             if keys.kubeconfig:
@@ -75,6 +81,7 @@ class NetworkSources:
                     source.watch_pods()
                 if keys.hot_plug and self.acceptor:
                     self._hot_plug(key, source, conf.values, self.acceptor)
+                    wanted.add(key)
         except CniError:                # requests report the error
             return
 
@@ -83,7 +90,7 @@ class NetworkSources:
             if key in self.hot_plugs:
                 self.hot_plugs[key].conf = conf
             elif not self.stopping:
-                if not self.hot_plugs:
+                if self.note not in acceptor.records.receivers:
                     acceptor.records.receivers.append(self.note)
                 self.hot_plugs[key] = HotPlug(source, conf, acceptor, self.log, self.home)
                 self.hot_plugs[key].start()
