@@ -9,6 +9,7 @@ from fastcni.clients.away import Away
 from fastcni.kernel.presence import GONE
 from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, Single
 from fastcni.server.cluster import local
+from fastcni.spec.errors import CniError
 from fastcni.testing.witnesses import eventually
 
 
@@ -28,6 +29,26 @@ def test_a_node_without_a_server_request_asks_nothing(cluster_node):
     a = cluster_node()
     a.add("c1", one_shot=True)
     assert a.cluster.thread is None
+
+
+def test_a_space_that_cannot_be_read_at_the_start_is_tried_again(cluster_node, monkeypatch):
+    """Another process held its lock. The node sent no heartbeat until the next request, so other nodes declared it dead
+    although its pods ran."""
+    first = cluster_node()
+    first.add("c1", one_shot=True)
+    second = cluster_node(configured=[first.keys], max_away_s=0.05)
+    real, failures = local.LocalSpace.count, [CniError(11, "locked"), OSError(24, "Too many open files")]
+
+    def count(self, networks):
+        if failures:
+            raise failures.pop()
+        return real(self, networks)
+
+    monkeypatch.setattr(local.LocalSpace, "count", count)
+    second.cluster.learn()
+    assert eventually(lambda: [use for use in second.store.uses() if use.holders])
+    assert "Too many open files" in second.log.lines[0][1]["error"]
+    second.log.lines.clear()
 
 
 def test_uses_are_written_behind_in_one_step(cluster_node, monkeypatch):

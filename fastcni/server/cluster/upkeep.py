@@ -156,6 +156,8 @@ class ClusterUpkeep:
     def _pause(self) -> float | None:
         """Return the seconds until the next job is due; None: only after a request or a change."""
         due = min([member.due() for member in self.members.values()], default=NEVER)
+        if self.learned:                # their space could not be read
+            due = min(due, monotonic() + self.times.max_away_s)
         return None if due == NEVER else max(0.0, due - monotonic())
 
     def _take_noted(self) -> None:
@@ -169,8 +171,10 @@ class ClusterUpkeep:
                     space.note_network(keys)
                 else:
                     space.note(keys, addresses)
-            except CniError as e:           # the next request records its space again
-                self.failed("cluster_failed", space=keys.space, error=e.msg)
+            except (CniError, OSError) as e:        # a later request records its space again
+                self.failed("cluster_failed", space=keys.space, error=str(e))
+                if addresses is None:               # no request may come: try again after max_away_s
+                    self.learned.append(keys)
 
     def _space(self, keys: Keys) -> ClusterSpace:
         """Return the ClusterSpace of a configuration. Create it for the first configuration of a space."""
