@@ -73,11 +73,26 @@ def test_the_links_of_one_deletion_go_in_one_request(deletes, monkeypatch):
     monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(data), real(sock, data)))
     deletes.delete(*pairs)
     assert set(links()) == {"lo"} and len(sent) == 1
+    assert (deletes.links, deletes.requests) == (3, 1)      # the metrics counted a deletion of three links as one link
     deletes.delete(*pairs)              # they are gone
     (left,) = make(1)
     with pytest.raises(wire.NetlinkError, match='failed to delete "lo"'):
         deletes.delete(left, (1, "lo"))
     assert set(links()) == {"lo"}
+
+
+def test_deletions_beyond_the_limit_are_the_next_request(leaving, monkeypatch):
+    """The notifications of one request have to fit into the receive buffer."""
+    monkeypatch.setattr(module, "MAX_LINKS", 2)
+    pairs = make(6)
+    leaving.begin(*pairs[0])
+    assert eventually(lambda: leaving.held)
+    for pair in pairs[1:]:
+        leaving.begin(*pair)
+    assert eventually(lambda: len(leaving.deletes.waiting) == 5)
+    leaving.all_end()
+    assert list(leaving.ended.values()) == [None] * 6 and set(links()) == {"lo"}
+    assert (leaving.deletes.links, leaving.deletes.requests) == (6, 4)      # 1, 2, 2 and 1
 
 
 def test_the_deletion_of_a_missing_link_succeeds(deletes):

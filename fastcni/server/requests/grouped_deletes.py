@@ -107,7 +107,7 @@ class GroupedDeletes(Deleter):
             with self.lock:
                 group = [mine, *(each for each in self.waiting[:MAX_LINKS] if each is not mine)]
                 del self.waiting[:MAX_LINKS]
-                self.links += len(group)
+                self.links += sum(len(each.deletions) for each in group)
                 self.requests += 1
             mine.request = SharedRequest(group)
         try:
