@@ -8,12 +8,14 @@ import subprocess
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from real_kernel.node import Inside, addresses, elements, links, run, sysctl
 from real_kernel.portmap_chain import mapping
 from server.client import Server, packed
 
+from fastcni.server import service
 from fastcni.testing.witnesses import eventually
 
 
@@ -124,6 +126,72 @@ def test_host_side_work_is_done_in_the_callers_namespace(node, pod, server, root
             assert not [link for link in links() if link.startswith("veth")]
     finally:
         run("ip", "netns", "del", name)
+
+
+# -- the parts of a server ---------------------------------------------------------------------------------------
+
+class Recorded:
+    """Stands for a part of the server: each call of a method is recorded. values: attributes with a value."""
+
+    def __init__(self, name, calls, **values):
+        self.name, self.calls = name, calls
+        self.__dict__ |= values
+
+    def __getattr__(self, method):
+        return lambda *_, **__: self.calls.append(f"{self.name}.{method}") or True
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """A Server without its constructor, whose parts are Recorded; `calls` are their calls."""
+    it, it.calls = object.__new__(service.Server), []
+    for name in ("hosts", "pool", "restoring", "cluster", "pool_watch", "datapath", "acceptor", "upkeep", "logger"):
+        setattr(it, name, Recorded(name, it.calls))
+    it.listen = Recorded("listen", it.calls, lost=False, handed_over=False, path="/s")
+    it.queue = Recorded("queue", it.calls, waiting=0, running=0)
+    it.networks = Recorded("networks", it.calls)
+    it.parts, it.beside = [Recorded("part", it.calls)], [Recorded("beside", it.calls)]
+    it.background, it.unreachable = lambda fn, *args: fn(*args), False
+    it.notify = it.calls.append
+    monkeypatch.setattr(service, "_ipam_bitmap", Recorded("index", it.calls))
+    return it
+
+
+def test_a_server_starts_its_parts_before_its_work_in_the_background(parts, monkeypatch):
+    """systemd gets READY before the first answer. The dhcp daemon, which requests need, starts before the workers."""
+    parts.workers, parts.started, parts.sysctls = 32, 0.0, "mounts"
+    parts.cluster.pods = SimpleNamespace(unseen=lambda: [("/run/netns", "no mounts")])
+    monkeypatch.setattr(service.sysctl, "mounts", None)
+    for name in ("release_addresses", "remove_stale_ports"):
+        monkeypatch.setattr(service, name, lambda log, name=name: parts.calls.append(name))
+    parts.start()
+    assert parts.calls == [
+        "READY=1", "logger.info", "upkeep.start", "beside.start", "pool.start", "restoring.start", "part.start",
+        "release_addresses", "remove_stale_ports", "cluster.learn", "networks.learn", "logger.warning"]
+    assert service.sysctl.mounts == "mounts"
+
+
+def test_the_periodic_work_is_that_of_each_part(parts):
+    """Without its call here, a thread that Python could not start would never be started."""
+    parts.tidy()
+    assert sorted(parts.calls) == sorted([
+        "hosts.tidy", "pool.keep", "restoring.start", "part.start", "cluster.keep", "networks.keep", "pool_watch.poll",
+        "datapath.poll", "index.forget"])
+
+
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_a_server_stops_its_parts_after_the_last_answer(parts, handed_over, monkeypatch):
+    """The file of the socket goes first, so that no request comes to a server that stops, and the lock before the wait
+    for requests, so that the next server can start."""
+    monkeypatch.setattr(service.sysctl, "mounts", "mounts")
+    parts.listen.handed_over, stopped = handed_over, []
+    parts.pool.stop = lambda accept_waiting: stopped.append(accept_waiting) or parts.calls.append("pool.stop")
+    assert parts.stop() == 0 and stopped == [not handed_over]
+    first, rest = parts.calls[:6], parts.calls[6:]
+    assert first == ["STOPPING=1", "logger.info", "listen.unlink", "pool.stop", "listen.unlock", "pool.join"]
+    assert rest == ["beside.join", "upkeep.stop", "part.stop", "acceptor.close", "restoring.stop", "cluster.stop",
+                    "networks.stop", "hosts.close", "logger.info"]
+    assert service.sysctl.mounts is None
 
 
 # -- changes by other programs ------------------------------------------------------------------------------
