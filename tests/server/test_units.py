@@ -248,6 +248,24 @@ def test_only_units_that_fastcni_has_written_are_removed(units, monkeypatch):
     assert os.listdir(units) == ["fastcni-reinstall.path"]
 
 
+def test_units_are_stopped_only_if_systemd_has_loaded_these_files(units, tmp_path, monkeypatch):
+    """A unit of the same name in another directory is another installation's. tests/packages has systemd's answers."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "link").symlink_to(units)
+    program = tmp_path / "bin" / "systemctl"
+    program.write_text(f"""#!/bin/sh
+echo "$*" >> {tmp_path}/log
+case "$*" in *fastcni.socket) echo {tmp_path}/link/fastcni.socket ;; show*) echo /usr/lib/fastcni.service ;; esac
+""")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    assert systemd.remove_units(systemd.installed_units(units)) == ["fastcni.socket"]
+    show = "show --property=FragmentPath --value"
+    assert (tmp_path / "log").read_text().splitlines() == [
+        f"{show} fastcni.socket", f"{show} fastcni.service", "disable --now fastcni.socket", "daemon-reload"]
+    assert os.listdir(units) == []
+
+
 def test_a_unit_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     (tmp_path / "fastcni.socket").mkdir()
