@@ -309,6 +309,23 @@ def test_a_status_that_is_replaced_while_an_older_one_is_written_stays(source, m
     assert source.unwritten == {WEB: ("uid-2", "new")}
 
 
+def test_a_status_that_the_api_rejects_keeps_no_other_from_being_written(source, monkeypatch):
+    """The webhook of one namespace refused the change: after an outage, no status of the node was written any more."""
+    written = []
+
+    def write(namespace, name, *_):
+        if name == "bad":
+            raise Away("status 403: denied")
+        written.append(name)
+
+    monkeypatch.setattr(source.objects, "write_status", write)
+    source.unwritten |= {("shop", name): ("", "x") for name in ("bad", "a", "b")}
+    source.keep()
+    assert written == []                # the API server may be away
+    source.keep()
+    assert written == ["a", "b"] and [*source.unwritten] == [("shop", "bad")]
+
+
 def test_the_number_of_waiting_statuses_is_limited(source, monkeypatch):
     monkeypatch.setattr(watched, "MAX_UNWRITTEN", 2)
     source.objects.away = "timed out"

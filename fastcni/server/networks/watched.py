@@ -127,6 +127,9 @@ class WatchedObjects:
             try:
                 self.objects.write_status(*key, uid, text, WRITE_TIMEOUT_S)
             except Away:
+                with self.lock:         # last from now on: the API server may reject this status alone
+                    if (status := self.unwritten.pop(key, None)) is not None:
+                        self.unwritten[key] = status
                 return
             with self.lock:
                 if self.unwritten.get(key) == (uid, text):      # no later ADD has replaced the status
