@@ -9,6 +9,7 @@ from fastcni.clients.away import Away
 from fastcni.kernel.presence import GONE
 from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, Single
 from fastcni.server.cluster import local
+from fastcni.server.cluster.times import NEVER
 from fastcni.spec.errors import CniError
 from fastcni.testing.witnesses import eventually
 
@@ -220,6 +221,33 @@ def test_a_full_range_is_logged_and_not_asked_for_again_and_again(cluster_node):
         a.add(f"c{i}")
     assert a.logged("cluster_range_full")["range"] == "10.0.0.0/27"
     assert a.call("ADD", "one-too-many")[0] == 1
+
+
+def test_a_full_range_is_tried_again_after_a_pause_and_logged_unless_claims_have_to_wait(cluster_node, monkeypatch):
+    space, _ = quiet(cluster_node())
+    tried = []
+    monkeypatch.setattr(space.blocks, "claim_ahead", lambda keys: tried.append(keys) or [])
+    monkeypatch.setattr(space, "short", lambda: {"10.0.0.0/24"})
+    monkeypatch.setattr(space, "refresh", lambda: None)
+    space.log.lines.clear()
+    for now in (100.0, 104.9, 105.0):
+        space._prefetch(now)
+    assert len(tried) == 2
+    assert [event for event, _ in space.log.lines] == ["cluster_range_full"] * 2
+    space.state.hold = ["the store was restored"]
+    space._prefetch(200.0)
+    assert len(tried) == 3 and len(space.log.lines) == 2
+
+
+def test_uses_that_the_store_has_are_not_written_again(cluster_node, monkeypatch):
+    """An address was given and released between two writes."""
+    space, store = quiet(cluster_node())
+    [cidr], written = space.owned, []
+    monkeypatch.setattr(store, "write_uses", lambda me, uses: written.append(uses))
+    space.dirty = {cidr, "10.9.9.0/28"}         # the other block is not this node's any more
+    assert space._write(0.0) == NEVER and written == [] and space.dirty == set()
+    space.dirty, space.member.node = {cidr}, None
+    assert space._write(50.0) == 50.0 + space.times.write_s and space.dirty == {cidr}
 
 
 def test_the_status_document_has_the_spaces(cluster_node):
