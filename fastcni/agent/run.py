@@ -219,7 +219,10 @@ class Agent:
 
     def _join(self) -> tuple[NetworkConf, Backend, Node]:
         conf, backend, me = self._prepare()
-        return conf, backend, self.registry.join(conf, me)
+        joined = self.registry.join(conf, me)
+        if me.subnets.items() - joined.subnets.items():         # another node or configuration has the subnet now
+            self.log.error("subnet_changed", former=text(me.subnets), subnets=text(joined.subnets))
+        return conf, backend, joined
 
     # -- keeping -------------------------------------------------------------------------------------------------------
 

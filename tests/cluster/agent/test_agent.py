@@ -171,6 +171,22 @@ def test_a_node_that_dies_and_returns_with_another_mac_is_reached_again(nodes):
     assert eventually(lambda: one.reaches(two) and one.reaches(two, 6))
 
 
+def test_a_node_whose_record_another_node_took_while_it_was_off_says_that_its_subnet_has_changed(nodes):
+    """The log had only the new subnet, and nothing said that the earlier pods are cut off."""
+    one, two, _ = joined(nodes)
+    before = files.read_former(f"{two.directory}/subnet.env")
+    two.end()
+    client = Client(one.etcd.conf())
+    (pair,) = (each for each in client.read_range(*SUBNETS)[0] if json.loads(each.value)["PublicIP"] == "192.0.2.2")
+    data = {"VNI": 1, "VtepMAC": "02:00:00:00:00:99"}
+    taken = {"PublicIP": "192.0.2.99", "PublicIPv6": "2001:db8::99", "BackendData": data, "BackendV6Data": data}
+    client.txn([], [put(pair.key, json.dumps(json.loads(pair.value) | taken))])
+    client.close()
+    two.start()
+    assert eventually(lambda: f'event=subnet_changed former="{before[4]} {before[6]}"' in two.log()), two.log()
+    assert files.read_former(f"{two.directory}/subnet.env").keys() == before.keys()
+
+
 def test_a_record_that_an_operator_deletes_is_written_again(nodes):
     one, two, _ = joined(nodes)
     client = Client(one.etcd.conf())
