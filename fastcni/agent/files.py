@@ -11,6 +11,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastcni._system import open_regular
 from fastcni.kit import flannel_files
 from fastcni.spec.errors import CniError
 
@@ -52,7 +53,7 @@ def write_conflist(path: str, policies: bool) -> bool:
     """Write the conflist, unless the file exists with other text than the agent's. policies: add the policy plugin.
     Return whether the file now has this conflist. Raises OSError."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read(path)
     except FileNotFoundError:
         text = CONFLISTS[not policies]
     except ValueError:
@@ -66,17 +67,24 @@ def write_conflist(path: str, policies: bool) -> bool:
 def is_ours(path: str) -> bool:
     """Return whether the agent or flanneld wrote the file: a subnet.env, or the agent's conflist without edits."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read(path)
     except (OSError, ValueError):
         return False
     return text in CONFLISTS.values() or text.startswith("FLANNEL_")
+
+
+def read(path: str | Path) -> str:
+    """Return the text of a regular file. Raises OSError, also for a FIFO, at which open(2) would wait, and ValueError
+    if the file is not UTF-8."""
+    with open(path, encoding="utf-8", opener=open_regular) as file:
+        return file.read()
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
     """Write a file in one step: readers see either the old file or the new file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    fd = open_regular(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     with open(fd, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -28,14 +28,14 @@ def write(directory: str, nodes: Iterable[Node]) -> None:
     path = Path(directory, NAME)
     text = json.dumps([{"name": node.name, "addresses": [str(each) for each in node.public.values()],
                         "subnets": [str(each) for each in node.subnets.values()]} for node in nodes])
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+    if not path.is_file() or files.read(path) != text:
         files.write(path, text)
 
 
 def read(directory: str) -> list[dict[str, Any]]:
     """Return the list in peers.json; [] if the file does not exist. Raises OSError, ValueError."""
     try:
-        found = json.loads(Path(directory, NAME).read_text(encoding="utf-8"))
+        found = json.loads(files.read(Path(directory, NAME)))
     except FileNotFoundError:
         return []
     return found if isinstance(found, list) else []

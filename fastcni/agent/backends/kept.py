@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcni.agent.files import write
+from fastcni.agent.files import read, write
 from fastcni.kernel import wire
 from fastcni.kit.links import find
 
@@ -24,7 +24,7 @@ def kept_mac(directory: str, name: str) -> str:
     of the existing link, which flanneld may have made; without a link, a random MAC. Raises OSError."""
     path = Path(directory, f"{name}.mac")
     try:
-        text = path.read_text(encoding="ascii").strip()
+        text = read(path).strip()
     except (FileNotFoundError, ValueError):
         text = ""
     if not MAC.fullmatch(text):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fastcni._netlink import Batch
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.files import write
+from fastcni.agent.files import read, write
 from fastcni.agent.links import remove
 from fastcni.kernel import genl, rtnl, uapi, wire
 from fastcni.kernel.devices import wireguard
@@ -24,7 +24,7 @@ def kept(directory: str) -> bytes:
     OSError."""
     path = Path(directory, FILE)
     try:
-        key = b64decode(path.read_text(encoding="ascii").strip(), validate=True)
+        key = b64decode(read(path).strip(), validate=True)
     except (FileNotFoundError, ValueError):
         key = b""
     if len(key) != wireguard.KEY_BYTES:

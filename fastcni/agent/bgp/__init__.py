@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
+from fastcni.agent import files
 from fastcni.agent.bgp import bird, frr
 from fastcni.agent.bgp.settings import BgpError, Settings, read_settings
 from fastcni.agent.contract import ConfigurationError
@@ -61,7 +62,7 @@ def blocks_of(directories: Sequence[str]) -> list[Prefix]:
     found = []
     for directory in directories:
         with contextlib.suppress(FileNotFoundError):
-            document = json.loads(Path(directory, BLOCKS).read_text(encoding="utf-8"))
+            document = json.loads(files.read(Path(directory, BLOCKS)))
             found += [ip_network(cidr) for cidr in State(document).blocks]
     return found
 

@@ -45,7 +45,7 @@ class Kept:
         if not self.path:
             return None
         try:
-            head, _, body = Path(self.path).read_text(encoding="utf-8").partition("\n")
+            head, _, body = files.read(self.path).partition("\n")
             if head != self._head(body):
                 raise ValueError("the file is damaged, or of another version, prefix or cluster")
             return json.loads(body)
