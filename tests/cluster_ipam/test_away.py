@@ -271,6 +271,18 @@ def test_a_sign_of_life_notices_that_blocks_are_missing(a, b, restored, monkeypa
     assert len(blocks) == 5 and {address for address in restored if not in_any(address, blocks)} == set()
 
 
+def test_a_sign_of_life_remembers_the_revision_that_a_restored_store_lacks(a, b, tmp_path, monkeypatch):
+    """A node that had claimed nothing since the backup did not notice the restore, and claimed a block of another."""
+    a.add(NET, "a1")
+    b.add(NET, "b0")
+    backup = (tmp_path / "store/store.json").read_bytes()
+    live = [b.add(NET, f"b{i}")[0] for i in range(1, 70)]
+    confirm(a, monkeypatch)
+    (tmp_path / "store/store.json").write_bytes(backup)
+    assert "the store was restored" in add_until_refused(a).msg
+    assert not {*live} & {*a.files()}
+
+
 def confirm(node, monkeypatch):
     """The store has not confirmed the node for so long that its next ADD asks for that."""
     now = released.boottime() + 301

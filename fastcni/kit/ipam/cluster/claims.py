@@ -222,12 +222,17 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
     except (Fenced, Changed):
         rejoin(store, keys, warn)
         return
-    suspect = restored(state.history, store.history()) or (known and lacks_blocks(store, keys, state))
+    now = store.history()
+    suspect = restored(state.history, now) or (known and lacks_blocks(store, keys, state))
     if suspect or not known:
         rejoin(store, keys, warn, suspect)
         return
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(True)
+        if now > space.state.history:           # a restore shows by a lower revision than the last one that was seen
+            state = space.state.copy()
+            state.history = now
+            space.save(state)
 
 
 def lacks_blocks(store: Store, keys: Keys, state: State) -> bool:
