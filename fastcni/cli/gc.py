@@ -2,14 +2,19 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 
 from fastcni.cli.options.settings import Settings, network_command
 from fastcni.cli.text import reports
 from fastcni.cli.text.output import printable, put_document
+from fastcni.node.attachments import inventory
 from fastcni.node.attachments.cache_dirs import known_cache_dirs
-from fastcni.runtime import GcReport, collect
+from fastcni.node.attachments.records import RUNNING
+from fastcni.runtime import CNI, GcReport, collect
+from fastcni.runtime.records import Attachment
+from fastcni.runtime.report import Judged
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
@@ -51,11 +56,21 @@ def collected(settings: Settings, pairs: Sequence[tuple[str, str]], dry_run: boo
     plan = collect.make_plan(remembered, net.name, pairs, everything, known_cache_dirs((), cni.conf_dir)[1:])
     if not everything:
         refuse_blind(net.name, plan, directory, collect.unread_files(directory, net.name, remembered))
+        plan = replace(plan, kept=(*plan.kept, *without_result(cni, net.name)))
     if dry_run:
         return collect.rehearse(cni, net, plan)
     if everything and not yes:
         ask(net.name, plan, settings.as_json)
     return collect.run(cni, net, plan)
+
+
+def without_result(cni: CNI, network: str) -> tuple[Judged, ...]:
+    """Return the running attachments of a network whose cached result was lost."""
+    own, *of_multus = known_cache_dirs((), cni.conf_dir)
+    places = inventory.Places(cni.conf_dir, (cni.cache.directory or own, *of_multus))
+    return tuple(Judged(Attachment(it.container_id, network, it.ifname), f"{it.why}; no result is cached")
+                 for it in inventory.collect(places).attachments
+                 if it.network == network and it.ifname and it.state == RUNNING and not it.cached)
 
 
 def refuse_blind(network: str, plan: collect.Plan, directory: str, unread: Sequence[str]) -> None:

@@ -42,6 +42,25 @@ def test_pod_down_without_a_cached_result_needs_the_namespace(host, pod_netns, f
 
 
 @needs_root
+def test_gc_keeps_a_running_pod_whose_result_was_lost(host, pod_netns, fastcni, plugin_files):
+    """gc released the address and the rules of a running pod, and the next pod got the address."""
+    pods = [pod_netns() for _ in range(3)]
+    for number, pod in enumerate(pods):
+        host.add(f"c{number}", pod)
+        if number != 1:
+            (host.cache / "results" / f"net1-c{number}-eth0").unlink()
+    run("ip", "netns", "exec", pods[2], "ip", "link", "del", "eth0")      # no namespace has its address
+    before = run("nft", "list", "ruleset")
+    answer = fastcni("gc", "net1", "--bin-dir", plugin_files)
+    assert answer.status == 0 and "kept          c0 eth0" in answer.out
+    assert {path.name for path in (host.data / "net1").glob("10.88.*")} == {"10.88.0.2", "10.88.0.3"}
+    after = run("nft", "list", "ruleset")
+    assert "id: c0" in after and "id: c2" in before and "id: c2" not in after
+    for number in range(2):
+        host.delete(f"c{number}", pods[number])
+
+
+@needs_root
 def test_pod_down_detaches_or_names_the_network_of_a_lost_result(host, pod_netns, fastcni, plugin_files):
     host.configure(SECOND, "20-net2.conflist")
     for kept in (True, False):
