@@ -4,7 +4,7 @@
 # make check            the fast tests
 # make lint             ruff, cython-lint and mypy
 # make test             all tests in four processes (WORKERS=0: in one); without root some are skipped with the reason
-# make test-vm          the tests for other kernel options, in a VM (ONLY="tests/real_kernel/test_x.py")
+# make test-vm          the tests for other kernel options, in a VM (ONLY="tests/unit/plugins/test_x.py")
 # make test-toolchains  what needs clang (the datapath ebpf), the launcher for aarch64, plots, the fast tests on other Pythons
 # make test-arm64       README's install and tests on Debian's arm64 kernel, emulated: hours; before a release (root)
 # make test-runtimes    containers of containerd, CRI and podman on a node of their own (root; installs these)
@@ -164,9 +164,10 @@ docs: setup
 	@echo "open build/docs/index.html"
 
 check: setup
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/leaves tests/spec tests/fake_kernel tests/launcher \
-		tests/server/test_request_queue.py tests/server/test_protocol.py tests/project/test_layers*.py \
-		--ignore tests/launcher/test_deadlines.py --ignore tests/leaves/test_store_refusals.py
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not needs" tests/unit/kernel tests/unit/kit tests/unit/launcher \
+		tests/unit/plugins tests/unit/spec tests/unit/test_*.py tests/unit/server/test_request_queue.py \
+		tests/unit/server/test_protocol.py tests/project/test_layers*.py --ignore tests/unit/kit/ipam/cluster \
+		--ignore tests/unit/launcher/test_deadlines.py --ignore tests/unit/kit/ipam/test_store_refusals.py
 
 bench: setup
 	@sh tests/setup-peer.sh bridge iptables nft ip etcd ovs-vswitchd

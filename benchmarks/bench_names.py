@@ -15,8 +15,8 @@ import statistics
 import time
 
 import pytest
-from agent.policy.names_world import RESOLVERS, host
-from agent.policy.test_names import named_pods, node, running, world  # noqa: F401 - fixtures
+from unit.agent.policy.names_world import RESOLVERS, host
+from unit.agent.policy.test_names import named_pods, node, running, world  # noqa: F401 - fixtures
 
 from fastcni.testing.namespaces import Inside
 from fastcni.testing.witnesses import eventually

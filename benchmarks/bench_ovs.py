@@ -20,8 +20,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from conftest import PEER
+from lab.openvswitch import PATH, Switch, needs_ovs
 from modes import WarmInProcess
-from real_kernel.openvswitch import PATH, Switch, needs_ovs
 
 from fastcni.kit.ovs import ports
 from fastcni.launcher.install import install

@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from agent.policy.flood import running
-from agent.policy.pods import ADDRESSES, Node
-from agent.policy.streams import PROTOCOLS, Stream, Streams
+from unit.agent.policy.flood import running
+from unit.agent.policy.pods import ADDRESSES, Node
+from unit.agent.policy.streams import PROTOCOLS, Stream, Streams
 
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.service import Policies, Settings

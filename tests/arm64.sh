@@ -57,7 +57,7 @@ fi
 cd "$(dirname "$0")/.."
 start=$(date +%s) system=.arm64/system kernel=.arm64/kernel
 mkdir -p .arm64
-[ $# != 0 ] || set -- tests/real_kernel/test_bridge_*.py tests/real_kernel/test_portmap*.py
+[ $# != 0 ] || set -- tests/unit/plugins/test_bridge_*.py tests/unit/plugins/test_portmap*.py
 
 if [ ! -d $system ]; then
     say "fetching Debian 12 for arm64 into $system"

@@ -2,9 +2,9 @@
 
     @pytest.mark.needs("8021q", "dummy")
 
-skips a test if the kernel lacks one of them. `make test` and `make test-vm` run the tests on two kernels, `make
-test-toolchains` runs those that need another compiler or library. Each lane records its tests. tests/vm/count.py
-reports a test that no lane ran.
+skips a test without root, or if the kernel lacks one of them. A test with the fixture host_netns or pod_netns has the
+mark needs("root"). `make test` and `make test-vm` run the tests on two kernels, `make test-toolchains` runs those that
+need another compiler or library. Each lane records its tests. tests/vm/count.py reports a test that no lane ran.
 
 As a program it prints the features that this kernel lacks.
 """
@@ -51,7 +51,7 @@ raise SystemExit(not genl.family_id(wire.open_socket(uapi.NETLINK_GENERIC), "ovs
 SYSTEM_CALLS = """
 import sys, tempfile
 sys.path.insert(0, "tests")
-from server.system_calls import Counter, tracepoint
+from unit.server.system_calls import Counter, tracepoint
 
 with tempfile.TemporaryDirectory() as directory:
     Counter(tracepoint(directory)).close()
@@ -70,6 +70,7 @@ FEATURES = {
     "nft-flowtable": ("CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NF_FLOW_TABLE_INET", NFT_FLOWTABLE),
     "nft-owned-tables": ("Linux 6.9 (NFT_TABLE_F_PERSIST)", NFT_OWNED_TABLE),
     "openvswitch": ("CONFIG_OPENVSWITCH", OVS_DATAPATH),
+    "root": ("CONFIG_NET_NS", "link show base"),
     "system-call-tracepoint": ("CONFIG_FTRACE_SYSCALLS, CONFIG_PERF_EVENTS", SYSTEM_CALLS),
     "tun": ("CONFIG_TUN", "tuntap add probe mode tap"),
     "vrf": ("CONFIG_NET_VRF", "link add probe type vrf table 5"),
@@ -93,9 +94,10 @@ ALLOWED = {
 LEFT = "left to the other lane"
 # Tests that both lanes run: ADD and DEL of each common plugin, the programs of the datapath ebpf, which each kernel's
 # verifier judges by its own rules, and nftables tables with and without an owner.
-BASE = {f"real_kernel/test_{name}.py" for name in (
-    "bridge_lifecycle", "datapath_policies", "datapath_update", "devices", "loopback", "masquerade",
-    "ptp")} | {"agent/policy/test_owned_tables.py"}
+BASE = {f"unit/{name}.py" for name in (
+    "agent/policy/test_owned_tables", "kit/datapath/test_datapath_policies", "kit/datapath/test_datapath_update",
+    "kit/firewall/test_masquerade", "plugins/test_bridge_lifecycle", "plugins/test_devices", "plugins/test_loopback",
+    "plugins/test_ptp")}
 
 
 @functools.cache
@@ -131,6 +133,9 @@ class Lane:
         self.record, self.other_lacks, self.ran, self.not_run = record, other_lacks, set(), {}
 
     def pytest_collection_modifyitems(self, config, items):
+        for item in items:
+            if {"host_netns", "pod_netns"}.intersection(item.fixturenames):
+                item.add_marker(pytest.mark.needs("root"))
         if self.other_lacks is None:
             return
         left = {item for item in items if not self.other_lacks.intersection(needed(item))

@@ -10,7 +10,7 @@ quiet="--quiet --disable-pip-version-check"
 # shellcheck disable=SC2086
 "$1" -c 'import matplotlib' 2> /dev/null || "$1" -m pip install $quiet -e '.[test,plots]'
 LANE=toolchains "$1" -m pytest -q -rs tests/project/test_launcher.py tests/project/test_bench.py \
-    tests/real_kernel/test_datapath*.py tests/node/test_datapath.py \
+    tests/unit/kit/datapath tests/unit/node/test_datapath.py \
     benchmarks/bench_datapath.py -k "aarch64 or clang or plots or datapath"
 
 # shellcheck disable=SC2086
@@ -25,7 +25,8 @@ for python in $(sh tests/pythons.sh ${PYTHONS:-python3.12 python3.13 python3.14}
         # shellcheck disable=SC2086
         .venv/bin/python -m pip install $quiet -e '.[test]'
         echo "$(.venv/bin/python -V):"
-        PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -q -n 4 --dist worksteal \
-            tests/leaves tests/spec tests/fake_kernel tests/launcher tests/project/test_launcher.py
+        PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -q -n 4 --dist worksteal -m "not needs" \
+            tests/unit/kernel tests/unit/kit tests/unit/launcher tests/unit/plugins tests/unit/spec tests/unit/test_*.py \
+            tests/project/test_launcher.py
     )
 done

@@ -38,7 +38,8 @@ for python in $(sh tests/pythons.sh "${@:-$main}"); do
         cd "$there"/fastcni-*/
         mv fastcni sources          # else the tests would import these, which have no binaries
         # shellcheck disable=SC2086
-        "$own" -m pytest -q -n 2 --dist worksteal ${TESTS:-tests/leaves tests/spec tests/fake_kernel tests/launcher}
+        "$own" -m pytest -q -n 2 --dist worksteal -m "not needs" ${TESTS:-tests/unit/kernel \
+            tests/unit/kit tests/unit/launcher tests/unit/plugins tests/unit/spec tests/unit/test_*.py}
     )
     cd "$top"
 done

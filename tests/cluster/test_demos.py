@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from fastcni.testing import needs_root
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FASTCNI = Path(sys.executable).parent / "fastcni"
 ENV = shutil.which("env")
@@ -95,7 +93,7 @@ def demo():
         shutil.rmtree(directory)
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("peer", ["", "/nowhere"])
 def test_the_demo_of_the_server_shows_times_and_tests_the_network(demo, peer):
     run = demo("demo.sh", **({"PEER": peer} if peer else {}))
@@ -107,7 +105,7 @@ def test_the_demo_of_the_server_shows_times_and_tests_the_network(demo, peer):
     assert run.left() == []
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_two_nodes_work_on_a_file(demo):
     run = demo("two-nodes.sh")
     assert run.wait() == 0, run.text
@@ -115,7 +113,7 @@ def test_two_nodes_work_on_a_file(demo):
     assert run.left() == []
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_the_cluster_demo_works(demo):
     run = demo("cluster-demo.sh", "4")
     assert run.wait() == 0, run.text
@@ -125,7 +123,7 @@ def test_the_cluster_demo_works(demo):
     assert run.left() == []
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_the_agent_demo_works(demo):
     run = demo("agent-demo.sh")
     assert run.wait() == 0, run.text
@@ -137,7 +135,7 @@ def test_the_agent_demo_works(demo):
     assert run.left() == []
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_the_agent_demo_cleans_up_after_ctrl_c(demo):
     run = demo("agent-demo.sh", "host-gw")
     run.wait_for("node-b has")
@@ -146,7 +144,7 @@ def test_the_agent_demo_cleans_up_after_ctrl_c(demo):
     assert run.left() == []
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_the_cluster_demo_cleans_up_after_ctrl_c(demo):
     run = demo("cluster-demo.sh", "4")
     run.wait_for("2. Add 4 pods")
@@ -160,7 +158,7 @@ PACKAGES = {"demo.sh": ["iputils-ping"], "two-nodes.sh": ["iputils-ping"],
             "agent-demo.sh": ["iputils-ping", "nftables", "etcd-server", "etcd-client"]}
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("script", PACKAGES)
 def test_a_demo_names_the_packages_that_are_missing(demo, tmp_path, script):
     """Without ping, agent-demo.sh ended with "in vain: reaches pod-a pod-b"."""
@@ -174,7 +172,7 @@ def test_a_demo_names_the_packages_that_are_missing(demo, tmp_path, script):
     assert run.left() == []
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_the_cluster_demo_refuses_a_wrong_number(demo):
     run = demo("cluster-demo.sh", "51")
     assert run.wait() == 1 and "expected 1 to 50 pods on each node, got 51" in run.text

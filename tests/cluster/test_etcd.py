@@ -1,7 +1,7 @@
 """The etcd store keeps the contract, on a real etcd."""
 
 import pytest
-from cluster_ipam.store_contract import StoreContract
+from unit.kit.ipam.cluster.store_contract import StoreContract
 
 from fastcni.kit.ipam.cluster.stores import open_store
 

@@ -1,15 +1,15 @@
 """The failure table of docs/ipam-operation.md, row by row, on a real etcd. test_kills.py has the kills.
 
-Nodes are simulated (tests/cluster_ipam/simulation.py): each has a directory, a boot id and a clock. So a reboot,
-a jump of
-the clock and the cool-down take no time. What etcd decides, as the life of a lease, takes its real time.
+Nodes are simulated (tests/unit/kit/ipam/cluster/simulation.py): each has a directory, a boot id and a clock. So a
+reboot, a jump of the clock and the cool-down take no time. What etcd decides, as the life of a lease, takes its real
+time.
 """
 
 import json
 
 import pytest
 from cluster.proxy import Proxy
-from cluster_ipam.simulation import PAUSE, Cluster, simulated_modules
+from unit.kit.ipam.cluster.simulation import PAUSE, Cluster, simulated_modules
 
 from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, LOST, QUARANTINE
 from fastcni.kit.ipam.cluster.stores import open_store

@@ -1,5 +1,5 @@
 """docs/ipam.md: its commands for etcd run, in order, and the demos that it names exist. Other tests of the page are in
-tests/node/test_ipam_page.py."""
+tests/unit/node/test_ipam_page.py."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fastcni.testing import needs_root
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ipam.md").read_text(encoding="utf-8")
@@ -44,7 +44,7 @@ def test_the_commands_for_etcd_run_in_order(etcd_alone, tmp_path):
     assert "; etcd http://127.0.0.1" in done.stdout
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_pod_gets_the_address_that_it_asks_for(tmp_path):
     """In namespaces of mounts and network of its own, where the page's names are free."""
     from fastcni.launcher.install import install

@@ -1,13 +1,13 @@
-"""The model of the cluster on the stores that nodes use: tests/cluster_ipam/test_model.py says what the model is.
+"""The model of tests/unit/kit/ipam/cluster/test_model.py on the stores that nodes use.
 
     Invariant: no address of a space has two live owners.
 """
 
 import pytest
-from cluster_ipam.machine import ClusterMachine
-from cluster_ipam.real_stores import EtcdMachine, LocalMachine, SimulatedEtcd
-from cluster_ipam.test_model import FIND, FORGOTTEN, QUICK, run, steps
 from hypothesis import seed, settings
+from unit.kit.ipam.cluster.machine import ClusterMachine
+from unit.kit.ipam.cluster.real_stores import EtcdMachine, LocalMachine, SimulatedEtcd
+from unit.kit.ipam.cluster.test_model import FIND, FORGOTTEN, QUICK, run, steps
 
 BOUNDED = settings(QUICK, max_examples=40)      # some 2,000 steps, in 10 s on etcd
 

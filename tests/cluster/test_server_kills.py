@@ -10,7 +10,7 @@ import threading
 import pytest
 from cluster.etcd import decoded
 from cluster.proxy import Proxy
-from server.client import Server
+from unit.server.client import Server
 
 from fastcni.handle import handle
 from fastcni.kit.call.mode import Mode

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from server.cluster import ClusterNode
+from unit.server.cluster import ClusterNode
 
 from fastcni.kit.ipam.cluster.contract import DEAD
 from fastcni.testing.witnesses import eventually

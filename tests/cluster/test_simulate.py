@@ -26,7 +26,6 @@ from fastcni.agent.registries import etcd as etcd_registry
 from fastcni.agent.registries import open_registry, records
 from fastcni.clients.etcd import Client, put
 from fastcni.clients.http import Http
-from fastcni.testing import needs_root
 from fastcni.testing.witnesses import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +143,7 @@ def left_of(pid):
     return [*Path("/run/netns").glob(f"simulate-{pid}"), *Path("/dev/shm").glob(f"fastcni-simulate-{pid}-*")]
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_simulation_writes_all_figures_and_how_each_grows(tmp_path):
     """The simulation takes some 25 s: three clusters, each with its times of idleness and of churn."""
     file = tmp_path / "figures.json"
@@ -162,7 +161,7 @@ def test_a_simulation_writes_all_figures_and_how_each_grows(tmp_path):
     assert not left_of(running.pid)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_simulation_runs_on_the_kubernetes_api(tmp_path):
     """Without pods and with one number of nodes, to take some 15 s."""
     file = tmp_path / "figures.json"
@@ -176,7 +175,7 @@ def test_a_simulation_runs_on_the_kubernetes_api(tmp_path):
     assert not left_of(running.pid)
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_simulation_that_is_interrupted_leaves_nothing(number):
     running = simulate("--quick", "--nodes", "6")

@@ -11,7 +11,7 @@ import time
 
 from faults.load import guarded
 from faults.world import ANSWER, World
-from real_kernel.node import Inside
+from lab.node import Inside
 
 WORKERS = 2
 WARM, ONE_SHOT = 0.7, 0.3       # shares: of the ADDs, of the DELs

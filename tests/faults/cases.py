@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from dhcp.stub_daemon import StubDaemon
 from features import reason_to_skip
-from real_kernel import openvswitch
-from real_kernel.node import run
+from lab import openvswitch
+from lab.node import run
+from unit.dhcp.stub_daemon import StubDaemon
 
 from fastcni.plugins import CHAINED
 

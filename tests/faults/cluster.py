@@ -1,7 +1,7 @@
 """The model of the cluster for as long as it is given: no address of a space has two live owners.
 
 The passes are in turn on a store in memory, on the store `local`, and on an etcd. Each pass has a seed that the output
-names. tests/cluster_ipam/test_model.py says what the model is."""
+names. tests/unit/kit/ipam/cluster/test_model.py says what the model is."""
 
 import contextlib
 import itertools
@@ -10,9 +10,9 @@ import traceback
 
 import hypothesis
 from cluster.etcd import Etcd
-from cluster_ipam.machine import ClusterMachine
-from cluster_ipam.real_stores import EtcdMachine, LocalMachine
-from cluster_ipam.test_model import LONG, run
+from unit.kit.ipam.cluster.machine import ClusterMachine
+from unit.kit.ipam.cluster.real_stores import EtcdMachine, LocalMachine
+from unit.kit.ipam.cluster.test_model import LONG, run
 
 
 def campaign(row, _options):

@@ -9,11 +9,11 @@ import signal
 import time
 from pathlib import Path
 
-from dhcp.process import Daemon, call
-from dhcp.server import Network, Server, addresses
 from faults.load import TRY_AGAIN, together
 from faults.world import World
-from real_kernel.node import eventually, run
+from lab.node import eventually, run
+from unit.dhcp.process import Daemon, call
+from unit.dhcp.server import Network, Server, addresses
 
 from fastcni.dhcp import packets
 from fastcni.dhcp.lease_files import SUFFIX

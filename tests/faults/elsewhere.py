@@ -14,7 +14,7 @@ from pathlib import Path
 
 from faults.rounds import document_of
 from faults.world import ANSWER, Request, World, left_behind
-from real_kernel.node import cid_of, run
+from lab.node import cid_of, run
 
 from fastcni.runtime import RuntimeConf
 from fastcni.runtime.cache import Cache

@@ -11,9 +11,9 @@ import time
 
 from faults.load import Runtime, clean_up, together
 from faults.world import World
-from real_kernel.node import cid_of, set_sysctl
-from real_kernel.traffic import add_external, ask, listen
-from server.foreign_firewalls import KUBE_PROXY
+from lab.node import cid_of, set_sysctl
+from lab.traffic import add_external, ask, listen
+from unit.server.foreign_firewalls import KUBE_PROXY
 
 from fastcni.runtime import RuntimeConf
 from fastcni.runtime.cache import Cache

@@ -12,7 +12,7 @@ import time
 from faults.load import TRY_AGAIN, pod_conf
 from faults.rounds import document_of
 from faults.world import ANSWER, World, left_behind
-from real_kernel.node import Inside, run
+from lab.node import Inside, run
 
 from fastcni.kit.call.deadlines import UNREAD_S
 

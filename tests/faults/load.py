@@ -10,7 +10,7 @@ from pathlib import Path
 
 from faults.rounds import document_of
 from faults.world import ANSWER, Request, left_behind
-from real_kernel.node import Inside
+from lab.node import Inside
 
 TRY_AGAIN = 11                  # the code of an ADD that a lost server worked on
 BEFORE = 4                      # requests of the pod that a failure names

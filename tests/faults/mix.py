@@ -13,7 +13,7 @@ import time
 from conftest import PEER
 from faults.load import clean_up, pod_conf, together
 from faults.world import ANSWER, World
-from real_kernel.node import Inside
+from lab.node import Inside
 
 SUBNET = "10.99.0.0/26"         # 61 addresses, so that it is full at times
 HAMMERS, PODS = 4, 2

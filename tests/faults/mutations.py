@@ -8,8 +8,8 @@ import struct
 import sys
 import time
 
-from leaves.index import BOOT, FILE, Directory, v4
-from server.client import packed
+from unit.kit.ipam.index import BOOT, FILE, Directory, v4
+from unit.server.client import packed
 
 from fastcni import _acceptor, _netlink, _rtnetlink
 from fastcni.kernel import nft, nft_elements, nft_rules, rtnl

@@ -1,8 +1,9 @@
 """etcd is restored from a backup, or hangs (SIGSTOP), between requests of three nodes: no address has two live owners.
 
-Each pass is a cluster of its own on one etcd. Nodes are simulated (cluster_ipam/simulation.py), so a pause of a minute
-takes no time. After a restore each node asks the store before another one may claim: that is what servers do each 20 s,
-and what docs/ipam-operation.md assumes. While etcd hangs an ADD has an answer, and a DEL succeeds."""
+Each pass is a cluster of its own on one etcd. Nodes are simulated (tests/unit/kit/ipam/cluster/simulation.py), so a
+pause of a minute takes no time. After a restore each node asks the store before another one may claim: that is what
+servers do each 20 s, and what docs/ipam-operation.md assumes. While etcd hangs an ADD has an answer, and a DEL
+succeeds."""
 
 import itertools
 import json
@@ -11,7 +12,7 @@ import time
 
 from cluster.etcd import Etcd
 from cluster.test_failures import NODE_TTL_S, Lab
-from cluster_ipam.simulation import simulated_modules
+from unit.kit.ipam.cluster.simulation import simulated_modules
 
 from fastcni.kit.ipam.cluster import hold
 

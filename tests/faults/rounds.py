@@ -18,7 +18,7 @@ from pathlib import Path
 from faults.cases import Case
 from faults.injector import KILL, LAUNCHER, NOTHING, PLUGIN, TIME_LIMIT, Injector, compiled, errors, kills
 from faults.world import Request, World, descriptors, held_locks, left_behind
-from real_kernel.node import eventually, run
+from lab.node import eventually, run
 
 from fastcni.launcher.install import install
 

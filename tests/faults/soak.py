@@ -8,7 +8,7 @@ import time
 
 from faults.load import Runtime, clean_up, pod_conf, together
 from faults.world import World
-from real_kernel.node import eventually, run
+from lab.node import eventually, run
 
 from fastcni.kit import policies
 from fastcni.server.service import MAX_BACKGROUND_THREADS

@@ -11,7 +11,7 @@ from pathlib import Path
 from faults.load import pod_conf
 from faults.rounds import document_of
 from faults.world import World, left_behind
-from real_kernel.node import run
+from lab.node import run
 
 CLONE_NEWNS = 0x20000
 libc = ctypes.CDLL(None, use_errno=True)

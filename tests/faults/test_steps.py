@@ -25,7 +25,7 @@ def tools(tmp_path_factory):
     return Tools(tmp_path_factory.mktemp("tools"))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
+@pytest.mark.needs("root")
 @pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc: the injector is compiled")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs x86_64: the injector reads its registers")
 @pytest.mark.parametrize("name", CASES)

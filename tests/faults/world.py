@@ -10,8 +10,8 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from real_kernel.node import Inside, Node, cid_of, eventually, set_sysctl
-from server.client import Server
+from lab.node import Inside, Node, cid_of, eventually, set_sysctl
+from unit.server.client import Server
 
 from fastcni.launcher.install import install
 from fastcni.testing.namespaces import add_netns, delete_netns, set_lo_up

@@ -1,7 +1,7 @@
 """Record which tests run which lines of fastcni, in `.covering/`; run the tests of one file.
 
     python -m mutants.covering fastcni/spec/version.py      record what is new or has changed, then run its tests
-    python -m mutants.covering --record tests/agent         only record, the tests below this directory
+    python -m mutants.covering --record tests/unit/agent         only record, the tests below this directory
 
 A test file is recorded again when its content has changed. A line of fastcni that was inserted later is taken for the
 line that had its number, until the tests of that file have run again: `record` takes the test files of a changed

@@ -14,7 +14,6 @@ from project.bench_data import complete_run
 
 from fastcni.bench.node import PREFIX
 from fastcni.bench.web_page import web_page
-from fastcni.testing import needs_root
 
 SAMPLES = Path(__file__).parents[2] / "benchmarks/report/report.json"
 # Texts of plots that are cut off, and the smallest one in pixels
@@ -71,7 +70,7 @@ def directory():
         yield Path(it)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_ctrl_c_in_a_terminal_leaves_nothing(tmp_path, directory):
     line = [sys.executable, "-m", "fastcni", "bench", "--quick", "--force", "--only", "ptp", "--part", "idle", "--html",
             str(directory / "page.html")]

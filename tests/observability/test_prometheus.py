@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from server.client import Server
+from unit.server.client import Server
 
 from fastcni.server.metrics import table
 from fastcni.testing.witnesses import eventually

@@ -14,8 +14,8 @@ from observability.test_bench import SAMPLES
 from observability.test_status_page import ADDRESS, load, search
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
-from server.client import Server
-from server.test_metrics_parts import Log
+from unit.server.client import Server
+from unit.server.test_metrics_parts import Log
 
 from fastcni.bench.web_page import web_page
 from fastcni.cli.text.top import View, frame

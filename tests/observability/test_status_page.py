@@ -4,13 +4,9 @@ import os
 import time
 
 import pytest
-from node.conftest import Host
 from observability.browser import Browser
-from server.client import Server
-
-from fastcni.testing.namespaces import needs_root
-
-pytestmark = needs_root
+from unit.node.conftest import Host
+from unit.server.client import Server
 
 ADDRESS = "127.0.0.1:9465"
 HOSTILE = """<img src=x onerror="window.hacked=1"></script><script>window.hacked=2</script>'"""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from server.client import Server
+from unit.server.client import Server
 
 from fastcni.testing.witnesses import eventually
 

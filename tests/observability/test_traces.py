@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from server.client import Server
-from server.conftest import Slow, node, plugins, pod, root  # noqa: F401  fixtures
+from unit.server.client import Server
+from unit.server.conftest import Slow, node, plugins, pod  # noqa: F401  fixtures
 
 from fastcni.server.otel import traces
 from fastcni.testing.witnesses import eventually
@@ -92,7 +92,7 @@ def collector(host_netns):
 
 
 @pytest.fixture
-def serve(root, tmp_path, plugins, host_netns):        # noqa: F811
+def serve(tmp_path, plugins, host_netns):        # noqa: F811
     """serve(url, *options): a server that sends traces to this collector."""
     running = []
 

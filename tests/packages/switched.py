@@ -9,9 +9,9 @@ import threading
 import time
 
 from conftest import PEER
-from node.conftest import Host
-from real_kernel.traffic import add_external
+from lab.traffic import add_external
 from side_by_side.sides import Inside, run, set_netns
+from unit.node.conftest import Host
 
 FROM_OUTSIDE = "198.51.100.1"
 LIST = {"cniVersion": "1.0.0", "name": "net1", "plugins": [

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fastcni.testing import needs_root
-
 yaml = pytest.importorskip("yaml", reason="pip install -e '.[test-packages]'")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[test-packages]'")
 
@@ -80,7 +78,7 @@ def test_scripts_are_shell(name):
     subprocess.run(["shellcheck", DEPLOY / name], check=True)
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.skipif(not (shutil.which("patchelf") and os.path.exists("/usr/lib/python3.11/os.py")),
                     reason="needs patchelf and Debian 12's Python")
 def test_the_python_for_nodes_runs_in_an_empty_system(tmp_path):

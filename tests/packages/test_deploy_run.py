@@ -13,10 +13,8 @@ from packages.clean_system import CERTIFICATES, ROOT, base, call
 from runtimes.podman import CONTAINERS, FILES, STORAGE
 from runtimes.world import World, eventually_slow
 
-from fastcni.testing import needs_root
-
 yaml = pytest.importorskip("yaml", reason="pip install -e '.[test-packages]'")
-pytestmark = [needs_root, pytest.mark.skipif(not shutil.which("podman"), reason="no podman")]
+pytestmark = [pytest.mark.needs("root"), pytest.mark.skipif(not shutil.which("podman"), reason="no podman")]
 
 CONF = "/etc/cni/net.d/10-fastcni.conflist"
 DEBIAN = "docker.io/library/debian:12-slim"

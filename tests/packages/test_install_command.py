@@ -10,7 +10,6 @@ from project.plugin_dir import FOREIGN, KEPT, fill, state
 from project.plugin_file import INTERPRETER, write_executable
 
 from fastcni.launcher.uninstall import uninstall_plugins
-from fastcni.testing import needs_root
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ except InstallError as e:
 """
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_full_file_system_keeps_its_plugins(tmp_path):
     mount = 'mount -t tmpfs -o size=2m none "$1" && cd "$1" && shift && exec "$@"'
     done = subprocess.run(["unshare", "-m", "sh", "-c", mount, "sh", tmp_path, sys.executable, "-c", FULL],
@@ -61,7 +60,7 @@ def fastcni(*words):
     return done.returncode, json.loads(done.stdout)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_dry_run_changes_nothing_and_reports_the_same(bin_dir):
     before = state(bin_dir)
     rehearsed = fastcni("install", "--bin-dir", bin_dir, "--plugin", "bridge", "--plugin", "tap", "--dry-run")
@@ -83,7 +82,7 @@ def test_a_dry_run_changes_nothing_and_reports_the_same(bin_dir):
     assert state(bin_dir) == before
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_the_reports_name_fastcnis_version_and_the_version_of_go_plugins(tmp_path):
     import fastcni as package
 

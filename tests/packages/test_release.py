@@ -17,7 +17,7 @@ def release(directory, umask):
     for path in (directory / "fastcni").rglob("*.py"):
         os.utime(path)
     call("sh", "-c", f"umask {umask}; exec sh packaging/release.sh {sys.executable}", cwd=directory,
-         env={**os.environ, "SOURCE_DATE_EPOCH": TIME, "TESTS": "tests/spec/test_version.py"})
+         env={**os.environ, "SOURCE_DATE_EPOCH": TIME, "TESTS": "tests/unit/spec/test_version.py"})
     lines = (directory / "dist" / "SHA256SUMS").read_text().splitlines()
     return {name: digest for digest, name in map(str.split, lines)}
 

@@ -10,10 +10,9 @@ from conftest import needs_peer
 from packages.switched import Churn, Stream, Switched, ruleset
 from side_by_side.sides import run
 
-from fastcni.testing import needs_root
 from fastcni.testing.witnesses import eventually
 
-pytestmark = [needs_root, needs_peer]
+pytestmark = [pytest.mark.needs("root"), needs_peer]
 
 
 @pytest.fixture

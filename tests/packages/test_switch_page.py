@@ -9,9 +9,8 @@ from conftest import needs_peer
 from packages.switched import Switched, ruleset
 
 from fastcni.launcher import systemd
-from fastcni.testing import needs_root
 
-pytestmark = [needs_root, needs_peer]
+pytestmark = [pytest.mark.needs("root"), needs_peer]
 PAGE = Path(__file__).parents[2] / "docs/switch.md"
 SAMPLE = re.compile(r"^```\n.*?^```\n", re.MULTILINE | re.DOTALL)          # of output
 COMMANDS = re.findall(r"^    (\S.*)$", SAMPLE.sub("", PAGE.read_text(encoding="utf-8")), re.MULTILINE)

@@ -6,9 +6,8 @@ import subprocess
 import sys
 import sysconfig
 
+import pytest
 from project.third_party import EXAMPLE, ROOT
-
-from fastcni.testing import needs_root
 
 PAGE = (ROOT / "docs" / "write-a-plugin.md").read_text(encoding="utf-8")
 
@@ -25,7 +24,7 @@ def test_the_code_on_the_page_is_the_examples():
     assert [block for block in shown if block not in sources] == []
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_the_commands_on_the_page_run(tmp_path, host_netns):
     """As one script. fastcni and its dependencies are there, so pip fetches nothing; /run and /var/lib are empty, for
     names of pods, addresses and cached results."""

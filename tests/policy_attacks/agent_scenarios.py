@@ -5,9 +5,9 @@ import socket
 import subprocess
 import time
 
-from agent.policy import flood
 from policy_attacks.oracle import Pod
 from policy_attacks.scenarios import probes, remove, sweep, victims
+from unit.agent.policy import flood
 
 from fastcni.testing.namespaces import Inside
 

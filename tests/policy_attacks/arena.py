@@ -16,11 +16,11 @@ import socket
 import time
 from dataclasses import dataclass
 
-from agent.policy import frames
 from policy_attacks.forged import numbered
 from policy_attacks.node import GATEWAY, NODE, SUBNETS, Node
 from policy_attacks.oracle import Pod
 from policy_attacks.prober import Endpoint, Prober
+from unit.agent.policy import frames
 
 from fastcni.testing.namespaces import Inside, run
 from fastcni.testing.witnesses import ip_json

@@ -6,9 +6,9 @@ The last frame of each list counts; those before it prepare something. peer: the
 import itertools
 import struct
 
-from agent.policy import frames
-from agent.policy.frames import MARK, arp, ethernet, ipv4, ipv6, link_local, neighbour, udp
 from policy_attacks.node import NODE, SUBNETS
+from unit.agent.policy import frames
+from unit.agent.policy.frames import MARK, arp, ethernet, ipv4, ipv6, link_local, neighbour, udp
 
 ALL_NODES, GROUP6 = "ff02::1", "33:33:00:00:00:01"
 GROUP4 = "01:00:5e:00:00:01"

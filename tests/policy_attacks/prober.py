@@ -14,7 +14,7 @@ import struct
 import time
 from dataclasses import dataclass, field
 
-from agent.policy.frames import checksum
+from unit.agent.policy.frames import checksum
 
 from fastcni.testing.namespaces import Inside
 

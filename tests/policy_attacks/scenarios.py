@@ -8,12 +8,12 @@ import socket
 import struct
 import time
 
-from agent.policy import flood, frames
-from agent.policy.frames import MARK, ipv4, udp
 from policy_attacks import forged
 from policy_attacks.arena import policy, role
 from policy_attacks.node import HOST_PORT, METADATA, NODE, OUTSIDE
 from policy_attacks.prober import Probe
+from unit.agent.policy import flood, frames
+from unit.agent.policy.frames import MARK, ipv4, udp
 
 from fastcni.testing.namespaces import Inside
 from fastcni.testing.witnesses import eventually

@@ -1,6 +1,5 @@
 """A sample of `make test-policy`: one cluster with files. And the campaign finds a verdict that is wrong."""
 
-import os
 import shutil
 
 import pytest
@@ -11,7 +10,7 @@ from policy_attacks.node import Node
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.testing.namespaces import Inside
 
-pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces"),
+pytestmark = [pytest.mark.needs("root"),
               pytest.mark.skipif(not shutil.which("conntrack"), reason="needs conntrack"),
               pytest.mark.skipif(not shutil.which("nft"), reason="needs nft")]
 LIMIT_S = 120

@@ -26,7 +26,7 @@ from fastcni.bench.sides import another
 from fastcni.cli import entry_point
 from fastcni.server import cpu_latency
 from fastcni.spec.errors import CniError
-from fastcni.testing import namespaces, needs_root
+from fastcni.testing import namespaces
 from fastcni.testing.witnesses import eventually
 
 
@@ -268,7 +268,7 @@ def nothing_is_left():
     assert os.stat("/proc/thread-self/ns/net").st_ino == home
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_small_run_measures_and_leaves_nothing(nothing_is_left, tmp_path, capsys):
     assert run.run(replace(TINY, report=str(tmp_path), html=str(tmp_path / "page.html"))) == 0
     samples = json.loads((tmp_path / "report.json").read_bytes())["latency"]["ptp"]
@@ -302,7 +302,7 @@ def test_the_report_shows_the_latency_request_of_warm_and_floor(monkeypatch, tmp
     assert report.latency_request().startswith("none: [Errno 2]")
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_small_run_after_pauses_measures_each_situation(nothing_is_left, tmp_path, capsys):
     small = replace(TINY, plan=replace(TINY.plan, idle_rounds=1, pause=0.01), parts=("idle",), report=str(tmp_path))
     assert run.run(small) == 0
@@ -312,7 +312,7 @@ def test_a_small_run_after_pauses_measures_each_situation(nothing_is_left, tmp_p
     assert "After a pause" in capsys.readouterr().out
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.skipif(not all(map(shutil.which, ("iptables-nft-restore", "iptables-legacy-restore"))),
                     reason="needs both kinds of iptables (Debian: iptables)")
 def test_a_small_run_beside_changes_of_iptables_measures_both_kinds(nothing_is_left, tmp_path, monkeypatch, capsys):
@@ -339,7 +339,7 @@ def test_a_small_run_beside_changes_of_iptables_measures_both_kinds(nothing_is_l
     assert "Beside a program" in capsys.readouterr().out
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_another_fastcni_is_measured_in_the_same_run(nothing_is_left, capsys):
     compared = replace(TINY, sides=("warm", "before"), before=sys.executable)
     assert run.run(compared) == 0
@@ -353,7 +353,7 @@ def test_another_python_without_fastcni_is_an_error(tmp_path):
         another("/nowhere/python", str(tmp_path))
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])      # Ctrl-C; the end of an ssh session
 def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch, number):
     # In the middle: a pod is there
@@ -366,7 +366,7 @@ def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch, 
         signal.signal(number, before)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_run_that_is_stopped_writes_the_parts_that_are_complete(nothing_is_left, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(run.MEASURE, "rate", lambda _: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(60)))
     stopped = replace(TINY, parts=("latency", "rate"), report=str(tmp_path), html=str(tmp_path / "page.html"))
@@ -379,7 +379,7 @@ def test_a_run_that_is_stopped_writes_the_parts_that_are_complete(nothing_is_lef
     assert "One at a time" in capsys.readouterr().out
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_plugin_that_fails_ends_its_case_and_is_reported(nothing_is_left, tmp_path, capsys):
     for name in ("bridge", "ptp"):
         (tmp_path / name).write_text("#!/bin/sh\necho no luck\nexit 3\n")

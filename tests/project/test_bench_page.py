@@ -18,7 +18,6 @@ from fastcni.bench.cases import QUICK, Options, Plan
 from fastcni.cli import entry_point
 from fastcni.launcher.identify import FASTCNI, GO
 from fastcni.spec.errors import CniError
-from fastcni.testing import needs_root
 
 VOID = {"meta", "link"}
 
@@ -266,7 +265,7 @@ def test_servers_of_the_benchmark_do_not_see_the_nodes_state(monkeypatch):
     isolation.check_data_dir("/var/lib")
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_hidden_directories_are_empty_for_a_server_only(tmp_path, monkeypatch):
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden/10-net.conflist").touch()

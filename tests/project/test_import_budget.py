@@ -11,7 +11,6 @@ import pytest
 import fastcni
 from fastcni.launcher.install import base_interpreter, checked_interpreter, install
 from fastcni.plugins import TABLE
-from fastcni.testing import needs_root
 
 FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging", "pathlib",
              "enum", "contextlib", "functools", "collections", "asyncio", "inspect", "binascii"}
@@ -99,7 +98,7 @@ def test_a_refusal_imports_nothing_expensive(bin_dir, tmp_path, plugin):
     assert_cheap(modules)
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.parametrize("plugin, keys", [
     ("bridge", {}),
     ("bridge", {"isGateway": True, "ipMasq": True, "macspoofchk": True, "hairpinMode": True}),

@@ -181,7 +181,20 @@ def test_a_feature_outside_of_the_table_is_an_error(pytester):
     assert "802.1q: not in tests/features.py" in done.stderr.str() + done.stdout.str()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
+@pytest.mark.parametrize("fixture", ["host_netns", "pod_netns"])
+def test_a_test_in_namespaces_of_its_own_needs_root(pytester, monkeypatch, fixture):
+    pytester.makepyfile(f"import pytest\n@pytest.fixture\ndef {fixture}(): pass\n@pytest.fixture\n"
+                        f"def node({fixture}): pass\ndef test_it(node): pass\ndef test_other(): pass\n")
+    pytester.makeini("[pytest]\nmarkers = needs\n")
+    done = pytester.runpytest_inprocess("-m", "not needs", plugins=[features.Lane()])
+    assert done.parseoutcomes() == {"passed": 1, "deselected": 1}
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    done = pytester.runpytest_inprocess("-rs", plugins=[features.Lane()])
+    assert done.parseoutcomes() == {"passed": 1, "skipped": 1}
+    assert "needs root: makes network namespaces" in done.stdout.str()
+
+
+@pytest.mark.needs("root")
 def test_kernel_without_a_link_kind_lacks_its_feature(monkeypatch):
     monkeypatch.setitem(features.FEATURES, "none", ("CONFIG_NONE", "link add probe type fastcni"))
     assert features.has("bridge") and not features.has("none")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from conftest import PEER
-from dhcp import test_daemon
 from project.plugin_contract import PLUGINS
 from rich.console import Console
 from side_by_side import test_firewall, test_flannel, test_portmap
 from side_by_side.test_results_and_state import ALL_STORIES
+from unit.dhcp import test_daemon
 
 from fastcni import plugins
 from fastcni.cli.commands import cli

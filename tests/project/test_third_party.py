@@ -23,7 +23,6 @@ from project.third_party import (
 )
 
 from fastcni import third_party
-from fastcni.testing import needs_root
 from fastcni.testing.witnesses import eventually
 
 CONF = {"cniVersion": "1.1.0", "name": "net"}
@@ -107,7 +106,6 @@ def test_the_command_lists_plugins_with_their_distribution(python):
     assert "No module named 'a_module_that_is_nowhere'" in listed["unimportable"]["problem"]
 
 
-@needs_root
 @pytest.mark.parametrize("warm", [False, True], ids=["one-shot", "warm"])
 def test_the_example_adds_checks_and_deletes_a_pod(bin_dir, server, tmp_path, host_netns, pod_netns, warm):
     conf, (path, log) = hello(tmp_path), server
@@ -140,7 +138,7 @@ def test_one_shot_an_exception_is_one_error_document(bin_dir, kind):
     assert document["details"].endswith(f'this is a fault of the plugin "{kind}"')
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_no_exception_ends_the_server(bin_dir, server):
     """Each is raised more often than the server has workers."""
     path, log = server
@@ -151,7 +149,7 @@ def test_no_exception_ends_the_server(bin_dir, server):
     assert len([it for it in events(log, "request_failed") if it["plugin"] in BOOM]) == 3 * len(BOOM)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_plugin_that_cannot_be_imported_is_logged_and_status_says_so(bin_dir, server):
     path, log = server
     (event,) = events(log, "plugin_unusable")
@@ -166,7 +164,7 @@ def test_one_shot_a_noisy_plugin_answers_with_one_document(bin_dir):
     assert request(bin_dir / "noisy", "ADD", CONF) == (0, {"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.2/24"}]})
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_warm_a_noisy_plugin_answers_with_one_document(bin_dir, server):
     for _ in range(3):
         status, _ = request(bin_dir / "noisy", "ADD", CONF, FASTCNI_SOCKET=server[0])

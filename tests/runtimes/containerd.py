@@ -3,7 +3,7 @@
 import signal
 from uuid import uuid4
 
-from real_kernel.node import eventually
+from lab.node import eventually
 from runtimes import image
 from runtimes.world import eventually_slow
 

@@ -7,7 +7,7 @@ import json
 import os
 
 import pytest
-from real_kernel.node import eventually
+from lab.node import eventually
 from runtimes import image
 from runtimes.conftest import nothing_left
 

@@ -22,7 +22,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from real_kernel.node import COMMON_FILES, eventually, lasting, links, members, rules
+from lab.node import COMMON_FILES, eventually, lasting, links, members, rules
 
 from fastcni.testing.namespaces import enter
 

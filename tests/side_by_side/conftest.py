@@ -15,13 +15,12 @@ import pytest
 from side_by_side.sides import Side
 
 from fastcni.launcher.install import install
-from fastcni.testing import needs_root
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.is_relative_to(os.path.dirname(__file__)):
-            item.add_marker(needs_root)
+            item.add_marker(pytest.mark.needs("root"))
             item.add_marker(shared.needs_peer)
 
 

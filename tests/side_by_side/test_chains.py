@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from real_kernel.node import eventually, sysctl
-from real_kernel.traffic import ask, listen
+from lab.node import eventually, sysctl
+from lab.traffic import ask, listen
 from side_by_side.sides import Inside, addresses
 from side_by_side.test_masquerade import NODE, OUTSIDE, add_external
 

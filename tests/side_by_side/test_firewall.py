@@ -9,7 +9,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from real_kernel.traffic import ask, listen
+from lab.traffic import ask, listen
 from side_by_side.sides import at_once, seen_at_each_delete
 from side_by_side.stories import V4, V6, bridge
 from side_by_side.test_across import Handover

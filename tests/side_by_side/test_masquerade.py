@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from real_kernel.node import source_seen
+from lab.node import source_seen
 from side_by_side.sides import at_once, run
 from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, ptp
 

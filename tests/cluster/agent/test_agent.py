@@ -12,16 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
-from agent.policy.http_pods import READ_ONLY
 from cluster.etcd import Etcd
+from unit.agent.policy.http_pods import READ_ONLY
 
 from fastcni.agent import files
 from fastcni.clients.etcd import Client, delete, put
-from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually, ip_json
 
-pytestmark = needs_root
+pytestmark = pytest.mark.needs("root")
 SUBNETS = "/net/subnets/", "/net/subnets0"      # keys: from, to
 CONF = '{"Network": "10.244.0.0/16", "EnableIPv6": true, "IPv6Network": "fd00:10::/48", "Backend": {"Type": "%s"}}'
 

@@ -8,12 +8,11 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 import structlog
-from agent.nodes import Machine
+from unit.agent.nodes import Machine
 
 from fastcni.agent import bgp
 from fastcni.agent.contract import ConfigurationError
 from fastcni.kit.ipam.cluster.node_state import State
-from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually, ip_json
 
@@ -97,7 +96,7 @@ def learned(family=4):
     return {route["dst"] for route in ip_json(f"-{family}", "route") if route.get("protocol") == "bird"}
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_pod_is_reached_from_outside_until_the_node_leaves(birds, tmp_path):
     router, own, node = birds
     router.start()
@@ -128,7 +127,7 @@ def test_a_pod_is_reached_from_outside_until_the_node_leaves(birds, tmp_path):
     assert eventually(lambda: learned() == learned(6) == set(), 60)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_without_bird_the_problem_is_told_once_and_tried_again(birds):
     router, own, _ = birds
     it = make(own)
@@ -145,7 +144,7 @@ def test_without_bird_the_problem_is_told_once_and_tried_again(birds):
     assert eventually(lambda: learned() == {"10.244.1.0/24"}, 60)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_what_bird_refuses_is_in_the_log(birds):
     _, own, _ = birds
     own.start()

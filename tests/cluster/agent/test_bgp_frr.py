@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import structlog
-from agent.nodes import Machine
 from cluster.agent.test_agent import nodes  # noqa: F401 - a fixture
 from cluster.agent.test_bgp import ROUTER, Bird, learned
+from unit.agent.nodes import Machine
 
 from fastcni.agent import bgp, files
 from fastcni.agent.bgp import frr
 from fastcni.agent.contract import ConfigurationError
-from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually, ip_json
 
@@ -83,7 +82,7 @@ def make(directory, socket, **more):
     return found
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_pod_is_reached_from_outside_until_the_node_leaves(routers, tmp_path):
     router, own, node = routers
     router.start()
@@ -108,7 +107,7 @@ def test_a_pod_is_reached_from_outside_until_the_node_leaves(routers, tmp_path):
     assert "neighbor 198.51.100.1 remote-as 65001" in own.show("-c", "show running-config")
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_router_that_is_two_hops_away(routers, pod_netns, tmp_path):
     _, own, node = routers
     far = pod_netns()
@@ -133,7 +132,7 @@ def test_a_router_that_is_two_hops_away(routers, pod_netns, tmp_path):
         router.end()
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_frr_announces_nothing_after_leave(nodes):  # noqa: F811
     (one,) = nodes(1)
     own = Frr(one.netns)
@@ -156,7 +155,7 @@ def test_frr_announces_nothing_after_leave(nodes):  # noqa: F811
         shutil.rmtree(own.directory)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_peers_and_the_as_are_changed_and_refusals_are_told_once(routers, tmp_path):
     _, own, _ = routers
     it = make(tmp_path, own.directory)

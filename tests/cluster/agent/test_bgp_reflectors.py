@@ -10,13 +10,13 @@ import shutil
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
+import pytest
 import structlog
-from agent.nodes import Machine
 from cluster.agent.test_bgp import Bird, learned
 from cluster.agent.test_bgp_frr import Frr
+from unit.agent.nodes import Machine
 
 from fastcni.agent import bgp
-from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually, ip_json
 
@@ -73,7 +73,7 @@ def announcing(number, bird):
     return it
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_a_router_has_the_routes_of_fifty_nodes_while_one_reflector_lives(host_netns, pod_netns, tmp_path):
     ip("link", "add", "wire", "up", "type", "bridge")
     ip("addr", "add", "192.0.2.254/24", "dev", "wire")

@@ -25,11 +25,10 @@ from cluster.agent.test_agent import nodes  # noqa: F401 - a fixture
 from stopping import stop
 
 from fastcni.kit import policies as client
-from fastcni.testing import needs_root
 from fastcni.testing.namespaces import Inside, ip, run
 from fastcni.testing.witnesses import eventually
 
-pytestmark = needs_root
+pytestmark = pytest.mark.needs("root")
 
 
 class Cluster:

@@ -11,11 +11,10 @@ from cluster.agent.test_agent import Node
 from cluster.agent.test_egress import see_move
 from cluster.kubernetes.api_server import Running, kubeconfig, resource
 
-from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip
 from fastcni.testing.witnesses import eventually
 
-pytestmark = needs_root
+pytestmark = pytest.mark.needs("root")
 HOST = "192.0.2.254"
 CRD = resource("policy.fastcni.dev", "v1alpha1", "egressaddresses")
 

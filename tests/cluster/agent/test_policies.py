@@ -25,7 +25,6 @@ from fastcni.agent.policy.sources.kubernetes import Kubernetes
 from fastcni.cli.commands import cli
 from fastcni.clients.kubernetes import open_api
 from fastcni.kit import policies as client
-from fastcni.testing import needs_root
 from fastcni.testing.namespaces import Inside
 from fastcni.testing.witnesses import eventually
 
@@ -177,7 +176,7 @@ def test_of_pods_of_this_node_the_command_asks_the_kernel(server, tmp_path, monk
         assert (name, run.exit_code, found["by"]) == (name, status, by)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F811
     (one,) = nodes(1)
     directory = one.directory / "policies"
@@ -214,7 +213,7 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
     assert table(one) == ""
 
 
-@needs_root
+@pytest.mark.needs("root")
 @pytest.mark.needs("nft-owned-tables")
 def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes):  # noqa: F811
     """The kernel frees a killed agent's table, and the next agent takes it over. Nobody else can while it runs."""
@@ -239,7 +238,7 @@ def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes)
     assert not table(one)
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
     """The agent is started while etcd is away, and pods are made as before."""
     (one,) = nodes(1)
@@ -268,7 +267,7 @@ def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
     assert one.end() == 0
 
 
-@needs_root
+@pytest.mark.needs("root")
 def test_changes_of_the_api_are_enforced_in_the_benchmark(host_netns):
     """benchmarks/bench_policy.py has those of files."""
     if not see_bridged_traffic():

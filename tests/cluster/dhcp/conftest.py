@@ -1,3 +1,3 @@
 """The daemon, its server and a network, for each test."""
 
-from dhcp.fixtures import daemon, network, server  # noqa: F401
+from unit.dhcp.fixtures import daemon, network, server  # noqa: F401

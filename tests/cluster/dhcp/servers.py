@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 
-from dhcp.server import SERVER
+from unit.dhcp.server import SERVER
 
 from fastcni.testing.witnesses import eventually
 

@@ -7,9 +7,9 @@ import subprocess
 import threading
 import time
 
-from dhcp.fixtures import FIRST, leases, on_a_node, own_files, reboot
-from dhcp.process import Daemon, call, ok
-from dhcp.server import Server, addresses
+from unit.dhcp.fixtures import FIRST, leases, on_a_node, own_files, reboot
+from unit.dhcp.process import Daemon, call, ok
+from unit.dhcp.server import Server, addresses
 
 from fastcni.testing.witnesses import eventually
 

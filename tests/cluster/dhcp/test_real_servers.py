@@ -8,9 +8,9 @@ import sys
 import conftest as shared
 import pytest
 from cluster.dhcp.servers import Dnsmasq, Kea
-from dhcp.fixtures import leases, reboot
-from dhcp.process import Daemon, call, ok
-from dhcp.server import addresses
+from unit.dhcp.fixtures import leases, reboot
+from unit.dhcp.process import Daemon, call, ok
+from unit.dhcp.server import addresses
 
 from fastcni.launcher.install import install
 from fastcni.testing.witnesses import eventually

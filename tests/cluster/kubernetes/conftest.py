@@ -4,8 +4,8 @@ applied and nothing of value in it."""
 import os
 
 import pytest
-from real_kernel.networks import multus, network
-from server.conftest import local, node, plugins, pod, root, start  # noqa: F401 - the fixtures
+from lab.networks import multus, network
+from unit.server.conftest import local, node, plugins, pod, start  # noqa: F401 - the fixtures
 
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, KINDS

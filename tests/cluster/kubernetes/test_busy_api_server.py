@@ -7,7 +7,7 @@ import threading
 import pytest
 from cluster.kubernetes.api_server import ApiServer, web
 from cluster.kubernetes.core_schemas import kubelet_lease
-from cluster_ipam.node import Node
+from unit.kit.ipam.cluster.node import Node
 
 from fastcni.clients import kubernetes as kubernetes_api
 from fastcni.clients.http import Http

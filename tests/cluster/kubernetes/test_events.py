@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 from cluster.kubernetes.api_server import documents, kubeconfig
-from server.client import Server
-from server.flushed import Log
+from unit.server.client import Server
+from unit.server.flushed import Log
 
 from fastcni.clients.away import Away
 from fastcni.daemon import kubernetes_events, log

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from cluster.kubernetes.networks_cluster import args, ready
-from real_kernel.networks import NETWORKS, held, kept, multus, network
-from real_kernel.node import addresses, links
+from lab.networks import NETWORKS, held, kept, multus, network
+from lab.node import addresses, links
 
 from fastcni.launcher.install import install
 from fastcni.testing.witnesses import eventually

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from cluster.kubernetes.api_server import documents
 from cluster.kubernetes.networks_cluster import DEFINITIONS, NODE, PATCH, args, ready
-from real_kernel.networks import FIRST, NETWORKS, define, elements, held, kept, network
-from real_kernel.node import addresses, links
+from lab.networks import FIRST, NETWORKS, define, elements, held, kept, network
+from lab.node import addresses, links
 
 from fastcni.clients.away import Away
 from fastcni.kit.networks.api_objects import MIRROR, RESOURCE, ApiObjects

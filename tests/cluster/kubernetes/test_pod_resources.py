@@ -10,7 +10,7 @@ import pytest
 from cluster.kubernetes.networks_cluster import args
 from hypothesis import given
 from hypothesis import strategies as st
-from real_kernel.networks import NETWORKS
+from lab.networks import NETWORKS
 
 from fastcni.clients import pod_resources
 from fastcni.clients.away import Away

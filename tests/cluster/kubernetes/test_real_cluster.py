@@ -15,18 +15,18 @@ import pytest
 from cluster.kubernetes.api_server import ROOT, documents
 from cluster.kubernetes.apply_crds import established
 from cluster.kubernetes.real_api import PORT, RealApi
-from dhcp.process import ok
+from unit.dhcp.process import ok
 
 from fastcni.agent.policy.sources import events
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes import open_api
 from fastcni.launcher.install import install
-from fastcni.testing import needs_root
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually
 
 PROGRAM = os.environ.get("FASTCNI_TEST_KUBE_APISERVER", "")
-pytestmark = [needs_root, pytest.mark.skipif(not PROGRAM, reason="needs a kube-apiserver: real-api-server.sh")]
+pytestmark = [pytest.mark.needs("root"),
+              pytest.mark.skipif(not PROGRAM, reason="needs a kube-apiserver: real-api-server.sh")]
 SCRIPT = ROOT / "deploy/fastcni-node"
 HOST = "192.0.2.254"
 NODES = "/api/v1/nodes"

@@ -2,7 +2,7 @@
 
 import pytest
 from cluster.test_server_upkeep import blocks_uses_and_answers
-from server.cluster import ClusterNode
+from unit.server.cluster import ClusterNode
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from cluster_ipam.store_contract import StoreContract
+from unit.kit.ipam.cluster.store_contract import StoreContract
 
 from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, node_name, to_time

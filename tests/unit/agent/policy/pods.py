@@ -1,0 +1,182 @@
+"""A node in the test's namespace, with pods on a bridge and one on a link of its own, and connections between them."""
+
+import contextlib
+import errno
+import fcntl
+import select
+import socket
+import struct
+import time
+
+from unit.agent.policy.clusters import make_pod
+
+from fastcni._netlink import Batch
+from fastcni.kernel import conntrack, sysctl, uapi, wire
+from fastcni.spec.address import read_ip
+from fastcni.testing.namespaces import Inside, run
+from fastcni.testing.witnesses import eventually
+
+TCP, UDP, SCTP = 6, 17, 132
+PORTS = (80, 81, 90)
+ON_BRIDGE = ("a", "b", "c")
+ADDRESSES = {"a": ("10.0.0.1", "fd00::1"), "b": ("10.0.0.2", "fd00::2"), "c": ("10.0.0.3", "fd00::3"),
+             "d": ("10.0.4.4", "fd00:4::4")}
+FORWARDING = ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding")
+NODE = ("10.0.0.254", "fd00::fe")
+ROUTED_NODE = ("10.0.4.254", "fd00:4::fe")
+ALLOWED_S, GRACE_S = 10, 0.05
+SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40        # linux/sockios.h, linux/if.h
+
+
+def batch(netns, *lines):
+    """Run ip(8) once."""
+    run("ip", *(("-n", netns) if netns else ()), "-batch", "-", stdin="\n".join(lines))
+
+
+def up(link, addresses):
+    """Commands: an IPv4 and an IPv6 address, and the link up."""
+    return [*(f"addr add {address}/{'64 nodad' if ':' in address else 24} dev {link}" for address in addresses),
+            f"link set {link} up"]
+
+
+def await_running(*links):
+    """Wait until the links [(namespace, name)] send. A link whose peer has come up drops packets until the kernel's
+    worker has noticed that: 0.4 s on a busy machine."""
+    for netns, name in links:
+        with Inside(netns), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as it:
+            request = struct.pack("16sH14x", name.encode(), 0)
+            assert eventually(lambda it=it, request=request: struct.unpack_from(
+                "H", fcntl.ioctl(it, SIOCGIFFLAGS, request), 16)[0] & IFF_RUNNING), name
+
+
+def mac_of_pod(name):
+    return f"02:00:00:00:00:{ord(name):02x}"
+
+
+def port_of(name):
+    """The host's end of a pod's link. Without a Node it has no pod."""
+    if f"port-{name}" not in [link for _, link in socket.if_nameindex()]:
+        run("ip", "link", "add", f"port-{name}", "type", "veth", "peer", "name", f"peer-{name}")
+    return f"port-{name}"
+
+
+class Node:
+    """names: {pod: namespace}. Pods listen on PORTS, TCP and UDP, both families."""
+
+    def __init__(self, make_netns):
+        for name in FORWARDING:
+            sysctl.write(name, "1")
+        self.names = {name: make_netns() for name in ADDRESSES}
+        for netns in (None, *self.names.values()):
+            with Inside(netns):             # link-local addresses are of use at once
+                sysctl.write("net/ipv6/conf/default/accept_dad", "0")
+        self.listeners, self.streams, self.open = {}, [], contextlib.ExitStack()
+        batch(None, "link add br0 type bridge", *up("br0", NODE))
+        for name, netns in self.names.items():
+            bridged = name in ON_BRIDGE
+            gateways = NODE if bridged else ROUTED_NODE
+            batch(None, f"link add port-{name} {'master br0' if bridged else ''} type veth peer eth0 "
+                        f"address {mac_of_pod(name)} netns {netns}",
+                  *up(f"port-{name}", () if bridged else gateways))
+            batch(netns, "link set lo up", *up("eth0", ADDRESSES[name]),
+                  *(f"route add default via {gateway}" for gateway in gateways))
+            self.listen(name)
+        await_running(*((None, f"port-{name}") for name in self.names),
+                      *((netns, "eth0") for netns in self.names.values()))
+
+    def listen(self, name):
+        with Inside(self.names[name]):
+            for port in PORTS:
+                for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+                    it = self.open.enter_context(socket.socket(socket.AF_INET6, kind | socket.SOCK_NONBLOCK))
+                    it.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                    it.bind(("::", port))
+                    if kind == socket.SOCK_STREAM:
+                        it.listen(64)
+                    self.listeners[name, kind, port] = it
+
+    def close(self):
+        self.open.close()
+
+    def connect(self, source, address, port, kind=socket.SOCK_STREAM):
+        """A socket of a pod (None: of the node) that has begun to connect, or has sent a datagram."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with Inside(self.names.get(source)):
+            it = self.open.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
+        try:
+            it.connect((address, port))
+            if kind == socket.SOCK_DGRAM:
+                it.send(b"hello")
+        except OSError as e:
+            assert e.errno == errno.EINPROGRESS, e
+        return it
+
+    def reached(self, asked, expected):
+        """Which of the connections {(source, address, protocol, port)} come to be. The expected ones may take long."""
+        clients = {one: self.connect(one[0], one[1], one[3],
+                                     socket.SOCK_DGRAM if one[2] == UDP else socket.SOCK_STREAM) for one in asked}
+        until, grace, found = time.monotonic() + ALLOWED_S, GRACE_S, set()
+        while time.monotonic() < until:
+            if expected <= found:
+                if not grace:
+                    break
+                time.sleep(grace)
+                grace = 0
+            self.answer()
+            readable = {it.fileno(): one for one, it in clients.items() if one not in found}
+            poll = select.poll()
+            for one, it in clients.items():
+                if one not in found:
+                    poll.register(it, select.POLLIN if one[2] == UDP else select.POLLOUT)
+            for descriptor, _ in poll.poll(5):
+                one = readable[descriptor]
+                error = clients[one].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                assert not error, (one, errno.errorcode[error])
+                found.add(one)
+        for it in clients.values():
+            it.close()
+        return found
+
+    def answer(self):
+        """Answer the datagrams that pods have received."""
+        for (_, kind, _), it in self.listeners.items():
+            if kind == socket.SOCK_DGRAM:
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        it.sendto(*it.recvfrom(64))
+
+    def forget_flows(self):
+        """Else a socket that gets the port of an earlier one goes on with its connection."""
+        with contextlib.closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+            for flow in conntrack.list_flows(sock):
+                batch = Batch()
+                conntrack.delete(batch, flow)
+                wire.attempt(sock, batch)
+
+    def accept(self, name, port=80):
+        """The other end of the newest connection to a pod."""
+        it = self.listeners[name, socket.SOCK_STREAM, port]
+        select.select([it], [], [], ALLOWED_S)
+        found = None
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                found = self.open.enter_context(it.accept()[0])
+        return found
+
+
+def pods(**labels):
+    """The records of the pods, with labels."""
+    return [make_pod(name, *ADDRESSES[name], labels=labels.get(name, {}),
+                     ports={"http": 81 if name == "c" else 80}) for name in ADDRESSES]
+
+
+def pairs(protocols=(TCP,), ports=(80, 81)):
+    """All that the pods can ask of each other."""
+    return {(source, address, protocol, port) for source in ADDRESSES for name in ADDRESSES if name != source
+            for address in ADDRESSES[name] for protocol in protocols for port in ports}
+
+
+def packed(source, address):
+    """The two ends of a connection of a pod."""
+    return read_ip(ADDRESSES[source][":" in address]), read_ip(address)
+

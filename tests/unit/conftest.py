@@ -1,0 +1,41 @@
+"""Fixtures for the tests of several parts: a node in a network namespace, and a model of a node, without root."""
+
+import sys
+
+import pytest
+from lab.node import Node
+from lab.traffic import add_external
+from unit.stub_plugin import StubPlugin
+
+from fastcni import plugins
+
+
+@pytest.fixture
+def node(tmp_path, host_netns):
+    return Node(tmp_path, host_netns)
+
+
+@pytest.fixture
+def pod(pod_netns):
+    """The name of one pod's namespace."""
+    return pod_netns()
+
+
+@pytest.fixture
+def external(host_netns, pod_netns):
+    """A network namespace outside the node, behind its link up0, without routes to the pods."""
+    return add_external(pod_netns)
+
+
+@pytest.fixture
+def calls(fake_runtime):
+    return fake_runtime
+
+
+@pytest.fixture
+def plugin(monkeypatch):
+    """A stub plugin, registered as `stub`."""
+    stub = StubPlugin()
+    monkeypatch.setitem(plugins.TABLE, "stub", "stub")
+    monkeypatch.setitem(sys.modules, "stub", stub.module)
+    return stub

@@ -1,0 +1,57 @@
+"""Fixtures of the tests in tests/unit/dhcp and tests/cluster/dhcp."""
+
+import os
+import sys
+
+import pytest
+from unit.dhcp.process import RUN, Daemon
+from unit.dhcp.server import Network, Server, ip
+
+from fastcni.dhcp.lease_files import LeaseFiles
+
+FIRST = "10.77.1.0/16"          # the first address that the tests' server gives
+
+
+@pytest.fixture
+def network():
+    with Network() as network:
+        yield network
+
+
+@pytest.fixture
+def server(network):
+    with Server(network) as server:
+        yield server
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    with Daemon(tmp_path) as daemon:
+        yield daemon
+
+
+def on_a_node(network):
+    """The daemon's command in a namespace from which it reaches the server."""
+    name = os.path.basename(network.pod())
+    ip("-n", name, "addr", "add", "10.77.0.2/16", "dev", "eth0")
+    ip("-n", name, "link", "set", "eth0", "up")
+    return ["ip", "netns", "exec", name, sys.executable, "-c", RUN]
+
+
+def leases(daemon):
+    """The names of the files of a daemon's leases."""
+    return sorted(os.listdir(daemon.leases))
+
+
+def own_files(daemon):
+    """The paths of a daemon's open descriptors."""
+    directory = f"/proc/{daemon.process.pid}/fd"
+    return [f"{directory}/{name}" for name in os.listdir(directory)]
+
+
+def reboot(daemon, address=None):
+    """The leases on disk are those of another boot. address: they are of this packed address."""
+    files = LeaseFiles(daemon.leases, boot="an earlier one")
+    for saved in list(files.read_all()):
+        saved.lease.address = address or saved.lease.address
+        files.write(saved.owner, saved.lease, saved.ends)

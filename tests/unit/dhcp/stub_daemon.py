@@ -1,0 +1,76 @@
+"""A daemon without DHCP: the methods of the real one, over leases that a test can look at."""
+
+import tempfile
+import threading
+from pathlib import Path
+
+from unit.dhcp.clock import Log
+
+from fastcni.daemon import listening
+from fastcni.dhcp.engine import Engine
+from fastcni.dhcp.lease import Lease
+from fastcni.dhcp.loop import Loop
+from fastcni.dhcp.service import Service
+
+ADDRESS = bytes((10, 22, 0, 9))
+OPTIONS = {1: b"\xff\xff\0\0", 3: bytes((10, 22, 0, 1))}
+
+
+class Leased:
+    """What Service reads of a Client."""
+
+    def __init__(self, owner):
+        self.owner = owner
+        self.lease = Lease(ADDRESS, 16, OPTIONS[3], b"", OPTIONS, b"", 0.0)
+
+
+class StubEngine:
+    """directory(): where it keeps a file for the address that it gives."""
+
+    leave = Engine.leave
+
+    def __init__(self, loop, directory):
+        self.loop, self.directory, self.root, self.log, self.clients = loop, directory, "", Log(), {}
+
+    def _file(self):
+        return Path(self.directory()) / "dhcp" / "10.22.0.9"
+
+    def allocate(self, owner, waiter):
+        self.clients[owner.key] = Leased(owner)
+        self._file().parent.mkdir(parents=True, exist_ok=True)
+        self._file().touch()
+        waiter("", self.clients[owner.key])
+
+    def release(self, key):
+        self._file().unlink(missing_ok=True)
+        return "10.22.0.9" if self.clients.pop(key, None) else ""
+
+    def collect(self, network, valid):
+        stale = [one.owner for one in self.clients.values() if (one.owner.container_id, one.owner.ifname) not in valid]
+        return [(self.release(owner.key), owner.name) for owner in stale]
+
+
+class StubDaemon:
+    """`with StubDaemon(directory) as daemon:` its socket is daemon.path."""
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    def __enter__(self):
+        self.place = tempfile.TemporaryDirectory(prefix="fcni-dhcp-")
+        self.path = f"{self.place.name}/dhcp.sock"      # a short path: that of a unix socket has 107 bytes at most
+        self.listening = listening.make(self.path, open_to_all=False, kind=listening.socket.SOCK_STREAM)
+        self.loop = Loop(Log())
+        self.service = Service(StubEngine(self.loop, self.directory), self.listening.sock)
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.loop.stop()
+        self.thread.join()
+        self.service.close()
+        self.listening.sock.close()
+        self.listening.unlock()
+        self.loop.close()
+        self.place.cleanup()

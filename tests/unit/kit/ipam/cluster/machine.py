@@ -1,0 +1,340 @@
+"""The state machine of test_model.py: a cluster, an operator and runtimes, in any order."""
+
+import itertools
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from unit.kit.ipam.cluster.memory_store import Memory, MemoryStore
+from unit.kit.ipam.cluster.simulation import FAULTS, PAUSE, Cluster
+
+from fastcni.clients.away import Away
+from fastcni.kit.ipam.cluster import upkeep
+from fastcni.kit.ipam.cluster.conf import read_keys
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, LOST, Changed, Fenced
+from fastcni.spec.config import Section
+from fastcni.spec.errors import CniError
+
+NODES = ("n1", "n2", "n3")
+IPAM = {                        # network: its keys. All have blocks of four addresses
+    "wide": {"range": "10.0.0.0/28"},
+    "overlapping": {"range": "10.0.0.8-10.0.0.23/27"},
+    "dual": {"ipRanges": [{"range": "10.0.0.0/28"}, {"range": "fd00::/124"}]},
+    "tiny": {"range": "10.0.0.12/30", "block_size": 32},        # each address is claimed by itself
+    "sticky": {"range": "10.0.0.0/28", "sticky": "pod"},
+    "fixed": {"range": "10.0.0.0/28"},
+    "other-space": {"range": "10.0.0.0/28", "network_name": "other"},
+}
+FIXED = ("10.0.0.5", "10.0.0.10", "10.0.0.14")
+STEPS_S = (1.0, 31.0, 61.0, 301.0, 601.0)   # beyond: nothing, cool-down, life of a node, confirmation, grace
+TRY_AGAIN_LATER = 11
+
+nodes = st.integers(0, len(NODES) - 1)
+number = st.integers(0, 50)
+fault = st.one_of(st.none(), st.none(), st.tuples(st.sampled_from(FAULTS), st.integers(1, 8)))
+
+
+class Pod:
+    """A pod of the model. addresses: those of its last result. live: it has them. ended: its DEL is due."""
+
+    def __init__(self, node, network, container, args):
+        self.node, self.network, self.container, self.args = node, network, container, args
+        self.addresses, self.live, self.ended = (), False, False
+
+    def places(self):
+        return [(space_of(self.network), address) for address in self.addresses]
+
+    def __repr__(self):
+        return f"{self.container} of {self.network} on {self.node.name}"
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    """The machine on a store in memory; real_stores.py has the others. current: the machine that runs. steps: of all
+    machines since take_steps()."""
+
+    current, steps = None, 0
+
+    def __init__(self):
+        super().__init__()
+        ClusterMachine.current = self
+        self.directory = Path(tempfile.mkdtemp(prefix="cluster-", dir="/dev/shm"))
+        self.memory = Memory(lambda: self.cluster.now)
+        self.cluster = Cluster(self.directory, NODES, self.open_store)
+        self.nodes, self.numbers = self.cluster.nodes, itertools.count(1)
+        self.pods, self.owners = {}, {}         # by container; the live owner of each (space, address)
+        store = self.open_store()
+        for space in {space_of(network) for network in IPAM}:
+            store.grid(space, {"4": 30, "6": 126})
+        store.close()
+
+    store = MemoryStore
+
+    def open_store(self):
+        """A connection of one process to the store."""
+        return self.store(self.memory)
+
+    @invariant()
+    def former_epochs_write_nothing(self):
+        """An active block has the present epoch of its node: what was declared dead has not written since."""
+        store = self.open_store()
+        nodes = {node.name: node for node in store.nodes()}
+        for block in store.blocks():
+            node = nodes.get(block.node)
+            assert block.state != ACTIVE or (node and block.epoch == node.epoch), f"{block} of {node}"
+        store.close()
+
+    @classmethod
+    def take_steps(cls):
+        """Return the number of steps since the last call."""
+        steps, ClusterMachine.steps = ClusterMachine.steps, 0
+        return steps
+
+    @invariant()
+    def count(self):
+        ClusterMachine.steps += 1
+        self.cluster.now += 0.01
+
+    def teardown(self):
+        for node in self.nodes:
+            self.kill(node)
+        shutil.rmtree(self.directory)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def configuration(self, network, **more):
+        ipam = {"type": "cluster", "store": {"type": "local", "path": str(self.directory / "store")}, "block_size": 30,
+                "block_size6": 126, **IPAM[network]}
+        return {"cniVersion": "1.1.0", "name": network, "type": "cluster", "ipam": ipam, **more}
+
+    @rule(at=nodes, network=st.sampled_from(list(IPAM)), identity=st.integers(0, 3), ip=st.sampled_from(FIXED),
+          fault=fault)
+    def add(self, at, network, identity, ip, fault):
+        node = self.nodes[at]
+        if not is_free(node):
+            return
+        name = f"p{identity}" if network == "sticky" else f"p{identity}-{node.name}"
+        args = f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={network}-{name}"
+        if network == "fixed":
+            args += f";IP={ip}"
+        for other in self.pods_of(node):
+            if other.network == network and pod_of(other.args) == pod_of(args):
+                self.end(other)                 # another sandbox takes its place
+        pod = Pod(node, network, f"c{next(self.numbers)}", args)
+        self.pods[pod.container] = pod
+        self.request(pod, "ADD", fault)
+
+    @rule(at=nodes, network=st.sampled_from(list(IPAM)))
+    def fill(self, at, network):
+        for identity in range(4):
+            self.add(at, network, identity, FIXED[identity % 3], None)
+
+    @rule(choice=number, fault=fault)
+    def repeat_add(self, choice, fault):
+        if pod := self.choose(choice, lambda pod: is_free(pod.node) and not pod.ended):
+            self.request(pod, "ADD", fault)
+
+    @rule(choice=number, fault=fault)
+    def delete(self, choice, fault):
+        if pod := self.choose(choice, lambda pod: is_free(pod.node)):
+            self.end(pod)
+            self.request(pod, "DEL", fault)
+
+    @rule(at=nodes, network=st.sampled_from(list(IPAM)), fault=fault)
+    def collect(self, at, network, fault):
+        node = self.nodes[at]
+        if not is_free(node):
+            return
+        valid = [{"containerID": pod.container, "ifname": "eth0"} for pod in self.pods_of(node) if pod.live]
+        conf = self.configuration(network, **{"cni.dev/valid-attachments": valid})
+        self.began(node, node.call("GC", conf, fault=fault), lambda reply: None)
+
+    @rule(at=nodes, fault=fault)
+    def return_idle(self, at, fault):
+        """A server returns its node's blocks that have no pod."""
+        self.of_server(at, fault, lambda store, keys: upkeep.give_back_idle(store, keys, print, 0.0, spare=0))
+
+    @rule(at=nodes, fault=fault)
+    def answer(self, at, fault):
+        """A server answers the nodes that ask for addresses of its node's blocks."""
+        self.of_server(at, fault, lambda store, keys: [
+            upkeep.answer_asked(store, keys, print, single) for single in store.singles(keys.space)])
+
+    def of_server(self, at, fault, work):
+        node = self.nodes[at]
+        if is_free(node):
+            conf = node.conf(self.configuration("wide"))
+            node.run(quietly(lambda store: work(store, read_keys(Section(conf)))), fault)
+
+    def request(self, pod, command, fault):
+        conf = self.configuration(pod.network)
+        process = pod.node.call(command, conf, pod.container, pod.args, fault)
+        self.began(pod.node, process, lambda reply: self.answered(pod, command, reply))
+
+    def began(self, node, process, answered):
+        """A process has ended or paused: note what it has done, or that it will go on."""
+        if process.paused:
+            node.process = process, answered
+        elif process.reply is not None:
+            answered(process.reply)
+
+    def answered(self, pod, command, reply):
+        if command == "DEL":
+            if reply.status == 0:
+                self.pods.pop(pod.container, None)
+            return
+        document = json.loads(reply.stdout)
+        if reply.status:
+            assert document["code"] == TRY_AGAIN_LATER, f"ADD of {pod}: {document}"
+            return
+        addresses = tuple(one["address"].split("/")[0] for one in document["ips"])
+        assert not pod.live or addresses == pod.addresses, f"{pod}: first {pod.addresses}, repeated {addresses}"
+        pod.addresses, pod.live = addresses, True
+        for key in pod.places():
+            owner = self.owners.setdefault(key, pod)
+            assert owner is pod, f"{key} has two live owners: {owner} and {pod}"
+
+    def end(self, pod):
+        """The pod does not use its addresses any more."""
+        for key in pod.places():
+            if self.owners.get(key) is pod:
+                del self.owners[key]
+        pod.live, pod.ended = False, True
+
+    def pods_of(self, node):
+        return [pod for pod in self.pods.values() if pod.node is node]
+
+    def choose(self, choice, fits):
+        found = [pod for pod in self.pods.values() if fits(pod)]
+        return found[choice % len(found)] if found else None
+
+    # -- what happens to nodes and to the store ------------------------------------------------------------------------
+
+    @precondition(lambda self: any(node.process for node in self.nodes))
+    @rule(choice=number)
+    def go_on(self, choice):
+        """A paused process goes on."""
+        paused = [node for node in self.nodes if node.process]
+        self.resume(paused[choice % len(paused)])
+
+    def resume(self, node):
+        if node.process:
+            (process, answered), node.process = node.process, None
+            process.resume()
+            self.began(node, process, answered)
+
+    def kill(self, node):
+        if node.process:
+            node.process[0].kill()
+            node.process = None
+
+    @rule(at=nodes)
+    def kill_process(self, at):
+        self.kill(self.nodes[at])
+
+    @rule(at=nodes)
+    def change_reach(self, at):
+        """A partition begins or ends."""
+        self.nodes[at].reachable = not self.nodes[at].reachable
+
+    @rule(at=nodes)
+    def change_power(self, at):
+        """Power off: the node's pods are gone. Power on: another boot."""
+        node = self.nodes[at]
+        if node.up:
+            self.kill(node)
+            self.forget_pods(node)
+            node.up = False
+        else:
+            node.boot()
+
+    @rule()
+    def repair(self):
+        """Every node has power and reaches the store."""
+        for node in self.nodes:
+            node.reachable = True
+            if not node.up:
+                node.boot()
+
+    @rule(at=nodes)
+    def reboot(self, at):
+        if self.nodes[at].up:
+            self.change_power(at)
+            self.change_power(at)
+
+    def forget_pods(self, node):
+        for pod in self.pods_of(node):
+            self.end(pod)
+            del self.pods[pod.container]
+
+    @rule(seconds=st.sampled_from(STEPS_S))
+    def pass_time(self, seconds):
+        self.cluster.now += seconds
+
+    @rule(at=nodes, seconds=st.sampled_from((-86400.0, 3600.0)))
+    def jump_clock(self, at, seconds):
+        self.nodes[at].skew += seconds
+
+    @rule(at=nodes, observer=nodes, fault=fault)
+    def declare_dead(self, at, observer, fault):
+        """An operator or a server declares a node dead that has given no sign of life."""
+        self.of_operator(at, observer, fault, LOST, lambda store, record: store.declare_dead(record))
+
+    @rule(at=nodes, observer=nodes)
+    def lose(self, at, observer):
+        """A partition that lasts until another node declares this one dead."""
+        self.nodes[at].reachable = False
+        self.cluster.now += 61.0
+        self.declare_dead(at, observer, None)
+
+    @rule(at=nodes, observer=nodes)
+    def remove(self, at, observer):
+        """An operator takes a node out of the cluster: power off, declared dead, forgotten. It may come back."""
+        if self.nodes[at].up:
+            self.change_power(at)
+        self.lose(at, observer)
+        self.forget(at, observer, None)
+
+    @precondition(lambda self: any(not node.up for node in self.nodes))
+    @rule(at=nodes, observer=nodes, fault=fault)
+    def forget(self, at, observer, fault):
+        """By A1, only a node without power."""
+        if not self.nodes[at].up:
+            self.of_operator(at, observer, fault, DEAD, lambda store, record: store.forget(record))
+
+    def of_operator(self, at, observer, fault, state, change):
+        def work(store):
+            for record in store.nodes():
+                if record.name == NODES[at] and record.state != ALIVE and (state == LOST or record.state == DEAD):
+                    change(store, record)
+
+        node = self.nodes[observer]
+        if is_free(node) and observer != at:
+            if fault and fault[0] == PAUSE:
+                fault = None                    # a forget() that waits would be one without A1
+            node.run(quietly(work), fault)
+
+
+def pod_of(args):
+    return args.partition(";IP=")[0]
+
+
+def space_of(network):
+    return IPAM[network].get("network_name", "default")
+
+
+def quietly(work):
+    """Return the work without the errors that a store may answer."""
+    def run(store):
+        try:
+            work(store)
+        except (Changed, Fenced, Away, CniError):
+            return
+    return run
+
+
+def is_free(node):
+    """Return whether the node can begin a process: the simulation has one a node."""
+    return node.up and not node.process

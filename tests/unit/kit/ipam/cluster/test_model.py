@@ -1,0 +1,182 @@
+"""A model of the cluster: any order of requests, crashes, partitions, reboots and an operator's steps.
+
+    Invariant: no address of a space has two live owners.
+
+An owner is live from the result of its ADD until its DEL begins, its node loses power, or another sandbox takes its
+pod's place. Neither the loss of the store nor a declaration that its node is dead ends it. A second invariant is about
+the store: what a node writes by an epoch that was raised meanwhile has no effect.
+
+The assumption, as docs/ipam.md has it:
+
+    A1  Whoever forgets a node has stopped its pods and processes. Here: the node has no power. It may come back.
+
+The rules call the plugin as a runtime does, see machine.py and simulation.py. Here the store is in memory.
+tests/cluster/test_model.py has the same machine on etcd and on the store `local`. `python -m faults cluster` runs all
+three for as long as it is given, with other choices each time.
+"""
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+from unit.kit.ipam.cluster.machine import ClusterMachine
+from unit.kit.ipam.cluster.memory_store import MemoryStore
+from unit.kit.ipam.cluster.real_stores import LocalMachine
+from unit.kit.ipam.cluster.simulation import LOST_REPLY, simulated_modules
+
+from fastcni.kit.ipam.cluster import allocate, claims, states
+from fastcni.kit.ipam.cluster.contract import ACTIVE, DEAD, QUARANTINE, SHARED, Block, Fenced
+
+ANY = {"database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
+QUICK = settings(max_examples=60, stateful_step_count=50, derandomize=True, phases=(Phase.generate,), **ANY)
+LONG = settings(max_examples=30, stateful_step_count=60, phases=(Phase.generate,), **ANY)
+FIND = settings(max_examples=300, stateful_step_count=60, phases=(Phase.generate,), report_multiple_bugs=False, **ANY)
+
+
+def run(machine, chosen):
+    with simulated_modules(lambda: ClusterMachine.current.cluster):
+        run_state_machine_as_test(machine, settings=chosen)
+
+
+def steps(*lines, kind=ClusterMachine):
+    """Run a machine's rules in this order."""
+    with simulated_modules(lambda: ClusterMachine.current.cluster):
+        machine = kind()
+        try:
+            for name, *values in lines:
+                getattr(machine, name)(*values)
+        finally:
+            machine.teardown()
+
+
+def test_no_address_of_a_space_has_two_live_owners():
+    run(ClusterMachine, QUICK)
+
+
+# -- the table of states -----------------------------------------------------------------------------------------------
+
+WALK = (
+    ("fill", 1, "tiny"), ("add", 0, "wide", 0, "", (LOST_REPLY, "claim")), ("fill", 0, "wide"), ("fill", 0, "dual"),
+    ("fill", 0, "sticky"), ("fill", 1, "fixed"), ("fill", 2, "wide"), ("reboot", 1), ("fill", 1, "other-space"),
+    ("pass_time", 61.0), ("reboot", 1), ("fill", 1, "other-space"), ("pass_time", 301.0), ("fill", 2, "overlapping"),
+    ("lose", 2, 1), ("declare_dead", 2, 1, None), ("repair",), ("fill", 2, "wide"),
+    *[("delete", 0, None)] * 40, ("return_idle", 2, None), ("remove", 0, 1),
+)
+# What no request and no operator of the machine can cause. states_contract.py has all transitions, on each store.
+NEVER = {
+    (ACTIVE, states.RETURN, states.USED),           # an address was claimed while the block was returned
+    (ACTIVE, states.ADOPT, states.FORMER),          # declare_dead() was killed
+    (DEAD, states.DECLARE, states.RAISED),
+    (ACTIVE, states.ADOPT, states.LATER),           # somebody has deleted the node's record
+    (QUARANTINE, states.ADOPT, states.LATER),
+    (QUARANTINE, states.ADOPT, states.OWN),
+    (SHARED, states.SHARE, states.ANY),             # two nodes share a block at the same time
+    (SHARED, states.RETURN, states.EMPTY),          # fastcni returns no shared block
+    (states.UNKNOWN, states.FORGET, states.ANY),    # two servers forget a node at the same time
+}
+
+
+def transitions_of(monkeypatch, *lines, kind=ClusterMachine):
+    """Run a machine's rules. Return the transitions that they have made."""
+    seen, after = set(), states.after
+
+    def noted(record, event, guard=states.ANY, node=None):
+        new = after(record, event, guard, node)
+        if new is not None:
+            seen.add((record.state, event, guard))
+        return new
+
+    monkeypatch.setattr(states, "after", noted)
+    steps(*lines, kind=kind)
+    return seen
+
+
+@pytest.mark.parametrize("kind", [ClusterMachine, LocalMachine])
+def test_requests_and_operators_make_each_transition_of_the_table(monkeypatch, kind):
+    assert transitions_of(monkeypatch, *WALK, kind=kind) == set(states.TRANSITIONS) - NEVER
+
+
+# -- planted faults: the machine finds them ----------------------------------------------------------------------------
+
+class WithoutCompare(MemoryStore):
+    """claim() takes a block whoever has it."""
+
+    def claim(self, me, wanted):
+        for key in wanted:
+            self.memory.blocks.pop(tuple(key), None)
+        return super().claim(me, wanted)
+
+
+class WithoutEpoch(MemoryStore):
+    """The epoch of a node is not compared."""
+
+    def _own(self, me):
+        try:
+            return super()._own(me)
+        except Fenced as e:
+            return e.node
+
+
+class WithoutQuarantine(MemoryStore):
+    """The blocks of a dead node are free at once."""
+
+    def declare_dead(self, node):
+        dead = super().declare_dead(node)
+        for key in [key for key, block in self.memory.blocks.items() if block.node == node.name]:
+            del self.memory.blocks[key]
+        return dead
+
+
+class NotedFirst:
+    """claims.claim_blocks() that notes a block as own before it claims it."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, store, me, keys, ranges, state):
+        claim = store.claim
+
+        def noted(me, wanted):
+            blocks = [Block(space=space, cidr=cidr, node=me.name, epoch=me.epoch, state=ACTIVE, since=1.0)
+                      for space, cidr in wanted]
+            claims.note_blocks(store, keys, blocks, print)
+            return claim(me, wanted)
+
+        store.claim = noted
+        return self.function(store, me, keys, ranges, state)
+
+
+# The seeds find it within a second. With another one, or after a change of the rules, it may take some ten.
+@pytest.mark.parametrize("store, number", [(WithoutCompare, 1), (WithoutEpoch, 1), (WithoutQuarantine, 2)])
+def test_the_machine_finds_a_fault_that_is_planted_in_the_store(store, number):
+    machine = seed(number)(type("ClusterMachine", (ClusterMachine,), {"store": store}))
+    with pytest.raises(AssertionError, match=r"two live owners|epoch"):
+        run(machine, FIND)
+
+
+def test_the_machine_finds_a_block_that_is_noted_before_it_is_claimed(monkeypatch):
+    monkeypatch.setattr(claims, "claim_blocks", NotedFirst(claims.claim_blocks))
+    with pytest.raises(AssertionError, match="two live owners"):
+        run(seed(1)(type("ClusterMachine", (ClusterMachine,), {})), FIND)
+
+
+# -- what the machine has found ----------------------------------------------------------------------------------------
+
+FORGOTTEN = (("fill", 0, "wide"), ("remove", 0, 1), ("fill", 1, "wide"), ("fill", 1, "sticky"), ("fill", 1, "fixed"),
+             ("change_power", 0), ("fill", 0, "wide"))
+
+
+def test_a_node_that_boots_without_its_store_gives_nothing_of_its_former_blocks():
+    """It was forgotten while it had no power, and another node has its blocks. It went on with those that it had noted,
+    because the store was away."""
+    steps(*FORGOTTEN)
+
+
+def test_a_sandbox_gets_no_address_of_its_pods_former_sandbox_in_a_block_that_another_node_has():
+    """The clock was set back, so the files of the former boot were kept, and a pod of the same name took them over."""
+    steps(*FORGOTTEN[:-2], ("jump_clock", 0, -86400.0), ("repair",), FORGOTTEN[-1])
+
+
+def test_the_steps_of_a_forgotten_node_show_a_boot_without_a_confirmation(monkeypatch):
+    monkeypatch.setattr(allocate, "unconfirmed", lambda space: False)
+    with pytest.raises(AssertionError, match="two live owners"):
+        steps(*FORGOTTEN)

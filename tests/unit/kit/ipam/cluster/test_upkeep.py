@@ -1,0 +1,199 @@
+"""What a server does for a space of its node."""
+
+import ipaddress
+import threading
+
+import pytest
+from unit.kit.ipam.cluster.node import Node, pod
+
+from fastcni.clients.away import Away
+from fastcni.kit.ipam.cluster import claims, conf, upkeep
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Single
+from fastcni.kit.ipam.cluster.grid import block_of
+from fastcni.kit.ipam.cluster.stores import open_store
+from fastcni.spec import address
+
+NET = {"range": "10.0.0.0/24"}          # blocks of 16 addresses
+
+
+@pytest.fixture
+def a(tmp_path):
+    return Node(tmp_path, "a")
+
+
+@pytest.fixture
+def b(tmp_path):
+    return Node(tmp_path, "b")
+
+
+@pytest.fixture
+def store(a):
+    return open_store(a.store)
+
+
+def keys_of(node, ipam=NET):
+    return conf.keys_for(node.request("ADD", ipam))
+
+
+def fill(node, count, ipam=NET, start=0):
+    return [node.add(ipam, f"p{i}")[0] for i in range(start, start + count)]
+
+
+def test_a_block_is_claimed_ahead_below_a_quarter(a, store):
+    keys = keys_of(a)
+    assert upkeep.claim_ahead(store, keys, a.warnings.append) == []     # not in use
+    fill(a, 11)
+    assert upkeep.claim_ahead(store, keys, a.warnings.append) == []
+    fill(a, 1, start=11)
+    (cidr,) = upkeep.claim_ahead(store, keys, a.warnings.append)
+    assert upkeep.claim_ahead(store, keys, a.warnings.append) == []
+    assert {block.cidr for block in store.blocks(node="a")} == {one.cidr for one in upkeep.own_blocks(keys, print)}
+    assert cidr in {one.cidr for one in upkeep.own_blocks(keys, print)}
+
+
+def test_the_room_of_a_range_is_what_it_may_give(a):
+    fill(a, 3)
+    ((one, size, free),) = upkeep.room(keys_of(a), print)
+    assert (str(one), size - free) == ("10.0.0.0/24", 3)
+    assert upkeep.own_blocks(keys_of(a), print)[0].held == 3
+
+
+def test_idle_blocks_are_given_back_but_two(a, b, store):
+    keys = keys_of(a)
+    fill(a, 50)
+    for i in range(50):
+        a.delete(NET, f"p{i}")
+    assert len(upkeep.own_blocks(keys, print)) == 4
+    assert upkeep.give_back_idle(store, keys, print, 600) == []
+    gone = upkeep.give_back_idle(store, keys, print, 0)
+    assert len(gone) == 2 and len(store.blocks(node="a")) == 2
+    assert {one.cidr for one in upkeep.own_blocks(keys, print)} == {block.cidr for block in store.blocks()}
+    assert not set(gone) & {block.cidr for block in store.blocks()}
+    fill(a, 40)                             # their places in the table of released addresses are used again
+
+
+def test_idle_blocks_of_each_family_are_given_back(a, store):
+    dual = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/120"}]}
+    a.add(dual, "p")
+    a.delete(dual, "p")
+    gone = upkeep.give_back_idle(store, keys_of(a, dual), print, 0, spare=0)
+    assert sorted(":" in cidr for cidr in gone) == [False, True]
+    assert store.blocks() == []
+
+
+def test_a_block_with_a_pod_is_not_given_back(a, store):
+    fill(a, 1)
+    assert upkeep.give_back_idle(store, keys_of(a), print, 0, spare=0) == []
+    a.delete(NET, "p0")
+    assert len(upkeep.give_back_idle(store, keys_of(a), print, 0, spare=0)) == 1
+    assert store.blocks() == []
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_no_address_of_a_block_is_given_if_it_may_have_been_returned(a, b, store, monkeypatch, done):
+    """The answer to its return was lost: it may be another node's by now."""
+    fill(a, 1)
+    a.delete(NET, "p0")
+    (block,) = store.blocks()
+    give_back = store.give_back
+
+    def away(block):
+        if done:
+            give_back(block)
+        raise Away("no route")
+
+    monkeypatch.setattr(store, "give_back", away)
+    with pytest.raises(Away):
+        upkeep.give_back_idle(store, keys_of(a), print, 0, spare=0)
+    assert upkeep.own_blocks(keys_of(a), print) == []
+    if done:
+        store.claim(store.join("b", "boot"), [("default", block.cidr)])
+    (given,) = a.add(NET, "p1")
+    assert (block_of(address.read_ip(given), 28) == block.cidr) is not done
+
+
+def after(name):
+    """The next address."""
+    return str(ipaddress.ip_address(name) + 1)
+
+
+def ask(store, node, name):
+    me = store.join(node, "boot")
+    block = str(ipaddress.ip_network(f"{name}/28", strict=False))
+    return store.claim_single(me, Single(space="default", address=name, block=block, state=ASKED, container="x",
+                                         ifname="eth0", pod="ns/fixed", network="net", since=1.0, sticky=False))
+
+
+def test_a_free_address_is_given_to_the_node_that_asks(a, store):
+    (first,) = fill(a, 1)
+    wanted = after(first)
+    single = ask(store, "b", wanted)
+    assert upkeep.answer_asked(store, keys_of(a), print, single).state == HELD
+    assert store.single("default", wanted).state == HELD
+    assert wanted not in fill(a, 9, start=1)
+    assert upkeep.forget_single(keys_of(a), print, single) is True
+    assert upkeep.forget_single(keys_of(a), print, single) is False
+    assert wanted not in a.files()
+
+
+def test_a_question_that_comes_twice_leaves_the_address_held(a, store):
+    """A list answers it, then the watch brings it again. The file was removed, and the address given to a pod."""
+    (first,) = fill(a, 1)
+    wanted = after(first)
+    single = ask(store, "b", wanted)
+    assert upkeep.answer_asked(store, keys_of(a), print, single).state == HELD
+    assert upkeep.answer_asked(store, keys_of(a), print, single) is None
+    assert wanted in a.files()
+    assert wanted not in fill(a, 9, start=1)
+
+
+def test_an_answer_to_a_question_that_was_taken_back_leaves_nothing(a, store):
+    (first,) = fill(a, 1)
+    wanted = after(first)
+    single = ask(store, "b", wanted)
+    assert store.release_single(single)
+    assert upkeep.answer_asked(store, keys_of(a), print, single) is None
+    assert wanted not in a.files()
+
+
+def test_an_address_that_a_pod_has_is_refused_with_its_name(a, store):
+    (first,) = a.add(NET, "c1", args=pod("web-0"))
+    answer = upkeep.answer_asked(store, keys_of(a), print, ask(store, "b", first))
+    assert answer.state == REFUSED
+    assert answer.reason.startswith('pod ns/web-0 (container c1 eth0) on node "a" has it since 20')
+
+
+def test_another_nodes_pod_gets_a_fixed_address_when_the_server_answers(a, b, store):
+    (first,) = a.add(NET, "c1")
+    wanted = after(first)
+    ended = threading.Event()
+
+    def serve():
+        store.watch(lambda event: upkeep.answer_asked(store, keys_of(a), print, event.record)
+                    if isinstance(event.record, Single) and not event.gone else None, ended.is_set)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    try:
+        assert b.add(NET, "c2", args=f"IP={wanted}") == [wanted]
+        e = b.refused("ADD", NET, "c3", args=f"IP={first}")
+        assert e.code == 11 and 'container c1 eth0 on node "a" has it since' in e.msg
+        b.delete(NET, "c2")
+        assert store.single("default", wanted) is None
+    finally:
+        ended.set()
+        server.join()
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_block_that_only_the_store_has_is_the_nodes_own_unless_the_store_was_restored(a, store, restored):
+    """A claim whose process was killed before it recorded the block; or a block of a backup, which another node may
+    have had since."""
+    a.add(NET, "c1")
+    keys, cidr = keys_of(a), "10.0.0.128/28"
+    (me,) = store.nodes()
+    store.claim(me, [(keys.space, cidr)])
+    claims.rejoin(store, keys, a.warnings.append, suspect=restored)
+    own = {one.cidr for one in upkeep.own_blocks(keys, a.warnings.append)}
+    assert own == {block.cidr for block in store.blocks(node="a")}
+    assert (cidr in own) != restored

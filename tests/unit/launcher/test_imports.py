@@ -1,0 +1,88 @@
+"""All that a one-shot request may import, under each start of Python."""
+
+import importlib.util
+import subprocess
+import zipfile
+
+import pytest
+from project.plugin_file import INTERPRETER
+from unit.launcher.test_python_core import CORE, PREPARE, started
+
+from fastcni.clients.site_packages import NEEDED
+from fastcni.launcher import modules
+from fastcni.launcher.install import install
+from fastcni.launcher.needs import others
+
+# Each import has a process of its own: what one import leaves behind would hide what another one lacks
+IMPORT = """
+is_core() and complete_when_needed()
+preload(common, sys.meta_path[2])
+for name in {names!r}:
+    child = posix.fork()
+    if not child:
+        try:
+            if name.partition(".")[0] in {needed!r}:
+                from fastcni.clients.site_packages import make_importable
+                make_importable()
+            __import__(name)
+            posix.write(1, b"1")
+        except BaseException as error:
+            text = name + ": " + repr(error)
+            posix.write(1, text.encode() + b"\\n")
+        posix._exit(0)
+    if status := posix.waitpid(child, 0)[1]:
+        posix.write(1, (name + ": ended with %d\\n" % status).encode())
+posix._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """prepared(text): the text of a process that has started as bootstrap.main() starts, and then runs `text`."""
+    file = tmp_path_factory.mktemp("bin") / "bridge"
+    install(file.parent, names=["bridge"])
+    with zipfile.ZipFile(file) as packed:
+        boot = packed.getinfo("boot")
+        offset = file.read_bytes().index(packed.read("boot"))
+    return lambda text: PREPARE.format(file=str(file), size=boot.file_size, offset=offset) + text
+
+
+@pytest.fixture(params=["python_core", "interpreter", "zipapp"])
+def start(request, prepared):
+    """start(text): what a prepared process prints and what it writes to stderr."""
+    if request.param == "python_core" and not CORE:
+        pytest.skip("python_core.elf is not there, or of another build")
+
+    def run(text):
+        text = prepared(text)
+        if request.param == "zipapp":
+            done = subprocess.run([INTERPRETER, "-I", "-S", "-c", text], capture_output=True, timeout=600, check=False)
+        else:
+            done = started(text, argv0=CORE if request.param == "python_core" else INTERPRETER)
+        return done.stdout.decode(), done.stderr.decode()
+
+    return run
+
+
+def test_each_module_of_a_plugin_file_and_each_that_it_uses_can_be_imported(start):
+    """A module that only host-device has needed others, which the part of host-device does not have. Some versions of
+    Python lack some modules of others(), like _sha2."""
+    own = modules.own({}) | modules.daemon()
+    used = [name for name in others(own) if importlib.util.find_spec(name)]
+    assert {"site", "yaml", "urllib3", "re", "threading", "jeepney"} <= {*used}
+    printed, stderr = start(IMPORT.format(names=[*own, *used], needed=NEEDED))
+    assert (printed, stderr) == ("1" * len([*own, *used]), "")
+
+
+@pytest.mark.parametrize("first", [
+    "print(sys.prefix)", "print(len(sys.path))", "from sys import path_hooks", "print(sys.stdin.encoding)",
+    "with open('/dev/null') as file: print(file.name)",
+    "import site; print(site.PREFIXES)", "print(hasattr(sys, 'no_such_attribute'))",
+    "import importlib.util; print(importlib.util.find_spec('xml').name)",
+    "import runpy, sysconfig; print(sys.platlibdir)"])
+def test_what_the_main_phase_makes_is_there_when_it_is_used(start, first):
+    """`import site` failed, since Python finds its own frozen modules before the plugin file's."""
+    printed, stderr = start(f"is_core() and complete_when_needed()\n{first}\nimport json; posix._exit(0)")
+    ordinary = subprocess.run([INTERPRETER, "-I", "-S", "-c", "import sys\n" + first], capture_output=True, text=True,
+                              check=True)
+    assert (printed, stderr) == ("", ordinary.stdout)

@@ -1,0 +1,103 @@
+"""GC by the runtime with real plugins: it releases everything of pods that are gone, and reports it."""
+
+import io
+import json
+import os
+
+import pytest
+from conftest import PEER, needs_peer
+from lab.node import cid_of, elements
+
+from fastcni.launcher.install import install
+from fastcni.runtime import CNI, Exec, InProcess, RuntimeConf, collect, parse_list
+from fastcni.testing.namespaces import ip
+
+FOREIGN_IPAM = """#!/bin/sh
+[ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.22.0.77/16"}]}'
+echo "$CNI_COMMAND" >> "$0.calls"
+"""
+
+
+@pytest.fixture(scope="module")
+def bin_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("bin")
+    install(directory)
+    return directory
+
+
+class Runtime:
+    def __init__(self, node, cni, version, *plugins, **keys):
+        self.node, self.cni = node, cni
+        first = node.conf("10.22.0.0/16", ipMasq=True, isGateway=True) | keys
+        chain = [first, *({"type": kind} for kind in plugins)]
+        self.net = parse_list(json.dumps({"cniVersion": version, "name": "net-a", "plugins": chain}).encode())
+
+    def add(self, pod):
+        result = self.cni.add(self.net, RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0"))
+        return next(ip["address"].partition("/")[0] for ip in result["ips"])
+
+    def forget(self, pod):
+        """Remove the result cache and the pod: a leak that no DEL will ever clean up."""
+        self.cni.cache.remove("net-a", RuntimeConf(cid_of(pod), "", "eth0"))
+        ip("netns", "del", pod)
+
+    def collect(self):
+        return collect.run(self.cni, self.net, collect.make_plan(self.cni.attachments(), "net-a"))
+
+
+@pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
+@pytest.mark.parametrize("in_process", [True, False])
+def test_gc_releases_and_reports_a_leak_in_every_version(node, bin_dir, tmp_path, pod_netns, version, in_process):
+    """Below 1.1.0 the runtime called no plugin and reported the network as cleaned up: addresses leaked for ever."""
+    runner = InProcess() if in_process else Exec()
+    it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=runner), version, "firewall")
+    alive, dead, leaked = pod_netns(), pod_netns(), pod_netns()
+    kept, _, lost = it.add(alive), it.add(dead), it.add(leaked)
+    ip("netns", "del", dead)
+    it.forget(leaked)
+    report = it.collect()
+    assert report.errors == []
+    assert [each.attachment.container_id for each in report.kept] == [cid_of(alive)]
+    assert [each.attachment.container_id for each in report.deleted] == [cid_of(dead)]
+    output = {(one.plugin, one.what, cid_of(leaked) in one.of) for each in report.plugins for one in each.released}
+    assert ("host-local", f"address {lost}", True) in output
+    assert ("bridge", "element of nftables fastcni pods4", True) in output
+    assert any(plugin == "firewall" for plugin, _, _ in output)
+    assert list(node.held()) == [kept]
+    assert len(elements("pods4")) == 1
+
+
+@needs_peer
+def test_foreign_plugins_below_1_1_0_are_skipped_and_named(node, bin_dir, tmp_path, pod_netns):
+    (tmp_path / "bin").mkdir()
+    for kind in ("bridge", "host-local"):
+        os.link(bin_dir / kind, tmp_path / "bin" / kind)
+    os.symlink(f"{PEER}/tuning", tmp_path / "bin" / "tuning")
+    it = Runtime(node, CNI([tmp_path / "bin"], cache_dir=tmp_path / "cni"), "1.0.0", "tuning")
+    leaked = pod_netns()
+    lost = it.add(leaked)
+    it.forget(leaked)
+    first, second = it.collect().plugins
+    assert f"address {lost}" in [one.what for one in first.released]
+    assert second.released is None
+    assert second.skipped.startswith('cniVersion "1.0.0" has no GC')
+
+
+def test_a_foreign_ipam_plugin_below_1_1_0_is_skipped_with_a_warning(node, bin_dir, tmp_path, pod_netns):
+    """It would refuse GC in that version, and so would bridge. bridge still does its part."""
+    (tmp_path / "bin").mkdir()
+    os.link(bin_dir / "bridge", tmp_path / "bin" / "bridge")
+    script = tmp_path / "bin" / "theirs"
+    script.write_text(FOREIGN_IPAM)
+    script.chmod(0o755)
+    stderr = io.BytesIO()
+    cni = CNI([tmp_path / "bin"], cache_dir=tmp_path / "cni", runner=Exec(stderr=stderr))
+    it = Runtime(node, cni, "1.0.0", ipam={"type": "theirs"}, isGateway=False)
+    leaked = pod_netns()
+    it.add(leaked)
+    it.forget(leaked)
+    [first] = it.collect().plugins
+    assert first.error is None
+    assert [one.what for one in first.released] == ["element of nftables fastcni pods4"]
+    assert b'is not asked for GC: cniVersion "1.0.0" has none' in stderr.getvalue()
+    assert script.with_suffix(".calls").read_text().split() == ["ADD"]

@@ -1,0 +1,70 @@
+"""The removal of stale ports at the server's start, with a stub in the place of the databases."""
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+from unit.server.flushed import Log
+
+from fastcni.server import stale_ports
+from fastcni.spec.errors import CniError
+
+PORT = {"name": "veth1", "external_ids": ["map", [["contIface", "eth0"], ["contNetns", "/run/netns/a"]]]}
+
+
+@pytest.fixture
+def databases(monkeypatch):
+    """{address: the stale ports of the database, or the exception of a read}; `opened` are the sockets."""
+    found, opened = {}, []
+
+    class Database:
+        def __init__(self, address):
+            self.address = address
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    def remove_stale(db, sock):
+        assert not sock.closed
+        if isinstance(found[db.address], Exception):
+            raise found[db.address]
+        return found[db.address]
+
+    def open_socket():
+        opened.append(SimpleNamespace(closed=False, close=lambda: setattr(sock, "closed", True)))
+        sock = opened[-1]
+        return sock
+
+    monkeypatch.setattr(stale_ports, "Database", Database)
+    monkeypatch.setattr(stale_ports.collect, "remove_stale", remove_stale)
+    monkeypatch.setattr(stale_ports.wire, "open_socket", open_socket)
+    monkeypatch.setattr(stale_ports.cache, "addresses", lambda directory: found.keys() - {directory})
+    return SimpleNamespace(found=found, opened=opened)
+
+
+@pytest.mark.parametrize("error", [CniError(11, "away"), OSError(111, "Connection refused"), ValueError("no JSON")])
+def test_a_database_that_cannot_be_read_keeps_no_other_from_its_removal(databases, error):
+    databases.found |= {"unix:/a": error, "unix:/b": [], "unix:/c": [PORT]}
+    stale_ports.remove_stale_ports(log := Log(), "directory", "unix:/nowhere")
+    assert [event for event, _ in log.lines] == ["ovs_ports_unread", "ovs_ports_removed"]
+    assert log.lines[0][1] == {"address": "unix:/a", "error": str(error)}
+    assert {**log.lines[1][1], "owners": ""} == {"address": "unix:/c", "number": 1, "ports": "veth1", "owners": ""}
+    assert len(databases.opened) == 3 and all(sock.closed for sock in databases.opened)
+
+
+def test_the_usual_database_is_read_where_it_exists(databases, tmp_path):
+    path = tmp_path / "db.sock"
+    databases.found[f"unix:{path}"] = [PORT]
+    stale_ports.remove_stale_ports(log := Log(), f"unix:{path}", f"unix:{path}")
+    assert log.lines == [] and databases.opened == []
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+        stale_ports.remove_stale_ports(log, f"unix:{path}", f"unix:{path}")
+    assert [event for event, _ in log.lines] == ["ovs_ports_removed"]
+
+
+def test_a_database_at_a_port_has_no_file():
+    assert not stale_ports.listens("tcp:127.0.0.1:6640")

@@ -1,0 +1,436 @@
+"""What the server keeps of the pods and the network definitions that it watches, and when it asks the API server.
+tests/cluster/kubernetes/test_networks.py has the requests of a server."""
+
+import os
+import threading
+import tracemalloc
+from types import SimpleNamespace
+
+import pytest
+from unit.server.flushed import Log
+
+from fastcni.clients.away import Away
+from fastcni.clients.kubernetes_watch import follow
+from fastcni.kernel import netns
+from fastcni.kit.networks.api_objects import DEFINITIONS, PODS, Pod, read_definition
+from fastcni.kit.networks.copies import Copies, Stored
+from fastcni.kit.networks.selection import NETWORKS
+from fastcni.server.networks import sources, watch, watched
+from fastcni.server.networks.sources import NetworkSources
+from fastcni.server.networks.watch import Watch
+from fastcni.server.networks.watched import WatchedObjects
+from fastcni.testing.witnesses import eventually
+
+MAX_BYTES = 2 << 20             # of 1,000 pods; the daemon of Multus takes 3.9 MB
+
+
+def pod(number):
+    """A pod as the API has it, some 3 kB."""
+    return {"metadata": {"name": f"web-{number:05}", "namespace": f"shop-{number % 20}", "uid": f"{number:036}",
+                         "resourceVersion": str(number), "labels": {f"label-{i}": f"{number}-{i}" for i in range(8)},
+                         "annotations": {NETWORKS: f"storage,backup@bak{number % 5}", "notes": f"{number} " * 100}},
+            "spec": {"containers": [{"name": "web", "env": [{"name": f"NAME_{i}", "value": f"{number} {i}" * 5}
+                                                            for i in range(20)]}]}}
+
+
+class Api:
+    """An API server with 1,000 pods. Its watch ends, after it has measured what the list has left."""
+
+    size = 0
+
+    def list_with_revision(self, *_):
+        return [pod(number) for number in range(1000)], "1000"
+
+    def watch(self, *_):
+        self.size, _ = tracemalloc.get_traced_memory()
+        return iter(())
+
+
+def test_a_thousand_watched_pods_take_less_than_two_megabytes():
+    api, watch = Api(), Watch(None, PODS, Pod, None, -1)
+    tracemalloc.start()
+    try:
+        follow(api, PODS, PODS, watch._tell, lambda: api.size > 0, watch._list_ended)
+    finally:
+        tracemalloc.stop()
+    assert len(watch.found) == 1000
+    print(f"{api.size:,} bytes")
+    assert api.size < MAX_BYTES
+
+
+# -- one watch -----------------------------------------------------------------------------------------------------
+
+
+def definition(name, config="{}"):
+    return {"metadata": {"name": name, "namespace": "shop", "resourceVersion": "1"}, "spec": {"config": config}}
+
+
+class Lists:
+    """An API server with these lists, one for each connection: an exception stands for a connection that fails. After
+    the last list the connection stays."""
+
+    def __init__(self, *lists):
+        self.lists, self.tried = [*lists], 0
+
+    def list_with_revision(self, *_):
+        self.tried += 1
+        found = self.lists.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found, "1"
+
+    def watch(self, path, revision, stop, *_):
+        if self.lists:
+            raise Away("closed")
+        while not stop():
+            threading.Event().wait(0.01)
+        return iter(())
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def home():
+    fd = netns.open_own()
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def run(home, monkeypatch):
+    """run(*lists, **options): a Watch of definitions that runs. changes: the calls of changed()."""
+    monkeypatch.setattr(watch, "RETRY_S", 0.01)
+    made = []
+
+    def make(*lists):
+        changes = []
+        it = Watch(Lists(*lists), DEFINITIONS, read_definition, Log(), home,
+                   changed=lambda key, kept: changes.append((key[1], kept and kept.config)),
+                   complete=lambda: changes.append("complete"))
+        it.changes = changes
+        made.append(it)
+        it.start()
+        return it
+
+    yield make
+    for it in made:
+        it.stop()
+        it.join()
+        assert not it.thread.is_alive()
+
+
+def test_an_object_that_a_later_list_lacks_is_gone(run):
+    """It was deleted while the watch was not connected: no event reports it."""
+    it = run([definition("b"), definition("c", "old")], [definition("c", "new")])
+    assert eventually(lambda: it.changes.count("complete") == 2 and it.current)
+    assert it.changes == [("b", "{}"), ("c", "old"), "complete", ("c", "new"), ("b", None), "complete"]
+    assert {key[1]: kept.config for key, kept in it.found.items()} == {"c": "new"}
+
+
+def test_a_lost_connection_is_logged_once_until_it_is_restored(run):
+    it = run(Away("no route"), Away("timed out"), [definition("b")])
+    assert eventually(lambda: it.current)
+    assert it.log.lines == [("networks_watch_lost", {"path": DEFINITIONS, "why": "no route"}),
+                            ("networks_watch_restored", {"path": DEFINITIONS})]
+
+
+def test_a_fault_ends_no_watch(run):
+    it = run(ZeroDivisionError(), [definition("b")])
+    assert eventually(lambda: it.current)
+    assert [event for event, _ in it.log.lines] == ["server_fault", "networks_watch_restored"]
+
+
+def test_a_first_connection_that_works_is_no_event(run):
+    it = run([definition("b")])
+    assert eventually(lambda: it.current)
+    assert it.log.lines == []
+
+
+def test_a_watch_is_not_current_before_its_list_and_while_it_is_lost():
+    it = Watch(None, PODS, Pod, Log(), -1)
+    assert not it.current
+    it._list_ended(PODS)
+    assert it.current
+    it.why = "no route"
+    assert not it.current
+
+
+def test_a_watch_that_was_stopped_starts_no_thread():
+    it = Watch(None, PODS, Pod, Log(), -1)
+    it.stop()
+    it.start()
+    assert it.thread is None
+
+
+# -- what requests get ---------------------------------------------------------------------------------------------
+
+WEB = ("shop", "web")
+
+
+class Objects:
+    """ApiObjects whose requests are recorded. away: what write_status() raises."""
+
+    def __init__(self, directory):
+        self.api, self.copies, self.asked, self.away = Lists(), Copies(str(directory)), [], ""
+
+    def pod(self, *key):
+        self.asked.append(key)
+        return "pod of the API"
+
+    def definition(self, *key):
+        self.asked.append(key)
+        return "definition of the API"
+
+    def write_status(self, *what):
+        self.asked.append(what)
+        if self.away:
+            raise Away(self.away)
+
+    def close(self):
+        self.asked.append("close")
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A WatchedObjects whose watches do not run: both have had a list."""
+    monkeypatch.setattr(watched, "SEEN_S", 0.05)
+    monkeypatch.setattr(watched, "FIRST_LIST_S", 0.05)
+    monkeypatch.setattr(Watch, "start", lambda self: None)
+    it = WatchedObjects(Objects(tmp_path), "node-1", Log(), -1)
+    it.definitions.listed = it.pods.listed = True
+    return it
+
+
+def web(uid="uid-1"):
+    return Pod({"metadata": {"uid": uid}})
+
+
+def test_a_pod_of_the_watch_is_used_also_while_the_watch_is_lost(source):
+    source.pods.found[WEB] = web()
+    assert source.pod(*WEB, "uid-1") is source.pod(*WEB, "") is source.pods.found[WEB]
+    source.pods.why = "no route"
+    assert source.pod(*WEB, "uid-1") is source.pods.found[WEB]
+    assert source.objects.asked == [] and source.pods_wanted
+
+
+def test_the_api_is_asked_for_a_pod_that_the_watch_does_not_have(source):
+    """A pod of that name may be an earlier one, with another uid."""
+    source.pods.found[WEB] = web("uid-2")
+    assert source.pod(*WEB, "uid-1") == "pod of the API"
+    assert source.objects.asked == [(*WEB, "uid-1")]
+
+
+def test_a_pod_that_the_watch_sees_soon_is_waited_for(source, monkeypatch):
+    monkeypatch.setattr(watched, "SEEN_S", 30.0)
+    timer = threading.Timer(0.05, source.pods.found.__setitem__, (WEB, web()))
+    timer.start()
+    assert source.pod(*WEB, "uid-1") is source.pods.found[WEB]
+    timer.join()
+
+
+def test_a_definition_of_a_lost_watch_is_asked_for(source):
+    """The copy may be old: the request says so, if the API server does not answer it either."""
+    source.definitions.found["shop", "b"] = Stored("{}")
+    assert source.definition("shop", "b") is source.definitions.found["shop", "b"]
+    assert source.objects.asked == []
+    source.definitions.why = "no route"
+    assert source.definition("shop", "b") == "definition of the API"
+    assert source.definition("shop", "c") == "definition of the API"
+
+
+def test_the_first_list_is_waited_for_unless_its_connection_has_failed(source, monkeypatch):
+    monkeypatch.setattr(watched, "FIRST_LIST_S", 30.0)
+    it = source.definitions
+    it.listed, it.why = False, "no route"
+    source._await_list(it)              # returns immediately
+    it.why = ""
+    timer = threading.Timer(0.05, it._list_ended, (DEFINITIONS,))
+    timer.start()
+    source._await_list(it)
+    assert it.listed
+    timer.join()
+
+
+def test_copies_of_definitions_that_the_list_lacks_are_removed(source):
+    copies = source.objects.copies
+    for name in "bc":
+        copies.keep("shop", name, Stored("{}"))
+    source.definitions.found["shop", "c"] = Stored("{}")
+    source.definitions.complete()
+    assert sorted(copies.names()) == [("shop", "c")]
+    source.definitions.changed(("shop", "d"), Stored("new"))
+    assert copies.read("shop", "d").config == "new"
+
+
+def test_copies_that_cannot_be_listed_are_logged(source, tmp_path):
+    (tmp_path / "definitions").write_text("")
+    source.definitions.complete()
+    assert [event for event, _ in source.log.lines] == ["networks_copies_unreadable"]
+
+
+# -- statuses ------------------------------------------------------------------------------------------------------
+
+
+def test_a_status_that_could_not_be_written_is_written_later(source):
+    source.objects.away = "timed out"
+    with pytest.raises(Away, match="timed out"):
+        source.write_status(*WEB, "uid-1", "old")
+    source.keep()
+    assert source.describe()["statusesUnwritten"] == 1
+    source.objects.away, source.objects.asked = "", []
+    source.keep()
+    source.keep()
+    assert source.objects.asked == [(*WEB, "uid-1", "old", watched.WRITE_TIMEOUT_S)]
+    assert source.describe() == {"definitions": 0, "pods": 0, "statusesUnwritten": 0}
+
+
+def test_no_request_tries_to_write_while_the_watch_is_lost(source):
+    """Each ADD would wait for the timeout of its status."""
+    source.definitions.why = "no route"
+    with pytest.raises(Away, match="no route"):
+        source.write_status(*WEB, "uid-1", "new")
+    assert source.objects.asked == [] and source.unwritten == {WEB: ("uid-1", "new")}
+    assert source.describe()["why"] == "no route"
+
+
+def test_a_newer_status_replaces_one_that_waits(source):
+    source.unwritten[WEB] = "uid-1", "old"
+    source.write_status(*WEB, "uid-1", "new")
+    source.keep()
+    assert source.objects.asked == [(*WEB, "uid-1", "new", watched.STATUS_TIMEOUT_S)]
+
+
+def test_a_status_that_is_replaced_while_an_older_one_is_written_stays(source, monkeypatch):
+    source.unwritten[WEB] = "uid-1", "old"
+    monkeypatch.setattr(source.objects, "write_status",
+                        lambda *_: source.unwritten.__setitem__(WEB, ("uid-2", "new")))
+    source.keep()
+    assert source.unwritten == {WEB: ("uid-2", "new")}
+
+
+def test_a_status_that_the_api_rejects_keeps_no_other_from_being_written(source, monkeypatch):
+    """The webhook of one namespace refused the change: after an outage, no status of the node was written any more."""
+    written = []
+
+    def write(namespace, name, *_):
+        if name == "bad":
+            raise Away("status 403: denied")
+        written.append(name)
+
+    monkeypatch.setattr(source.objects, "write_status", write)
+    source.unwritten |= {("shop", name): ("", "x") for name in ("bad", "a", "b")}
+    source.keep()
+    assert written == []                # the API server may be away
+    source.keep()
+    assert written == ["a", "b"] and [*source.unwritten] == [("shop", "bad")]
+
+
+def test_the_number_of_waiting_statuses_is_limited(source, monkeypatch):
+    monkeypatch.setattr(watched, "MAX_UNWRITTEN", 2)
+    source.objects.away = "timed out"
+    for name in "abc":
+        with pytest.raises(Away):
+            source.write_status("shop", name, "", "x")
+    assert [*source.unwritten] == [("shop", "a"), ("shop", "b")]
+
+
+# -- the sources of a node -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def networks(tmp_path, monkeypatch):
+    """networks(*configurations): NetworkSources that have learned them. opened: the keys of the opened sources."""
+    monkeypatch.setattr(Watch, "start", lambda self: None)
+    monkeypatch.setattr(sources.HotPlug, "start", lambda self: None)
+    opened = []
+
+    def source_of(keys):
+        def open_objects():
+            opened.append(keys.kubeconfig)
+            return Objects(tmp_path)
+        return keys.kubeconfig, open_objects
+
+    monkeypatch.setattr(sources.chosen, "source_of", source_of)
+
+    def make(*configurations):
+        it = NetworkSources(-1, Log(), lambda: configurations, "node-1")
+        it.opened = opened
+        it.attach(SimpleNamespace(records=SimpleNamespace(receivers=[])))
+        it.learn()
+        assert it.log.lines == []
+        return it
+
+    return make
+
+
+def multus(kubeconfig="/k", **more):
+    return {"name": "a", "type": "multus", "cniVersion": "1.1.0", "kubeconfig": kubeconfig,
+            "delegates": [{"type": "bridge"}], **more}
+
+
+PASSED = {"capabilities": {"io.kubernetes.cri.pod-annotations": True}}
+
+
+def test_a_source_is_opened_once_for_each_kubeconfig(networks):
+    it = networks(multus(), multus(name="b"), multus("/other", type="multus-shim"), {"type": "bridge"}, "no object",
+                  multus("relative"), {k: v for k, v in multus().items() if k != "kubeconfig"})
+    it.keep()
+    assert it.opened == ["/k", "/other"] == [*it.sources] and len(it.describe()) == 2
+    it.stop()
+    assert [source.objects.asked for source in it.sources.values()] == [["close"], ["close"]]
+
+
+@pytest.mark.parametrize("more, wanted, hot", [({}, True, False), (PASSED, False, False),
+                                               ({**PASSED, "hotPlug": True}, True, True)])
+def test_pods_are_watched_if_requests_or_hot_plug_need_them(networks, more, wanted, hot):
+    it = networks(multus(**more))
+    assert (it.sources["/k"].pods_wanted, [*it.hot_plugs]) == (wanted, ["/k"] * hot)
+    assert it.acceptor.records.receivers == [it.note] * hot
+
+
+def test_a_changed_configuration_is_that_of_later_updates(networks):
+    it = networks(multus(hotPlug=True))
+    before, new = it.hot_plugs["/k"], multus(hotPlug=True, binDir="/new")
+    it.configured = lambda: [new]
+    it.keep()
+    assert it.hot_plugs["/k"] is before and before.conf == new
+    assert len(it.acceptor.records.receivers) == 1
+
+
+def test_hot_plug_ends_when_no_configuration_has_it_any_more(networks):
+    """The server changed running pods until its restart."""
+    it = networks(multus(hotPlug=True))
+    before = it.hot_plugs["/k"]
+    it.configured = lambda: [multus()]
+    it.keep()
+    it.sources["/k"].pods.changed(WEB, web())
+    assert it.hot_plugs == before.due == {} and before.stopping.is_set()
+    it.configured = lambda: [multus(), multus(name="b", hotPlug=True)]
+    it.keep()
+    it.keep()
+    assert it.hot_plugs["/k"] is not before and it.acceptor.records.receivers == [it.note]
+
+
+def test_configurations_that_cannot_be_read_end_no_hot_plug(networks):
+    it = networks(multus(hotPlug=True))
+    it.configured = lambda: 1 / 0
+    it.keep()
+    assert [*it.hot_plugs] == ["/k"] and [event for event, _ in it.log.lines] == ["server_fault"]
+
+
+@pytest.mark.parametrize("command, plugin, compared", [("ADD", "multus", True), ("ADD", "bridge", False),
+                                                       ("DEL", "multus", False)])
+def test_pods_are_compared_when_an_add_of_multus_has_ended(networks, command, plugin, compared):
+    it = networks(multus(hotPlug=True))
+    it.sources["/k"].pods.found[WEB] = web()
+    it.note(SimpleNamespace(call=SimpleNamespace(command=command, message=SimpleNamespace(plugin=plugin))))
+    assert [*it.hot_plugs["/k"].due] == [WEB] * compared
+
+
+def test_after_a_stop_nothing_is_started(networks):
+    it = networks()
+    it.stop()
+    it.configured = lambda: [multus(hotPlug=True)]
+    it.learn()
+    assert it.hot_plugs == {}
