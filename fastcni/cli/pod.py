@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
@@ -16,7 +16,7 @@ from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.kit.call.similar import meant_id
 from fastcni.node.attachments.inventory import Places, collect
-from fastcni.node.attachments.records import LOOPBACK, NodeAttachment
+from fastcni.node.attachments.records import LOOPBACK, RUNNING, UNKNOWN, NodeAttachment
 from fastcni.runtime import (
     CNI,
     Bandwidth,
@@ -102,8 +102,8 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
 @pod_command
 def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> None:
     """Detach a pod from all its networks. It may be repeated. NETNS is needed only if no result is cached."""
-    cached = pods.attachments(container_id)
-    left = not_cached(pods, container_id)
+    cached, there = pods.attachments(container_id), on_node(pods)
+    left = not_cached(there, container_id)
     known = {(it.network, it.ifname) for it in cached} | {(it.network, it.ifname) for it in left}
     do = f"give its path, also if it no longer exists: fastcni pod down {container_id} NETNS"
     if blind := [it for it in cached if not (netns or it.netns)]:
@@ -112,13 +112,17 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
     if left and not (cached or netns):
         raise CniError(errors.INVALID_ENVIRONMENT, f"pod {container_id} has no cached result that names the network "
                        f"namespace, but {as_text(left)}", do)
+    if not netns and (other := next(successors(there, container_id), None)):
+        raise CniError(errors.INVALID_ENVIRONMENT, f"{other.netns} is now the namespace of container "
+                       f"{other.container_id}: DEL would remove its {other.ifname}", "give a path that does not exist: "
+                       f"fastcni pod down {container_id} /nonexistent")
     netns = os.path.abspath(netns) if netns else ""
     done = pods.tear_down_pod(Pod(container_id, netns))
-    if left := not_cached(pods, container_id):
+    if left := not_cached(on_node(pods), container_id):
         lost = [PodNetwork(it.network, it.ifname) for it in left if it.network]
         netns = netns or next((it.netns for it in cached), "")
         done += pods.tear_down_pod(Pod(container_id, netns, networks=lost))
-        if left := not_cached(pods, container_id):
+        if left := not_cached(on_node(pods), container_id):
             raise CniError(errors.INVALID_CONFIG, f"pod {container_id} still has {as_text(left)}",
                            "add the configuration of the network and repeat this")
     if as_json:
@@ -136,12 +140,24 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
         put_similar(pods, container_id)
 
 
-def not_cached(pods: PodNetworks, container_id: str) -> list[NodeAttachment]:
+def on_node(pods: PodNetworks) -> tuple[NodeAttachment, ...]:
+    """Return the attachments of this node, without those that only a namespace shows."""
+    return collect(Places(pods.cni.conf_dir, (pods.cni.cache.directory or DEFAULT_DIR,), quick=True)).attachments
+
+
+def not_cached(attachments: Iterable[NodeAttachment], container_id: str) -> list[NodeAttachment]:
     """Return the attachments of a container that have address files, rules or links on this node, but no cached
     result."""
-    places = Places(pods.cni.conf_dir, (pods.cni.cache.directory or DEFAULT_DIR,), quick=True)
-    return [it for it in collect(places).attachments
-            if it.container_id == container_id and it.ifname != LOOPBACK and not it.cached]
+    return [it for it in attachments if it.container_id == container_id and it.ifname != LOOPBACK and not it.cached]
+
+
+def successors(attachments: Sequence[NodeAttachment], container_id: str) -> Iterator[NodeAttachment]:
+    """Yield the attachments of other containers that now have the namespace and interface of this container, see
+    merge.replaced()."""
+    ended = {(it.netns, it.ifname) for it in attachments
+             if it.container_id == container_id and it.cached and it.state == UNKNOWN}
+    return (it for it in attachments
+            if it.container_id != container_id and it.state == RUNNING and (it.netns, it.ifname) in ended)
 
 
 def as_text(found: Sequence[NodeAttachment]) -> str:

@@ -40,6 +40,23 @@ def test_pod_down_without_a_cached_result_needs_the_namespace(host, pod_netns, f
     assert fastcni("pod", "down", "c1", "--bin-dir", plugin_files).status == 0      # nothing is left
 
 
+def test_pod_down_leaves_the_interface_of_a_pod_that_has_the_namespace_now(host, pod_netns, fastcni, plugin_files):
+    """pod down of the previous pod removed the interface of the running pod."""
+    pod = pod_netns()
+    host.add("c1", pod)
+    run("ip", "-n", pod, "link", "del", "eth0")
+    host.add("c2", pod)
+    answer = fastcni("pod", "down", "c1", "--bin-dir", plugin_files)
+    assert answer.status == 1 and f"/run/netns/{pod} is now the namespace of container c2" in answer.err
+    assert "fastcni pod down c1 /nonexistent" in answer.err
+    answer = fastcni("pod", "down", "c1", "/nonexistent", "--bin-dir", plugin_files)
+    assert answer.status == 0 and "eth0 of c1 in network net1 is detached" in answer.out
+    assert "eth0" in run("ip", "-n", pod, "-br", "link")
+    assert [path.name for path in (host.data / "net1").glob("10.88.*")] == ["10.88.0.3"]
+    assert fastcni("pod", "down", "c2", "--bin-dir", plugin_files).status == 0
+    assert "eth0" not in run("ip", "-n", pod, "-br", "link")
+
+
 def test_gc_keeps_a_running_pod_whose_result_was_lost(host, pod_netns, fastcni, plugin_files):
     """gc released the address and the rules of a running pod, and the next pod got the address."""
     pods = [pod_netns() for _ in range(3)]
