@@ -87,6 +87,8 @@ def test_a_unix_socket_takes_any_name(tmp_path):
     with Served(str(tmp_path / "http")) as it:
         assert it.get("/topology.json", "node.example")[0] == 200
     assert not (tmp_path / "http").exists()
+    with Served(str(tmp_path / "http")) as it:          # the next server, while the first one still stops
+        assert it.get("/topology.json")[0] == 200
 
 
 def test_it_is_read_only(served):

@@ -428,9 +428,14 @@ def test_pods_are_compared_when_an_add_of_multus_has_ended(networks, command, pl
     assert [*it.hot_plugs["/k"].due] == [WEB] * compared
 
 
-def test_after_a_stop_nothing_is_started(networks):
-    it = networks()
+def test_after_a_stop_nothing_is_started_or_written(networks):
+    it = networks(multus())
+    source = it.sources["/k"]
+    source.unwritten[WEB] = "uid-1", "x"
+    it.keep()
+    assert [asked[:2] for asked in source.objects.asked] == [WEB]
+    source.unwritten[WEB] = "uid-1", "x"
     it.stop()
     it.configured = lambda: [multus(hotPlug=True)]
-    it.learn()
-    assert it.hot_plugs == {}
+    it.keep()
+    assert it.hot_plugs == {} and source.objects.asked[1:] == ["close"]
