@@ -2,6 +2,7 @@
 tests/cluster/kubernetes/test_hot_plug.py has the networks."""
 
 import json
+import os
 import socket
 from time import monotonic
 from types import SimpleNamespace
@@ -10,8 +11,11 @@ import pytest
 from unit.server.flushed import Log
 
 from fastcni.handle import UPDATE
+from fastcni.kernel import netns
 from fastcni.kit.networks.api_objects import Pod
+from fastcni.kit.networks.network import Network, define
 from fastcni.kit.networks.selection import NETWORKS
+from fastcni.kit.networks.state import State
 from fastcni.server.networks import hot_plug as module
 from fastcni.server.networks.containers import Attachment, Containers
 from fastcni.server.networks.hot_plug import HotPlug, state_of
@@ -19,6 +23,7 @@ from fastcni.server.requests import protocol
 from fastcni.spec import errors
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
+from fastcni.testing.witnesses import eventually
 
 WEB, DB = ("shop", "web"), ("shop", "db")
 
@@ -173,6 +178,73 @@ def test_the_pauses_after_failures_grow_up_to_a_minute(hot):
     assert not any(hot._failed(WEB, "c-1", "no") for _ in range(8))
     assert [values["retry_s"] for values in logged(hot, "networks_unchanged")] == [1, 2, 4, 8, 16, 32, 60, 60]
     assert before + 60 <= hot.due[WEB] <= monotonic() + 60
+
+
+@pytest.fixture
+def listed(tmp_path, first):
+    """The pod's list of networks: the first network of the configuration alone."""
+    state, document = State(str(tmp_path), "c-1"), {"name": "a", "cniVersion": "1.1.0", "type": "bridge"}
+    state.write([Network(define(document, "a", "1.1.0", "here"), "eth0")])
+    return state
+
+
+@pytest.mark.parametrize("annotation, differs", [("", False), ("b", True)])
+def test_the_pods_list_is_compared_with_its_annotation(hot, first, listed, annotation, differs):
+    hot.source.pods.found[WEB] = pod(annotation)
+    hot.due[WEB] = 0.0
+    hot._compare_due()
+    assert [env["CNI_IFNAME"] for _, env, _ in hot.acceptor.requests] == ["eth0"] * differs
+    assert hot.handled == {WEB: state_of(pod(annotation))}
+
+
+def test_a_pod_whose_first_attachment_was_deleted_is_not_changed(hot, tmp_path, first, listed):
+    """A DEL removes the results one by one: that of net1 is left."""
+    network = listed.listed("eth0")[0][1]
+    listed.write([network, Network(network.definition, "net1")])
+    result = tmp_path / "results" / "a-c-1-eth0"
+    result.with_name("a-c-1-net1").write_text(result.read_text().replace("eth0", "net1"))
+    result.unlink()
+    hot.due[WEB] = 0.0
+    hot._compare_due()
+    assert hot.acceptor.requests == [] and logged(hot, "networks_unchanged") == []
+
+
+def test_a_missing_list_is_a_failure(hot, first):
+    hot.due[WEB] = 0.0
+    hot._compare_due()
+    (values,) = logged(hot, "networks_unchanged")
+    assert values["error"].startswith(f"{hot.containers.directory.removesuffix('/results')}/c-1 is missing")
+    assert hot.acceptor.requests == [] and hot.handled == {}
+
+
+# -- the thread ----------------------------------------------------------------------------------------------------
+
+
+def test_the_thread_compares_each_pod_at_its_start_and_then_at_its_time(hot, monkeypatch):
+    compared, faults = [], [ZeroDivisionError()]
+
+    def compare(key, pod):
+        compared.append(key)
+        if faults:
+            raise faults.pop()
+
+    monkeypatch.setattr(hot, "_compare", compare)
+    monkeypatch.setattr(module, "SETTLE_S", 0.01)
+    monkeypatch.setattr(module, "FIRST_RETRY_S", 0.01)
+    hot.home = netns.open_own()
+    hot.start()
+    thread = hot.thread
+    assert eventually(lambda: compared == [WEB]) and eventually(lambda: logged(hot, "server_fault"))
+    hot.start()
+    assert hot.thread is thread
+    hot.source.pods.found[DB] = pod()
+    hot.note(DB, pod())
+    assert eventually(lambda: compared == [WEB, DB])
+    hot.stop()
+    assert not thread.is_alive()
+    hot.start()
+    assert hot.thread is thread
+    os.close(hot.home)
 
 
 # -- the request ---------------------------------------------------------------------------------------------------
