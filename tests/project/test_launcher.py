@@ -4,6 +4,7 @@ import ast
 import errno
 import fcntl
 import json
+import marshal
 import os
 import re
 import shutil
@@ -153,6 +154,18 @@ def test_the_config_of_a_file_can_be_read_again():
     assert list(pack.CONFIG.unpack_from(image, len("elf"))[17:20]) == [250, 2000, 3000]
     for other in (image[:-4], b"", b"#!/bin/sh\n" * 2000):
         assert pack.read_config(other) == ("", "", "", ())
+
+
+def test_the_shared_parts_have_the_modules_that_several_plugins_need(bin_dir):
+    """A plugin reads the shared part, then its own part. A module in many own parts makes the file larger."""
+    def names(part):
+        return {entry[0] for entry in marshal.loads(archive.read(f"part/{part}"))}
+
+    with zipfile.ZipFile(bin_dir / "bridge") as archive:
+        ipam, links, bridge = names("ipam"), names("links"), names("of-bridge")
+    assert {"fastcni.kit.call.ipam", "fastcni.plugins.host_local"} <= ipam
+    assert "fastcni.kit.links.find" in links and "fastcni.kit.call.ipam" not in links
+    assert "fastcni.plugins.bridge" in bridge and not bridge & ipam
 
 
 # ---- the two entry points ----

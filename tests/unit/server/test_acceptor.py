@@ -51,6 +51,9 @@ def taken(tmp_path):
     it.asked = asked
     yield it
     it.close()
+    assert it.events.closed
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(it.wakeup.fd)
     for sock in (listener, *clients):
         sock.close()
 
@@ -115,6 +118,12 @@ def test_a_probe_is_taken_by_a_full_queue(taken):
         assert taken.queue.waiting == 2
         with pytest.raises(BlockingIOError):
             probe.recv(100)
+
+
+def test_a_wait_that_ends_without_an_event_is_no_connection(taken):
+    """A server with --idle-exit would never end."""
+    taken.wait(0.01)
+    assert not taken.accepted
 
 
 # -- podman's protocol ---------------------------------------------------------------------------------------------

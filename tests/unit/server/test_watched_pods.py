@@ -267,6 +267,15 @@ def test_copies_that_cannot_be_listed_are_logged(source, tmp_path):
     assert [event for event, _ in source.log.lines] == ["networks_copies_unreadable"]
 
 
+def test_a_closed_source_ends_its_watches_before_it_waits_for_them(source, monkeypatch):
+    joined = []
+    for it in (source.definitions, source.pods):
+        monkeypatch.setattr(it, "join", lambda it=it: joined.append((it, source.definitions.stopping.is_set()
+                                                                     and source.pods.stopping.is_set())))
+    source.close()
+    assert joined == [(source.definitions, True), (source.pods, True)] and source.objects.asked == ["close"]
+
+
 # -- statuses ------------------------------------------------------------------------------------------------------
 
 
