@@ -326,6 +326,19 @@ class TestMember:
         assert [values["why"] for _, values in member.log.lines] == ([why] if why else [])
         assert member.forgotten == forgotten
 
+    def test_a_store_of_an_earlier_revision_was_restored(self, member):
+        """Each address space stops its claims, and the blocks are compared now."""
+        stopped = []
+        member.spaces = {("/", "s"): SimpleNamespace(local=SimpleNamespace(stop_claims=lambda: stopped.append("s")))}
+        member.lost.since["b", 1, LOST] = 5.0
+        for revision in (5, 6, 3):
+            member.store.history = lambda found=("etcd-1", revision): found
+            member._check_history(100.0)
+        ((event, values),) = member.log.lines
+        assert (event, values["why"]) == ("cluster_store_restored", "revision 3 of etcd-1 after 6 of etcd-1")
+        assert (stopped, member.restored, member.compare.due, member.lost.since) == (["s"], True, 100.0, {})
+        assert member.restored_until == 100.0 + member.times.restored_s
+
     def test_a_node_that_is_new_has_not_returned(self, member):
         member.spaces = {("/", "s"): SimpleNamespace(state=SimpleNamespace(epoch=0))}
         member.node = Node("a", 1, "boot", "", ALIVE)

@@ -169,6 +169,28 @@ def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node):
     assert [event for event, _ in a.log.lines].count("cluster_address_conflict") == 1
 
 
+def test_the_local_state_is_read_again_when_addresses_may_be_scarce(cluster_node, monkeypatch):
+    """A read takes the directory's lock, for which requests wait."""
+    space, _ = quiet(cluster_node())
+    read = []
+    monkeypatch.setattr(space, "refresh", lambda: read.append(space.until_scarce))
+    space.until_scarce, space.prefetch_job.due = 2, NEVER
+    space.note(space.local.keys, [b"\x0a\0\0\1"])
+    assert read == [] and space.prefetch_job.due == NEVER
+    space.note(space.local.keys, [b"\x0a\0\0\2"])
+    assert read == [0] and space.prefetch_job.due == 0.0
+
+
+def test_requests_of_a_short_time_are_handled_together(cluster_node, monkeypatch):
+    """Otherwise the thread would compete with the next request for the GIL."""
+    a = cluster_node(gather_s=1.0)
+    taken, take = [], a.cluster._take_noted
+    monkeypatch.setattr(a.cluster, "_take_noted", lambda: taken.append(1) or take())
+    a.add("c0")
+    assert not eventually(lambda: taken, 0.4)
+    assert eventually(a.store.uses)
+
+
 def test_many_changes_are_written_at_once(cluster_node):
     a = cluster_node(write_s=3600.0, write_changes=4)
     for i in range(4):
