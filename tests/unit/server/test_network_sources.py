@@ -4,8 +4,8 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from server.flushed import Log
-from server.test_watched_pods import WEB, Objects, web
+from unit.server.flushed import Log
+from unit.server.test_watched_pods import WEB, Objects, web
 
 from fastcni.server.networks import sources
 from fastcni.server.networks.sources import NetworkSources
