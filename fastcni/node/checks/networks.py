@@ -51,7 +51,8 @@ def duplicate_addresses(node: Node) -> Iterator[Finding]:
     links = node.seen.facts.links
     attachments = {(it.netns, it.ifname): it for it in node.inventory.attachments
                    if it.state == RUNNING and it.netns and it.ifname != LOOPBACK}
-    real = {(it.namespace, it.name): it for it in node.seen.facts.interfaces}
+    real = {(it.namespace, it.name): it for it in node.seen.facts.interfaces
+            if it.linked or (it.namespace, it.name) in attachments}
     for key in dict.fromkeys([*attachments, *real]):
         netns, ifname = key
         it, interface = attachments.get(key), real.get(key)

@@ -117,6 +117,16 @@ def test_an_address_that_was_given_again_after_the_files_were_lost(directories, 
     assert "2 running pods have the address" in found["what"] and f"eth0 in /run/netns/{pods.names[0]}" in found["what"]
 
 
+def test_an_address_of_a_pod_of_another_host_namespace_is_no_duplicate(pods, pod_netns, doctor):
+    """A link's index is unique in its namespace only: the other pod's peer has the index of a link of this host."""
+    other_host, other_pod = pod_netns(), pod_netns()
+    found = links()[pods.host_links[0]]
+    run("ip", "-n", other_host, "link", "add", "host0", "index", str(found["ifindex"]), "type", "veth", "peer",
+        "name", "eth0", "index", str(found["link_index"]), "netns", other_pod)
+    ip("address", "add", "10.88.0.2/24", "dev", "eth0", netns=other_pod)
+    assert doctor() == {}
+
+
 def test_a_pod_whose_interface_was_deleted_has_to_be_made_again(pods, doctor):
     ip("link", "del", "eth0", netns=pods.names[0])
     found = doctor()["pod-links"]
