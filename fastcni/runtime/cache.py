@@ -114,18 +114,20 @@ class Cache:
 
     def attachments(self, container_id: str = "", *, without_config: bool = False,
                     unread: list[tuple[str, str]] | None = None) -> list[Attachment]:
-        """Return the attachments of one container, or of all containers for "", sorted by file name. Files of other
-        formats are skipped.
+        """Return the attachments of one container, or of all containers for "", sorted by file name. Other files are
+        skipped.
 
         without_config: include also files of libcni before 0.8, which have only a result, if the result names a network
-        namespace. unread: a list, to which (path, why) of each unreadable or damaged file is appended. Raises OSError
-        if the directory exists and cannot be listed.
+        namespace. unread: a list, to which (path, why) of each unreadable file is appended. Raises OSError if the
+        directory exists and cannot be listed.
         """
         found = []
         for name in self.file_names(container_id):
             path = os.path.join(self.results(), name)
             try:
                 document, since = read_document(read_file(path), name), os.stat(path).st_mtime
+                if document.kind not in ("", KIND):
+                    raise ValueError(f"unknown kind {document.kind}: a later version of libcni may have written it")
             except FileNotFoundError:
                 continue                        # a DEL has just removed the file
             except (OSError, ValueError) as e:

@@ -39,11 +39,13 @@ def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
 
 
 def read(path: str, raw: bytes, since: float) -> tuple[Sighting, Cached] | None:
-    """Read the bytes of a cache file. Return None if the file is not libcni's. Raises ValueError for a damaged file.
-    """
+    """Read the bytes of a cache file. Return None if the file is not libcni's. Raises ValueError for a damaged file,
+    and for a file of a later kind."""
     document = read_document(raw, os.path.basename(path))
     it = document.attachment
-    if document.kind not in (KIND, "") or not (it.network and it.container_id and it.ifname):
+    if document.kind not in (KIND, ""):
+        raise ValueError(f"unknown kind {document.kind}")
+    if not (it.network and it.container_id and it.ifname):
         return None
     values = json.read(raw)
     result = read_result(values.get("result") if document.kind else values)

@@ -217,6 +217,15 @@ def test_an_unread_file_has_advice(cache):
                       "container removes the file; remove it if the container no longer exists"]
 
 
+def test_a_file_of_a_later_kind_is_reported(cache):
+    """`fastcni restore` restored nothing and reported no failure, and the doctor saw nothing."""
+    put(cache, GO.replace(b"cniCacheV1", b"cniCacheV2"))
+    unread, unseen = [], []
+    assert cache.attachments(unread=unread) == list(read_cache(cache, unseen)) == []
+    for (text,) in ([why for _, why in unread], unseen):
+        assert "unknown kind cniCacheV2" in text
+
+
 def test_the_directory_is_the_objects_then_the_callers_then_the_default(tmp_path):
     rt = RuntimeConf("c", "", "e", cache_dir="/from/rt")
     assert Cache("/own").path("n", rt) == "/own/results/n-c-e"
