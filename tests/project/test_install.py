@@ -42,7 +42,7 @@ def test_no_other_user_may_write_to_the_directories_whatever_the_umask(tmp_path)
     """With umask 0 the CNI bin dir was made 0777: any user could put a program there that root runs."""
     before = os.umask(0)
     try:
-        install(tmp_path / "opt" / "cni" / "bin", names=["loopback"])
+        install_plugins(tmp_path / "opt" / "cni" / "bin", names=["loopback"], netavark_dir=tmp_path / "usr" / "podman")
     finally:
         os.umask(before)
     assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")} == {0o755}

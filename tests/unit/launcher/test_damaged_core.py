@@ -105,6 +105,7 @@ def test_the_core_of_a_package_is_known_by_its_bytes(packed, tmp_path):
     copy = Path(shutil.copy(CORE, tmp_path))
     plugin = write_executable(tmp_path / "bridge", pack.pack(INTERPRETER, core=CORE, core_path=str(copy)))
     assert asked(plugin, tmp_path / "log")[2] == [str(copy)]
+    assert core.is_installed(str(copy), pack.read_config(plugin.read_bytes())[3])
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT,

@@ -326,6 +326,15 @@ class TestMember:
         assert [values["why"] for _, values in member.log.lines] == ([why] if why else [])
         assert member.forgotten == forgotten
 
+    def test_heartbeats_begin_with_the_first_block(self, member):
+        """A heartbeat that is due later is not sent sooner."""
+        assert member.confirm.due == NEVER
+        member.wake()
+        assert member.confirm.due == 0.0
+        member.confirm.due = 500.0
+        member.wake()
+        assert member.confirm.due == 500.0
+
     def test_a_store_of_an_earlier_revision_was_restored(self, member):
         """Each address space stops its claims, and the blocks are compared now."""
         stopped = []

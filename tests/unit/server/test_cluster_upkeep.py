@@ -7,7 +7,7 @@ import pytest
 
 from fastcni.clients.away import Away
 from fastcni.kernel.presence import GONE
-from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, Single
+from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, Node, Single
 from fastcni.server.cluster import local
 from fastcni.server.cluster.times import NEVER
 from fastcni.spec.errors import CniError
@@ -170,6 +170,22 @@ def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node, mon
     assert [event for event, _ in a.log.lines].count("cluster_address_conflict") == 1
     a.store.release_single(a.store.single("default", address))
     assert eventually(lambda: not space.singles.conflicts)          # a later conflict is logged again
+
+
+def test_a_confirmed_node_is_in_the_local_state(cluster_node):
+    """One-shot requests find the node's epoch, its boot and the store's history there."""
+    space, _ = quiet(cluster_node())
+    space.local.note_node(Node("a", 7, "boot-2", "", ALIVE), ("etcd-1", 9))
+    space.count()
+    assert (space.state.epoch, space.state.boot, space.state.history) == (7, "boot-2", ("etcd-1", 9))
+
+
+def test_a_space_has_the_ranges_of_each_network_that_a_request_used(cluster_node):
+    space, _ = quiet(cluster_node())
+    other = cluster_node("b", ipam={"range": "10.1.0.0/24", "node_name": "a"}).keys
+    space.note(other, [])
+    assert [*space.networks] == [("10.0.0.0/24",), ("10.1.0.0/24",)]
+    assert space.prefetch_job.due == 0.0        # the new range has no block yet
 
 
 def test_the_local_state_is_read_again_when_addresses_may_be_scarce(cluster_node, monkeypatch):
