@@ -134,14 +134,6 @@ def test_links_of_another_programs_group_stay(deletes):
     assert {name for name in links() if name.startswith("veth")} == {"veth-3"}
 
 
-def test_the_group_of_all_links_is_never_deleted(deletes, monkeypatch):
-    """The group's number is random. All links of the node are in group 0."""
-    monkeypatch.setattr(module.os, "urandom", bytes)
-    pairs = make(3)
-    deletes.run(SharedRequest([Shared([pair]) for pair in pairs[:2]]))
-    assert {name for name in links() if name.startswith("veth")} == {"veth-2"}
-
-
 def together(deletes, pairs):
     """Delete all of these by one request. Return {name: its error or None}."""
     group = [Shared([pair]) for pair in pairs]
