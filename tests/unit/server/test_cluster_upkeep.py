@@ -202,7 +202,7 @@ def test_the_local_state_is_read_again_when_addresses_may_be_scarce(cluster_node
 
 def test_requests_of_a_short_time_are_handled_together(cluster_node, monkeypatch):
     """Otherwise the thread would compete with the next request for the GIL."""
-    a = cluster_node(gather_s=1.0)
+    a = cluster_node(gather_s=2.0)
     taken, take = [], a.cluster._take_noted
     monkeypatch.setattr(a.cluster, "_take_noted", lambda: taken.append(1) or take())
     a.add("c0")

@@ -386,10 +386,10 @@ def test_slow_and_silent_clients_delay_no_other_one_and_are_closed(tmp_path):
 def test_a_silent_client_is_closed_when_its_time_is_over(tmp_path, monkeypatch):
     """Without another event: the wait ends with the oldest client's time."""
     monkeypatch.setattr(listener, "CLIENT_TIMEOUT_S", 0.2)
+    began = time.monotonic()
     with listening(tmp_path) as it, connect(it.path) as first, connect(it.path) as second:
-        began = time.monotonic()
         assert (first.recv(1), second.recv(1)) == (b"", b"")
-        assert 0.1 < time.monotonic() - began < 10
+        assert 0.2 <= time.monotonic() - began < 20
         assert not it.clients
 
 
