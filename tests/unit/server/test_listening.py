@@ -301,7 +301,7 @@ def test_a_server_whose_sockets_directory_is_removed_ends_and_leaves_the_next_on
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
-def test_a_server_with_closed_streams_listens(root, host_netns, tmp_path, closed):
+def test_a_server_with_closed_streams_listens(host_netns, tmp_path, closed):
     """The server ended with status 1 and no word. With stdin or stdout closed, its lock file was descriptor 0 or 1."""
     path = tmp_path / "s"
     with subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "fastcni", "serve",
