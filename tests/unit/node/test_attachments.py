@@ -88,7 +88,7 @@ def test_a_cache_file_of_an_old_libcni_is_read(directories):
     unseen = []
     ((sighting, _),) = caches.read_cache(Cache(directories.cache), unseen)
     assert (sighting.network, sighting.container_id, sighting.addresses) == ("net1", "c0", ("10.88.0.9",))
-    assert len(unseen) == 1 and "net1-c1-eth0" in unseen[0]
+    assert len(unseen) == 2 and "net1-c1-eth0" in unseen[0] and "unknown kind somethingElse" in unseen[1]
 
 
 def test_address_files_name_their_attachments(directories):
