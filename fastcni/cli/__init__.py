@@ -22,6 +22,8 @@ def open_closed_streams() -> None:
     import os
     import sys
 
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:      # open(2) returns the lowest free descriptor
         os.set_inheritable(fd, True)
     os.close(fd)

@@ -66,7 +66,8 @@ class Store:
                 taken(present)
             self.remove_from(sock, [(name, key) for name, key, _ in present])
             refused = self._add(sock, mark, items)
-        wire.raise_first(refused)
+        if refused:
+            wire.raise_first(refused)
 
     def add_shared(self, req: Request, items: Sequence[Item]) -> None:
         """Add elements without a mark, which no attachment owns and no DEL removes. An existing element is no error."""
@@ -74,7 +75,8 @@ class Store:
             for name, some in by_set(items).items():
                 nft_elements.add_elements(batch, self.family, self.table, name, some, exclusive=False)
 
-        wire.raise_first(self._where_set_up(req, items, lambda: in_one(req.mode.firewall, items, fill)))
+        if refused := self._where_set_up(req, items, lambda: in_one(req.mode.firewall, items, fill)):
+            wire.raise_first(refused)
 
     def ensure(self, req: Request, items: Sequence[Item] = ()) -> None:
         """Add the missing chains and rules, including the chains to which `items` lead."""
@@ -214,7 +216,9 @@ class Store:
             batch = Batch()
             for name, key, _ in items[at:at + MAX_ASKED]:
                 nft_elements.get_element(batch, self.family, self.table, name, key)
-            replies = wire.exchange(req.mode.firewall, batch, (ENOENT,))
+            replies, refused = wire.attempt(req.mode.firewall, batch)
+            if refused:
+                wire.raise_first(refused, (ENOENT,))
             found += [(nft_elements.read_set_name(payload), *element) for _, payload in replies
                       for element in nft_elements.read_elements(payload)]
         return found

@@ -82,9 +82,10 @@ def forget_at_node(req: Request, ports: Iterable[Port]) -> None:
 def known(req: Request, batch: Batch) -> bool:
     """Send the batch of requests. Return False if the kernel does not support them (Linux before 6.8)."""
     _, refused = wire.attempt(req.mode.firewall, batch)
-    supported = not refused
+    if not refused:
+        return True
     wire.raise_first(refused, (EINVAL,))
-    return supported
+    return False
 
 
 def forget_each(req: Request, what: tuple[int, ...], wanted: Callable[[Any], bool]) -> None:

@@ -41,9 +41,10 @@ def in_halves(sock: Socket, items: Sequence[Any], fill: Fill, *fine: int) -> int
     if refused and len(items) > 1:
         half = len(items) // 2
         return in_halves(sock, items[:half], fill, *fine) + in_halves(sock, items[half:], fill, *fine)
-    accepted = 0 if refused else len(items)
+    if not refused:
+        return len(items)
     wire.raise_first(refused, fine)
-    return accepted
+    return 0
 
 
 def by_set(items: Iterable[tuple[Any, ...]]) -> dict[str, list[Any]]:
