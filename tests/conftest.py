@@ -42,6 +42,12 @@ def warm(host_netns):
     mode.release()
 
 
+def pytest_collection_finish():
+    """Python's collector then looks at what tests make, and not each time at eleven thousand tests."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "needs(feature, ...): skipped where the kernel lacks one; tests/features.py")
     lane, lacks = os.environ.get("LANE"), os.environ.get("OTHER_LANE_LACKS")        # as make test and test-vm set them
