@@ -88,7 +88,7 @@ class Etcd:
     with authentication. options: etcd's own. host: the address for clients."""
 
     def __init__(self, members=1, *, tls=False, user=False, options=(), host="127.0.0.1"):
-        self.members, self.host, self.token = [], host, "etcd-cluster"
+        self.members, self.host, self.cluster_token = [], host, "etcd-cluster"
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.directory = Path(tempfile.mkdtemp(prefix="fastcni-etcd-", dir=memory))
         self.tls, self.user, self.options, self.count = tls, user, list(options), members
@@ -177,7 +177,7 @@ class Etcd:
         """
         (member,) = self.members
         self.end()
-        self.token = token
+        self.cluster_token = token
         shutil.rmtree(member.directory / "data")
         etcdctl("snapshot", "restore", saved, "--data-dir", member.directory / "data", "--name", member.name,
                 "--initial-cluster", f"{member.name}={member.peer_url}", "--initial-advertise-peer-urls",

@@ -92,10 +92,10 @@ def one_pass(row, rng, etcd, prefix, counts):
             elif what == "backup":
                 saved = etcd.backup()
             elif what == "restore":
-                former, token = etcd.token, f"{token}x"
+                former, token = etcd.cluster_token, f"{token}x"
                 etcd.restore(saved, rng.choice((former, token)))
                 counts["restores"] += 1
-                come_back(row, rng, lab, owners, same=etcd.token == former)
+                come_back(row, rng, lab, owners, same=etcd.cluster_token == former)
             else:
                 hang(row, rng, etcd, lab, owners)
                 counts["hangs"] += 1
