@@ -109,8 +109,8 @@ class Agent:
         return True
 
     def keeps_no_pod(self):
-        """Whether the agent has forgotten all pods: after a DEL it protects a pod until it sees that the link is gone.
-        The answer to enforces() comes after the change of the tables."""
+        """Whether the agent has forgotten all pods. After a DEL the agent protects a pod until it sees that the pod's
+        link is gone. The agent answers enforces() after it has changed the tables."""
         return not list((self.directory / "state" / "pods").glob("*.json")) and self.enforces()
 
     def change(self, port):
