@@ -34,10 +34,13 @@ class Background:
     can be started, for example because of pids.max, the caller runs the job. home: a descriptor of the server's network
     namespace, which the threads enter. Otherwise a new thread would stay in the namespace of the worker that starts it,
     and keep a pod's namespace alive.
+
+    An OSError ends a job, because the job's socket has been closed. The log reports other exceptions, which are faults
+    of fastcni. Neither ends the thread.
     """
 
-    def __init__(self, max_threads: int, home: int) -> None:
-        self.max_threads, self.home, self.size = max_threads, home, 0
+    def __init__(self, max_threads: int, home: int, log: Logger) -> None:
+        self.max_threads, self.home, self.log, self.size = max_threads, home, log, 0
         self.free: list[Worker] = []            # the last in the list became free last
         self.waiting: deque[Job] = deque()
         self.lock = Lock()
@@ -53,7 +56,7 @@ class Background:
                 return
             if self._start_one(job):
                 return
-        run(fn, args)
+        self._run(fn, args)
 
     def _start_one(self, job: Job) -> bool:
         """Start a thread with its first job. Return False if no thread can be started."""
@@ -68,12 +71,20 @@ class Background:
     def _work(self, worker: Worker) -> None:
         self._enter_home()
         while True:
-            run(*worker.take())
+            self._run(*worker.take())
             with self.lock:
                 if self.waiting:
                     worker.give(self.waiting.popleft())
                 else:
                     self.free.append(worker)
+
+    def _run(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
+        try:
+            fn(*args)
+        except OSError:
+            return
+        except Exception:
+            self.log.exception("server_fault")
 
     def _enter_home(self) -> None:
         """Enter the server's namespace. After an error, the thread continues in its namespace, because its jobs use
@@ -115,10 +126,3 @@ def start_thread(thread: Thread, log: Logger) -> bool:
         log.warning("no_thread", thread=thread.name, why=str(e) or "no memory")
         return False
     return True
-
-
-def run(fn: Callable[..., object], args: tuple[Any, ...]) -> None:
-    try:
-        fn(*args)
-    except OSError:
-        return                          # the job's socket has been closed

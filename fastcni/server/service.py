@@ -193,7 +193,7 @@ class Server:
         # One more call than processors may work, because one request usually waits for a lock of the kernel
         busy = len(os.sched_getaffinity(0)) + 1
         home, wakeup = netns.open_own(), Wakeup()
-        self.background = Background(MAX_BACKGROUND_THREADS, home)
+        self.background = Background(MAX_BACKGROUND_THREADS, home, logger)
         self.sysctls = open_mounts(self.background)
         self.restoring = Restoring(logger, options.node.replay, options.node.drops)
         self.queue = RequestQueue(options.workers, busy, size=options.queue_size, timeout_s=options.queue_timeout_s,

@@ -5,6 +5,7 @@ import threading
 from queue import SimpleQueue
 
 import pytest
+from unit.server.flushed import Log
 
 from fastcni.daemon.background import Background
 from fastcni.kernel import netns
@@ -14,7 +15,7 @@ from fastcni.testing.witnesses import eventually
 @pytest.fixture
 def background():
     home = netns.open_own()
-    yield Background(2, home)
+    yield Background(2, home, Log())
     os.close(home)
 
 
@@ -72,3 +73,17 @@ def test_a_job_whose_socket_was_closed_ends_no_thread(background):
     assert eventually(lambda: len(background.free) == 1)
     background(ran.set)
     assert ran.wait(60) and background.size == 1
+
+
+@pytest.mark.parametrize("threads", [2, 0], ids=["in a thread", "without a thread"])
+def test_a_job_with_a_fault_is_logged_and_ends_no_thread(background, threads):
+    """Each fault ended a thread that was never replaced. Without threads, no DEL could delete its link."""
+    if not threads:
+        background._start_one = lambda job: False
+    for _ in range(3):
+        background(lambda: 1 // 0)
+        assert eventually(lambda: len(background.free) == background.size == bool(threads))
+    assert background.log.lines == [("server_fault", {})] * 3
+    ran = threading.Event()
+    background(ran.set)
+    assert ran.wait(60)

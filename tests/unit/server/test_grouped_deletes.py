@@ -8,6 +8,7 @@ from errno import ENOBUFS, ENOMEM, EOPNOTSUPP
 
 import pytest
 from lab.node import links, run
+from unit.server.flushed import Log
 
 from fastcni._abandoned import Abandoned
 from fastcni.daemon.background import Background
@@ -21,7 +22,7 @@ from fastcni.testing.witnesses import eventually
 @pytest.fixture
 def deletes(node):
     home = netns.open_own()
-    made = GroupedDeletes(Background(8, home))
+    made = GroupedDeletes(Background(8, home, Log()))
     yield made
     made.close()
     os.close(home)
