@@ -16,23 +16,31 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fastcni.clients.ovsdb import Row
     from fastcni.daemon.log import Logger
 
 
 def remove_stale_ports(log: Logger, directory: str = cache.DIRECTORY, usual: str = ovsdb.DEFAULT_ADDRESS) -> None:
-    for address in sorted(({usual} if listens(usual) else set()) | cache.addresses(directory)):
-        sock = wire.open_socket()
+    named = cache.addresses(directory, lambda error: log.warning("ovs_ports_unread", address="", error=error))
+    for address in sorted(({usual} if listens(usual) else set()) | named):
         try:
-            with Database(address) as db:
-                gone = collect.remove_stale(db, sock)
+            gone = remove_from(address)
         except (CniError, OSError, ValueError) as e:
             log.warning("ovs_ports_unread", address=address, error=str(e))
             continue
-        finally:
-            sock.close()
         if gone:
             log.info("ovs_ports_removed", address=address, number=len(gone), ports=few([row["name"] for row in gone]),
                      owners=few([" ".join(collect.attachment_of(row)).strip() for row in gone]))
+
+
+def remove_from(address: str) -> list[Row]:
+    """Remove the stale ports of a database, and return them. Raises CniError, OSError, ValueError."""
+    sock = wire.open_socket()
+    try:
+        with Database(address) as db:
+            return collect.remove_stale(db, sock)
+    finally:
+        sock.close()
 
 
 def listens(address: str) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from fastcni.kit.call import files
 from fastcni.spec import json
+from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from fastcni.kit.call.request import Request
@@ -59,20 +60,33 @@ def delete(directory: str, container_id: str, ifname: str) -> None:
     files.remove(path(directory, container_id, ifname))
 
 
-def attachments(directory: str, network: str) -> Iterator[tuple[str, str]]:
-    """Yield (container id, ifname) of each file that fastcni has written for a network."""
-    for name in files.names(directory):
-        content = files.read(f"{directory}/{name}")
+def contents(directory: str, warn: Callable[[str], object]) -> Iterator[tuple[str, bytes | None]]:
+    """Yield (name, content) of each file in a directory. warn: gets the error of a file that cannot be read."""
+    try:
+        names = files.names(directory)
+    except CniError as e:
+        warn(e.msg)
+        return
+    for name in names:
+        try:
+            yield name, files.read(f"{directory}/{name}")
+        except CniError as e:
+            warn(e.msg)
+
+
+def attachments(directory: str, network: str, warn: Callable[[str], object]) -> Iterator[tuple[str, str]]:
+    """Yield (container id, ifname) of each file that fastcni has written for a network. warn: see contents()."""
+    for name, content in contents(directory, warn):
         if (parsed(content, "Netconf") or {}).get("name") == network:
             owner = parsed(content, ATTACHMENT) or {}
             if name == f"{owner.get('containerID')}-{owner.get('ifname')}":
                 yield owner["containerID"], owner["ifname"]
 
 
-def addresses(directory: str) -> set[str]:
-    """Return the addresses of OVSDB that the files in a directory name."""
-    return {address for name in files.names(directory)
-            if (address := address_in(parsed(files.read(f"{directory}/{name}"), "Netconf")))}
+def addresses(directory: str, warn: Callable[[str], object]) -> set[str]:
+    """Return the addresses of OVSDB that the files in a directory name. warn: see contents()."""
+    return {address for _, content in contents(directory, warn)
+            if (address := address_in(parsed(content, "Netconf")))}
 
 
 def address_in(net_conf: dict[str, Any] | None) -> str:

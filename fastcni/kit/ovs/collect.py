@@ -35,7 +35,7 @@ def gc(req: Request, conf: OvsConf) -> None:
     for row in gone:
         change.delete_by_name(req.mode.route, row["name"])
         req.release(f"port {row['name']}", " ".join(attachment_of(row)).strip())
-    for attachment in [*cache.attachments(conf.directory, req.name)]:
+    for attachment in [*cache.attachments(conf.directory, req.name, req.warn)]:
         if attachment not in valid:
             cache.delete(conf.directory, *attachment)
 

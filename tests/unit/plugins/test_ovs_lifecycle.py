@@ -126,6 +126,15 @@ def test_gc_removes_stale_and_invalid_ports_and_none_of_others(node, switch, ovs
     assert sorted(kept()) == sorted([f"c-{valid}-eth0", f"c-{old}-eth0", f"c-{other}-eth0"])
 
 
+def test_gc_names_a_file_that_cannot_be_read_and_removes_the_others(node, switch, ovs_conf, kept, pod, tmp_path):
+    conf = ovs_conf("10.22.0.0/24")
+    node.add(conf, pod)
+    (tmp_path / "cache/other").mkdir()
+    reply = node.call("GC", {**conf, "cni.dev/valid-attachments": []})
+    assert reply.status == 0 and f"read {tmp_path}/cache/other: Is a directory" in reply.stderr.decode()
+    assert kept() == ["other"] and not switch.ports("br0")
+
+
 def test_gc_in_a_namespace_without_the_switch_takes_no_port_for_stale(node, switch, ovs_conf, pod_netns):
     pod, elsewhere = pod_netns(), pod_netns()
     conf = ovs_conf("10.22.0.0/24")

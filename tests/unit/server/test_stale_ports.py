@@ -9,6 +9,7 @@ from unit.server.flushed import Log
 from fastcni.server import stale_ports
 from fastcni.spec.errors import CniError
 
+ADDRESSES = stale_ports.cache.addresses
 PORT = {"name": "veth1", "external_ids": ["map", [["contIface", "eth0"], ["contNetns", "/run/netns/a"]]]}
 
 
@@ -41,7 +42,7 @@ def databases(monkeypatch):
     monkeypatch.setattr(stale_ports, "Database", Database)
     monkeypatch.setattr(stale_ports.collect, "remove_stale", remove_stale)
     monkeypatch.setattr(stale_ports.wire, "open_socket", open_socket)
-    monkeypatch.setattr(stale_ports.cache, "addresses", lambda directory: found.keys() - {directory})
+    monkeypatch.setattr(stale_ports.cache, "addresses", lambda directory, _warn: found.keys() - {directory})
     return SimpleNamespace(found=found, opened=opened)
 
 
@@ -68,3 +69,27 @@ def test_the_usual_database_is_read_where_it_exists(databases, tmp_path):
 
 def test_a_database_at_a_port_has_no_file():
     assert not stale_ports.listens("tcp:127.0.0.1:6640")
+
+
+def test_an_unreadable_cache_file_keeps_no_database_from_its_removal(databases, tmp_path, monkeypatch):
+    """The removal ended with the thread that it ran in."""
+    databases.found["unix:/a"] = [PORT]
+    (tmp_path / "c1-eth0").mkdir()
+    (tmp_path / "c2-eth0").write_text('{"Netconf": {"socket_file": "unix:/a"}}')
+    monkeypatch.setattr(stale_ports.cache, "addresses", ADDRESSES)
+    stale_ports.remove_stale_ports(log := Log(), str(tmp_path), "unix:/nowhere")
+    assert [event for event, _ in log.lines] == ["ovs_ports_unread", "ovs_ports_removed"]
+    assert log.lines[0][1] == {"address": "", "error": f"read {tmp_path}/c1-eth0: Is a directory (errno 21)"}
+    stale_ports.remove_stale_ports(log, str(tmp_path / "c2-eth0"), "unix:/nowhere")
+    assert log.lines[2:] == [
+        ("ovs_ports_unread", {"address": "", "error": f"list {tmp_path}/c2-eth0: Not a directory (errno 20)"})]
+
+
+def test_without_a_free_descriptor_the_log_names_each_database(databases, monkeypatch):
+    def refuse():
+        raise OSError(24, "Too many open files")
+
+    databases.found |= {"unix:/a": [], "unix:/b": []}
+    monkeypatch.setattr(stale_ports.wire, "open_socket", refuse)
+    stale_ports.remove_stale_ports(log := Log(), "directory", "unix:/nowhere")
+    assert [values["address"] for _, values in log.lines] == ["unix:/a", "unix:/b"]
