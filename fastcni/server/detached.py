@@ -13,26 +13,33 @@ from contextlib import suppress
 
 CGROUPS = "/sys/fs/cgroup"
 OWN_CGROUP = "fastcni"          # the cgroup for the server if the root may have no processes, as in a container
-OOM_SCORE_ADJ = -500            # this and the next constant are as in fastcni.service
-DESCRIPTORS = 16384
+OOM_SCORE_ADJ = -500            # as in fastcni.service
+# {limit: its value}: systemd's defaults for units, and LimitNOFILE of fastcni.service
+LIMITS = {resource.RLIMIT_NOFILE: 16384,
+          **dict.fromkeys((resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE),
+                          resource.RLIM_INFINITY)}
 KEPT_SIGNALS = {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}     # Python ignores the last two
 
 
 def detach(cgroups: str = CGROUPS) -> None:
-    """Leave the caller's cgroups, signals, working directory and limits. cgroups: where the hierarchies are mounted."""
+    """Leave the caller's cgroups, processors, signals, working directory and limits. cgroups: where the hierarchies are
+    mounted."""
     os.chdir("/")
     os.umask(0o022)
     for number in signal.valid_signals() - KEPT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    with suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    for limit, value in LIMITS.items():
+        with suppress(OSError, ValueError):
+            resource.setrlimit(limit, (value, value))
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, 0, 0)
     with suppress(OSError):
         write("/proc/self/oom_score_adj", str(OOM_SCORE_ADJ))
     leave_cgroups(cgroups)
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
 
 
 def leave_cgroups(cgroups: str) -> None:

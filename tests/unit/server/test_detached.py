@@ -22,17 +22,23 @@ os.umask(0o077)
 os.nice(3)
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+for limit in {limits}:
+    resource.setrlimit(limit, (1 << 40, resource.getrlimit(limit)[1]))
+processors = os.sched_getaffinity(0)
+os.sched_setaffinity(0, [*processors][:1])
 detach({cgroups!r})
 print(os.getcwd(), oct(os.umask(0)), signal.getsignal(signal.SIGHUP).name, signal.getsignal(signal.SIGPIPE).name,
       signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.getpriority(os.PRIO_PROCESS, 0))
-print(os.sched_getscheduler(0), *resource.getrlimit(resource.RLIMIT_NOFILE))
+print(os.sched_getscheduler(0), *resource.getrlimit(resource.RLIMIT_NOFILE),
+      {{resource.getrlimit(limit) for limit in {limits}}}, processors <= os.sched_getaffinity(0))
 print(open("/proc/self/cgroup").read())
 """
 ROOT = os.geteuid() == 0
+OTHER_LIMITS = [resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE]
 
 
 def leave(cgroups, **more):
-    code = LEAVES.format(cgroups=str(cgroups))
+    code = LEAVES.format(cgroups=str(cgroups), limits=OTHER_LIMITS)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, **more)
     first, limits, groups = done.stdout.split("\n", 2)
     return first, limits, groups
@@ -44,8 +50,9 @@ def test_server_has_the_usual_settings_of_a_process(tmp_path):
 
 @pytest.mark.skipif(not ROOT, reason="needs root: limits are raised")
 def test_server_has_the_limits_of_its_unit(tmp_path):
+    """It kept the caller's ulimit of processor time, memory and file sizes, and the caller's processors."""
     limit = of_unit("LimitNOFILE")
-    assert leave(tmp_path)[1] == f"{os.SCHED_OTHER} {limit} {limit}"
+    assert leave(tmp_path)[1] == f"{os.SCHED_OTHER} {limit} {limit} {{(-1, -1)}} True"
 
 
 def of_unit(key):
@@ -60,11 +67,13 @@ def test_server_works_without_the_changes_that_the_node_does_not_permit(tmp_path
     tried, left = [], []
     for module, name in ((os, "chdir"), (os, "umask"), (signal, "signal"), (signal, "pthread_sigmask")):
         monkeypatch.setattr(module, name, lambda *_: None)
-    for module, name in ((resource, "setrlimit"), (os, "sched_setscheduler"), (detached, "write")):
+    for module, name in ((resource, "setrlimit"), (os, "sched_setscheduler"), (detached, "write"),
+                         (os, "sched_setaffinity")):
         monkeypatch.setattr(module, name, refused)
     monkeypatch.setattr(detached, "leave_cgroups", left.append)
     detached.detach(str(tmp_path))
-    assert len(tried) == 3 and tried[2] == ("/proc/self/oom_score_adj", of_unit("OOMScoreAdjust"))
+    assert len(tried) == len(detached.LIMITS) + 3
+    assert tried[-2] == ("/proc/self/oom_score_adj", of_unit("OOMScoreAdjust"))
     assert left == [str(tmp_path)]
 
 
