@@ -164,7 +164,7 @@ def _as_cni_error(e: BaseException, plugin: str) -> CniError:
 
 
 def is_exhaustion(e: BaseException | None) -> bool:
-    return isinstance(e, OSError) and e.errno in errors.EXHAUSTED
+    return isinstance(e, MemoryError) or (isinstance(e, OSError) and e.errno in errors.EXHAUSTED)
 
 
 def _of_exhaustion(e: BaseException, text: str) -> CniError:

@@ -19,6 +19,7 @@ MFD_NOEXEC_SEAL = 8
 POLLIN, POLLOUT = 1, 4  # asm-generic/poll.h
 INTERNAL, IO_FAILURE, TRY_AGAIN_LATER = 999, 5, 11  # CNI error codes
 EXHAUSTED = 12, 23, 24  # ENOMEM, ENFILE, EMFILE
+NOT_MAPPED = "failed to map segment from shared object"  # the dynamic linker's text if mmap(2) fails
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -277,7 +278,7 @@ def answer(name: str) -> int:
         stdin = read_stdin(MAX_STDIN_BYTES + 1) if needs_stdin(env) else b""
     except OSError as error:
         what = f"error reading from stdin: {error.strerror}"
-        write(1, error_document(IO_FAILURE, what, "stdin has to be the network configuration"))
+        write(1, error_document(name, IO_FAILURE, what, "stdin has to be the network configuration"))
         return 1
     run: Callable[..., Reply] = handle
     write_result: Callable[[int, bytes], None] = write
@@ -371,15 +372,21 @@ def report_failure(name: str, error: BaseException) -> int:
         pass
     # ImportError itself means that the dynamic linker could not read a module; a missing module raises a subclass.
     code = IO_FAILURE if isinstance(error, OSError) or type(error) is ImportError else INTERNAL
-    if getattr(error, "errno", 0) in EXHAUSTED or str(error).endswith(posix.strerror(24)):
+    if is_exhaustion(error):
         code = TRY_AGAIN_LATER
     try:
-        what = f"{name}: {type(error).__name__}: {error}"
-        document = error_document(code, what, f"in {place(error)}")
-        write(1, f'{{"error": "{escape(what)}"}}'.encode("utf-8", "replace") if name == "netavark" else document)
+        write(1, error_document(name, code, f"{name}: {type(error).__name__}: {error}", f"in {place(error)}"))
     except BaseException:
         pass  # stdout is closed
     return 1
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    """Return whether the process has run out of descriptors or memory. The dynamic linker gives its error only as
+    text."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", 0) in EXHAUSTED:
+        return True
+    return str(error).endswith((NOT_MAPPED, *map(posix.strerror, EXHAUSTED)))
 
 
 def place(error: BaseException) -> str:
@@ -390,11 +397,14 @@ def place(error: BaseException) -> str:
     return f"{step.tb_frame.f_code.co_filename}:{step.tb_lineno}" if step else "?"
 
 
-def error_document(code: int, msg: str, details: str) -> bytes:
-    """Return the bytes of a CNI error, without other modules of fastcni, which may be damaged."""
-    return (
-        f'{{\n    "code": {code},\n    "msg": "{escape(msg)}",\n    "details": "{escape(details)}"\n}}'
-    ).encode("utf-8", "replace")
+def error_document(name: str, code: int, msg: str, details: str) -> bytes:
+    """Return the bytes of an error in the protocol of plugin `name`: CNI, or netavark's without code and details. Use
+    no other modules of fastcni, which may be damaged."""
+    if name == "netavark":
+        text = f'{{"error": "{escape(msg)}"}}'
+    else:
+        text = f'{{\n    "code": {code},\n    "msg": "{escape(msg)}",\n    "details": "{escape(details)}"\n}}'
+    return text.encode("utf-8", "replace")
 
 
 def escape(text: str) -> str:

@@ -421,7 +421,7 @@ def test_fault_of_fastcni_is_one_json_document():
     try:
         raise ValueError('a "quoted"\n\x01 ü \udc80 text')
     except ValueError as error:
-        document = bootstrap.error_document(999, str(error), bootstrap.place(error))
+        document = bootstrap.error_document("bridge", 999, str(error), bootstrap.place(error))
     answer = json.loads(document)
     assert answer["msg"] == 'a "quoted"\n\x01 ü ? text'
     assert answer["details"].startswith(__file__)

@@ -45,6 +45,11 @@ def test_a_module_that_the_kernel_cannot_read_is_no_fault_of_fastcni(plugin, why
     assert ("this is a fault" in found[2]) == (code == 999)
 
 
+def test_a_lack_of_memory_is_no_fault_of_fastcni_and_may_be_over_later(plugin):
+    plugin.fail = MemoryError()
+    assert error(call("ADD")) == (11, "MemoryError", "are too many files open (ulimit -n), or is memory short?")
+
+
 def test_errors_of_the_rollback_are_in_the_details(plugin):
     def add(req, conf, undo):
         undo([].pop)
