@@ -30,13 +30,14 @@ class DatapathSweep:
             self.background(self.sweep)
 
     def sweep(self) -> None:
-        """Sweep now. Log an error once, until a different error occurs."""
+        """Sweep now. Log an error once, until a sweep succeeds or a different error occurs."""
         try:
             sock = wire.open_socket()
             try:
                 redirect.sweep(sock)
             finally:
                 sock.close()
+            self.failed = ""
         except OSError as e:
             if str(e) != self.failed:
                 self.failed = str(e)

@@ -166,6 +166,14 @@ def test_a_parent_may_come_by_cni_args_and_an_invalid_one_is_none(collector, ser
     assert len({span.trace_id for span in spans}) == 5
 
 
+def test_a_command_that_is_no_text_costs_no_spans(collector, serve):
+    """The SDK could not encode its name, and dropped the spans of all requests that were sent together."""
+    server = serve(collector.url)
+    server.call("AD\udcff", CONF)
+    server.call("STATUS", CONF)
+    assert {span.name for span in collector.roots(2)} == {"AD? loopback", "STATUS loopback"}
+
+
 def test_a_parent_that_is_not_sampled_has_no_spans(collector, serve):
     server = serve(collector.url)
     server.ok("STATUS", CONF, env={"TRACEPARENT": f"{PARENT}-00"})

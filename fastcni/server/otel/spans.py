@@ -100,7 +100,7 @@ class Sender:
         """Make the spans of a request."""
         arguments = read_arguments(traced.env.get("CNI_ARGS", ""))
         root = self.tracer.start_span(
-            f"{traced.command} {traced.plugin}", self.parent(traced.env, arguments), SpanKind.SERVER,
+            clean(f"{traced.command} {traced.plugin}"), self.parent(traced.env, arguments), SpanKind.SERVER,
             attributes=attributes(traced, arguments), start_time=traced.arrived + traced.to_unix)
         if root.is_recording():
             if traced.outcome not in GOOD:

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -353,17 +354,16 @@ def test_the_server_sweeps_every_30_seconds(datapath_pods, monkeypatch):
     assert len(swept) == 2
 
 
-def test_the_server_logs_once_why_it_cannot_sweep(monkeypatch):
-    def refuse(_):
-        raise PermissionError(1, "Operation not permitted")
-
+def test_the_server_logs_once_why_it_cannot_sweep_until_a_sweep_succeeds(monkeypatch):
+    """It did not say so again when the same error came back after sweeps that succeeded."""
+    refused = PermissionError(1, "Operation not permitted")
     logged = []
-    monkeypatch.setattr(redirect, "sweep", refuse)
+    monkeypatch.setattr(redirect, "sweep", Mock(side_effect=[refused, refused, None, refused]))
     logger = SimpleNamespace(warning=lambda event, **fields: logged.append((event, fields)))
     sweep = DatapathSweep(lambda function: function(), logger)
-    sweep.sweep()
-    sweep.sweep()
-    assert logged == [("datapath_unswept", {"error": "[Errno 1] Operation not permitted"})]
+    for _ in range(4):
+        sweep.sweep()
+    assert logged == [("datapath_unswept", {"error": "[Errno 1] Operation not permitted"})] * 2
 
 
 MOUNT = """
