@@ -3,11 +3,16 @@
 import errno
 import json
 import os
+import subprocess
+import sys
+import threading
 
 import pytest
 from project.plugin_file import INTERPRETER, PATH, write_executable
 from unit.launcher.stub_server import run
 
+from fastcni.kernel import waiting, wire
+from fastcni.kit.links import find
 from fastcni.launcher import bootstrap, pack
 
 LINKER = "/usr/lib/_socket.so: "
@@ -44,6 +49,15 @@ def test_an_error_for_podman_is_in_netavarks_form(written):
     assert json.loads(written[1]) == {"error": "netavark: KeyError: '\"'"}
 
 
+def test_an_exception_before_the_request_is_one_document_and_status_1(written, monkeypatch):
+    ended = []
+    monkeypatch.setattr(bootstrap.posix, "_exit", ended.append)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    bootstrap.main("bridge", -1, ({}, b"", "", [], {"bridge": [(0, 1)]}))
+    assert ended == [1] and json.loads(written[1])["msg"] == "bridge: OSError: [Errno 9] Bad file descriptor"
+
+
 @pytest.mark.parametrize("name, args, expected", [
     ("bridge", (), {"code": 5, "msg": "error reading from stdin: Bad file descriptor",
                     "details": "stdin has to be the network configuration"}),
@@ -55,3 +69,48 @@ def test_stdin_that_cannot_be_read_is_an_error_in_the_form_of_the_protocol(tmp_p
     with open(os.devnull, "wb") as unreadable:
         status, stdout, stderr = run(plugin, *args, env=env, stdin=unreadable)
     assert (status, json.loads(stdout), stderr) == (1, expected, b"")
+
+
+WRITES = """import os, sys
+from fastcni.launcher.bootstrap import write
+os.set_inheritable(1, True), os.set_inheritable(2, True)
+write(2, b"error"), write(1, b"x" * {size})
+write(2, b" %d %d" % (os.get_inheritable(1), os.get_inheritable(2)))
+"""
+
+
+def test_a_full_stdout_that_does_not_block_gets_the_complete_answer():
+    """Programs that the process starts later do not inherit stdout: the runtime waits until nobody has it."""
+    size, pieces = 1 << 20, []
+    there, here = os.pipe()
+    os.set_blocking(here, False)
+    with subprocess.Popen([sys.executable, "-c", WRITES.format(size=size)], stdout=here, stderr=subprocess.PIPE) as run:
+        os.close(here)
+        assert run.stderr.read(5) == b"error"
+
+        def read():
+            while piece := os.read(there, 4096):
+                pieces.append(len(piece))
+
+        reader = threading.Timer(0.2, read)
+        reader.start()
+        assert run.stderr.read() == b" 0 1"
+        reader.join()
+    os.close(there)
+    assert sum(pieces) == size and run.returncode == 0
+
+
+@pytest.mark.parametrize("argv, words", [
+    (["-c", "dhcp", "3", "daemon", "-x"], ["daemon", "-x"]), (["-c", "dhcp", "3"], []), (["-c", "daemon", "3"], []),
+    (["/opt/cni/bin/dhcp", "daemon"], ["daemon"]), (["/opt/cni/bin/dhcp", "add", "daemon"], [])])
+def test_the_words_of_the_daemon_follow_the_plugins_name_and_its_descriptor(argv, words):
+    assert bootstrap.daemon_words(argv) == words
+
+
+def test_a_wire_trace_goes_to_stderr_alone(written, monkeypatch):
+    monkeypatch.setattr(waiting.here, "request", waiting.here.request)
+    bootstrap.trace_wire()
+    sock = wire.open_socket()
+    find.all_links(sock)
+    sock.close()
+    assert written.keys() == {2} and written[2].startswith(b">")

@@ -202,13 +202,3 @@ def test_started_by_hand_it_says_what_it_is():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith("plugin files of fastcni start this program\n")
     assert started("raise ValueError('shown')", argv0=CORE).stderr.splitlines()[-2] == b"ValueError: shown"
-
-
-def test_one_of_another_build_is_not_used(tmp_path):
-    for text in ("echo 3.11.2 of another day", "exit 1", "kill -9 $$"):
-        write_executable(tmp_path / interpreters.CORE, f"#!/bin/sh\n{text}\n".encode())
-        assert interpreters.core_of(INTERPRETER, str(tmp_path)) == ""
-    (tmp_path / interpreters.CORE).write_bytes(b"\x7fELF of another machine")
-    assert interpreters.core_of(INTERPRETER, str(tmp_path)) == ""
-    (tmp_path / interpreters.CORE).unlink()
-    assert interpreters.core_of(INTERPRETER, str(tmp_path)) == ""

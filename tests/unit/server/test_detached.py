@@ -132,6 +132,12 @@ def test_hierarchies_are_where_they_are_mounted_by_custom(tmp_path, controllers,
     assert detached.mounts(str(tmp_path), controllers) == [f"{tmp_path}/{name}" for name in found]
 
 
+def test_of_two_unified_hierarchies_the_one_next_to_v1_is_left(tmp_path):
+    hierarchy(tmp_path, "unified")
+    (tmp_path / "cgroup.controllers").touch()
+    assert detached.mounts(str(tmp_path), "") == [f"{tmp_path}/unified"]
+
+
 def test_unified_hierarchy_may_be_the_only_one(tmp_path):
     (tmp_path / "cgroup.controllers").touch()
     assert detached.mounts(str(tmp_path), "") == [str(tmp_path)]

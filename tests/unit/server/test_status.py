@@ -80,11 +80,21 @@ def decline():
 
 @pytest.mark.parametrize("document, found", [
     (lambda: b'{"a": 1}', {"a": 1}), (lambda: b"[1]", None), (decline, None),
-    (lambda: b'{"a": "%b"}' % (b"x" * (1 << 20)), {"a": "x" * (1 << 20)})])
+    *((lambda size=size: b'{"a": "%b"}' % (b"x" * size), {"a": "x" * size})
+      for size in (protocol.MAX_ANSWER - 9, protocol.MAX_ANSWER - 8, 1 << 20))])
 def test_an_answer_is_read_whole_or_declined(answered, document, found):
     before = len(os.listdir("/proc/self/fd"))
     assert answered(document) == found
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path):
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        with pytest.raises(TimeoutError):
+            status.ask(path, 0.05)
 
 
 def test_a_longer_answer_is_cut_at_the_limit(monkeypatch):

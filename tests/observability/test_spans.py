@@ -1,0 +1,97 @@
+"""The spans of one request, made in this process: which phase is inside which, their times, and why sending failed."""
+
+import logging
+
+import pytest
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.trace import StatusCode
+
+from fastcni.kernel import uapi
+from fastcni.server.otel import spans
+from fastcni.server.otel.traces import Traced
+
+TO_UNIX = 10**18
+ROUTE, NFT = uapi.NETLINK_ROUTE, uapi.NETLINK_NETFILTER
+
+
+@pytest.fixture
+def sender(monkeypatch):
+    """A Sender whose exporter keeps the spans in `sent`, and returns `result` after the log line `line`."""
+    made = spans.Sender("http://127.0.0.1:9")
+    made.sent, made.result, made.line = [], SpanExportResult.SUCCESS, ""
+
+    def export(batch):
+        made.sent += batch
+        if made.line:
+            logging.getLogger("opentelemetry.exporter").warning(made.line)
+        return made.result
+
+    monkeypatch.setattr(made.exporter, "export", export)
+    yield made
+    made.close()
+
+
+def traced(outcome="0", error="", phases=(), merged=None):
+    return Traced("ADD", "bridge", "net-a", "a-1", 7, {}, outcome, error, list(phases), merged or {}, 100, 110, 1000,
+                  TO_UNIX)
+
+
+def tree(sent):
+    """[(name, its parent's name, begin, end)], in the order of the begin; times as in traced()."""
+    names = {span.context.span_id: span.name for span in sent}
+    return sorted(((span.name, names.get(span.parent and span.parent.span_id), span.start_time - TO_UNIX,
+                    span.end_time - TO_UNIX) for span in sent), key=lambda one: (one[2], -one[3]))
+
+
+def test_a_phase_is_inside_the_shortest_one_that_lasts_at_least_as_long(sender):
+    """Phases come in the order of their ends."""
+    phases = [(ROUTE, 220, 10), ("program", 215, 20), (ROUTE, 250, 50), ("delegate", 210, 90), ("ipam", 210, 190),
+              (NFT, 450, 50), (ROUTE, 500, 20),
+              ("late", 990, 20)]
+    assert sender.send([traced(phases=phases)]) == ""
+    assert tree(sender.sent) == [
+        ("ADD bridge", None, 100, 1000), ("queue", "ADD bridge", 100, 110), ("ipam", "ADD bridge", 210, 400),
+        ("delegate", "ipam", 210, 300), ("program", "delegate", 215, 235), ("netlink", "program", 220, 230),
+        ("netlink", "delegate", 250, 300), ("nftables", "ADD bridge", 450, 500), ("netlink", "ADD bridge", 500, 520),
+        ("late", "ADD bridge", 990, 1010)]
+
+
+def test_each_request_is_sent_once_with_its_own_phases(sender):
+    sender.send([traced(phases=[(ROUTE, 200, 1)]), traced(phases=[(NFT, 300, 1)])])
+    assert len({span.context.trace_id for span in sender.sent}) == 2
+    assert sorted(span.name for span in sender.sent) == ["ADD bridge"] * 2 + ["netlink", "nftables", "queue", "queue"]
+    sender.sent.clear()
+    assert sender.send([]) == "" and not sender.sent
+
+
+@pytest.mark.parametrize("outcome, error, expected", [
+    ("0", "", None), ("declined", "no plugin", None), ("7", '{"code": 7, "msg": "bad"}', "CNI error 7: bad"),
+    ("fault", "", "fault"), ("caller_gone", "no JSON", "caller_gone: no JSON"), ("7", "[1]", "CNI error 7: [1]"),
+    ("7", '{"msg": "%s"}' % ("x" * 600), "CNI error 7: " + "x" * 499),
+    ("7", '{"msg": "GET http://u:p@host/"}', "CNI error 7: GET http://(hidden)@host/")])
+def test_an_error_is_the_status_in_at_most_512_characters(sender, outcome, error, expected):
+    sender.send([traced(outcome, error)])
+    status = sender.sent[-1].status
+    assert (status.status_code, status.description) == (
+        (StatusCode.ERROR, expected) if expected else (StatusCode.UNSET, None))
+
+
+def test_attributes_have_the_outcome_and_the_phases_beyond_the_limit(sender):
+    sender.send([traced(), traced("7", merged={ROUTE: 1_500_000, "ipam": 2000})])
+    good, bad = (span.attributes for span in sender.sent if span.name == "ADD bridge")
+    assert dict(good) == {"cni.command": "ADD", "cni.plugin": "bridge", "cni.network": "net-a", "cni.outcome": "0",
+                          "fastcni.request_id": "a-1", "cni.caller_pid": 7}
+    assert dict(bad) == {**good, "cni.outcome": "7", "error.type": "7",
+                         "fastcni.merged_phases": "netlink 1.500 ms, ipam 0.002 ms"}
+
+
+def test_why_an_export_failed_is_the_last_line_of_the_sdk_which_no_other_log_gets(sender, monkeypatch):
+    other = spans.LastLine()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [other])
+    sender.result = SpanExportResult.FAILURE
+    assert sender.send([traced()]) == "the export failed"
+    sender.line = "Connection refused"
+    assert sender.send([traced()]) == "Connection refused"
+    sender.line = ""
+    assert sender.send([traced()]) == "the export failed"
+    assert other.text == ""
