@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 NAMES = ("fastcni-dhcp.socket", "fastcni-dhcp.service")
-CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SYS_ADMIN")
+CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE")
 
 SOCKET = """\
 # Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni-dhcp.socket.d/*.conf.
@@ -40,6 +40,7 @@ OOMScoreAdjust=-500
 
 # SYS_ADMIN: setns(2) into pods. NET_ADMIN: addresses and routes. NET_RAW: packets before the pod has an address.
 # NET_BIND_SERVICE: renewals come from port 68.
+# SYS_PTRACE: pods that the runtime names by a process, as /proc/PID/ns/net.
 CapabilityBoundingSet={capabilities}
 NoNewPrivileges=yes
 # The daemon enters network namespaces. Other kinds are forbidden.

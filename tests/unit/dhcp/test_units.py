@@ -17,6 +17,7 @@ from fastcni.cli.commands import cli
 from fastcni.kit.dhcp.rpc import SOCKET_PATH
 from fastcni.launcher import systemd, systemd_dhcp
 from fastcni.launcher.install import Installed
+from fastcni.testing.witnesses import eventually
 
 needs_analyze = pytest.mark.skipif(not shutil.which("systemd-analyze"),
                                    reason="needs systemd-analyze (Debian: systemd)")
@@ -85,16 +86,39 @@ def test_units_of_the_daemon_without_systemd_or_without_the_plugin_are_refused(t
     assert not (tmp_path / "bin").exists()
 
 
+def daemon_of_the_unit(directory):
+    """A daemon with the capabilities of the unit."""
+    kept = ",".join(["-all", *("+" + name.removeprefix("CAP_").lower() for name in systemd_dhcp.CAPABILITIES)])
+    return Daemon(directory, command=["setpriv", "--inh-caps", "-all", "--bounding-set", kept, "--no-new-privs",
+                                      sys.executable, "-c", RUN])
+
+
 @pytest.mark.needs("root")
 @needs_setpriv
 def test_a_lease_is_acquired_renewed_and_released_with_the_capabilities_of_the_unit(network, tmp_path):
-    kept = ",".join(["-all", *("+" + name.removeprefix("CAP_").lower() for name in systemd_dhcp.CAPABILITIES)])
-    confined = ["setpriv", "--inh-caps", "-all", "--bounding-set", kept, "--no-new-privs", sys.executable, "-c", RUN]
     pod = network.pod()
-    with Server(network, 16, o58=(1).to_bytes(4, "big")) as server, Daemon(tmp_path, command=confined) as daemon:
+    with Server(network, 16, o58=(1).to_bytes(4, "big")) as server, daemon_of_the_unit(tmp_path) as daemon:
         ok("ADD", daemon.conf(), pod)
         subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", FIRST, "dev", "eth0"], check=True)
         daemon.wait_for("lease_renewed")
         ok("DEL", daemon.conf(), pod)
         server.wait_for("release")
         assert addresses(pod) == [] and "level=warning" not in daemon.log()
+
+
+@pytest.mark.needs("root")
+@needs_setpriv
+def test_a_pod_that_the_runtime_names_by_a_process_gets_a_lease(network, tmp_path):
+    """nerdctl and cri-dockerd. The unit lacked CAP_SYS_PTRACE: Permission denied, because the pod has more
+    capabilities than the daemon."""
+    pod = network.pod()
+    with Server(network) as server, daemon_of_the_unit(tmp_path) as daemon, subprocess.Popen(
+            ["nsenter", f"--net={pod}", "sleep", "600"]) as sandbox:
+        path = f"/proc/{sandbox.pid}/ns/net"
+        try:
+            assert eventually(lambda: os.path.samefile(path, pod))
+            ok("ADD", daemon.conf(), path)
+            ok("DEL", daemon.conf(), path)
+            server.wait_for("release")
+        finally:
+            sandbox.kill()
