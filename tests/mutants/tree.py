@@ -15,7 +15,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".covering"
 COPIED = ("benchmarks", "docs", "examples", "fastcni", "packaging", "tests", "pyproject.toml", "setup.py", "README.md",
           "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
-ASIDE_NS = 10**10               # a mutant's file is that much older than the original: no bytecode of it is taken
+# The file of each mutant is that much older than the file of the mutant before. So no mutant runs other bytecode:
+# `python -I` writes bytecode in spite of PYTHONDONTWRITEBYTECODE.
+ASIDE_NS = 10**10
 
 
 class Chosen:
@@ -41,7 +43,7 @@ class Tree:
     def __init__(self):
         CACHE.mkdir(exist_ok=True)
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="tree-", dir=CACHE))
-        self.failed = self.root / "failed"
+        self.failed, self.runs = self.root / "failed", 0
         atexit.register(shutil.rmtree, self.root, ignore_errors=True)
         for name in COPIED:
             source = ROOT / name
@@ -58,10 +60,11 @@ class Tree:
         """Return pytest's status of the named tests with this text in the module's place, or None after `seconds`."""
         path = self.root / module
         self.failed.unlink(missing_ok=True)
+        self.runs += 1
         original, times = path.read_bytes(), path.stat()
         try:
             path.write_text(text)
-            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns - ASIDE_NS))
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns - self.runs * ASIDE_NS))
             return box.boxed(lambda: _tests(self.root, Chosen(set(names), self.failed)), seconds)
         finally:
             path.write_bytes(original)

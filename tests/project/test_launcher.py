@@ -329,7 +329,7 @@ def test_an_add_whose_result_cannot_be_written_is_rolled_back(bin_dir, tmp_path,
     first, *_, last = stderr.splitlines()
     assert last == "1", stderr
     assert first.startswith("host-local: cannot write this answer to stdout: "), stderr
-    assert '"code": 999' in stderr and "stdout: " in stderr
+    assert '"code": 999' in stderr and '"msg": "stdout: ' in stderr
     assert not [path.name for path in (tmp_path / "n").iterdir() if path.name.startswith("10.")]
 
 

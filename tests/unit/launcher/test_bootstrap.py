@@ -13,7 +13,7 @@ from unit.launcher.stub_server import run
 
 from fastcni.kernel import waiting, wire
 from fastcni.kit.links import find
-from fastcni.launcher import bootstrap, pack
+from fastcni.launcher import bootstrap, interpreters, pack
 
 LINKER = "/usr/lib/_socket.so: "
 
@@ -114,3 +114,17 @@ def test_a_wire_trace_goes_to_stderr_alone(written, monkeypatch):
     find.all_links(sock)
     sock.close()
     assert written.keys() == {2} and written[2].startswith(b">")
+
+
+@pytest.mark.parametrize("core", [True, False], ids=["python_core", "interpreter"])
+def test_a_program_that_a_plugin_runs_gets_no_descriptor_but_its_streams(tmp_path, core):
+    path = interpreters.core_of(INTERPRETER) if core else ""
+    if core and not path:
+        pytest.skip("python_core.elf is not there, or of another build")
+    plugin = write_executable(tmp_path / "ptp", pack.pack(INTERPRETER, core=path))
+    write_executable(tmp_path / "own-ipam", b"#!/bin/sh\nexec >&2\nexec ls /proc/self/fd\n")
+    conf = {"cniVersion": "1.0.0", "name": "net", "type": "ptp", "ipam": {"type": "own-ipam"}}
+    env = {"PATH": PATH, "FASTCNI_SOCKET": "", "CNI_COMMAND": "DEL", "CNI_CONTAINERID": "x", "CNI_IFNAME": "eth0",
+           "CNI_PATH": str(tmp_path)}
+    status, stdout, stderr = run(plugin, env=env, stdin=json.dumps(conf).encode())
+    assert (status, stdout, stderr.split()) == (0, b"", [b"0", b"1", b"2", b"3"])       # 3: what ls lists
