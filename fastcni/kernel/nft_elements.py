@@ -113,12 +113,14 @@ def concat_type(types: Sequence[int]) -> tuple[int, int]:
 
 def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int,
             values: Sequence[int] = (), verdicts: bool = False, intervals: bool = False,
-            timed: bool = False) -> Batch:
+            timed: bool = False, size: int = 0) -> Batch:
     """Add a set whose keys have the types `key`. With `values` (the types of values) or `verdicts` add a map. With
     `intervals`, add_intervals() adds the elements, or add_boxes() if the key is a concatenation. With `timed`,
     add_timed() adds the elements.
 
-    set_id: the number by which rules of the same transaction refer to the set.
+    set_id: the number by which rules of the same transaction refer to the set. size: for how many elements the kernel
+    allocates a hash table; the kernel rejects further elements with ENFILE. 0: the table grows, which makes lookups
+    slower. A set with `intervals` has no size.
     """
     key_type, key_size = concat_type(key)
     boxes = intervals and len(key) > 1
@@ -135,6 +137,8 @@ def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int]
         for each in key:
             batch.nest(NFTA_LIST_ELEM).be32(NFTA_SET_FIELD_LEN, SIZES[each]).end()
         batch.end().end()
+    elif size:
+        batch.nest(NFTA_SET_DESC).be32(NFTA_SET_DESC_SIZE, size).end()
     if key_type == TYPE_IFNAME:         # libnftnl: KEYBYTEORDER host, so that nft prints the name
         batch.raw(NFTA_SET_USERDATA, b"\0\x04" + (1).to_bytes(4, ORDER))
     return batch.be32(NFTA_SET_ID, set_id)

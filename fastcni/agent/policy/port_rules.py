@@ -47,8 +47,8 @@ index in less time than its name, and a key with MAC and ethertype saves a rule 
 
     @nh,0,8 0x45 ip protocol != igmp iif . @ll,48,64 . ip saddr @senders4 accept            (MAC, ethertype; and ip6)
 
-These sets only accept packets. If a port's link index is not in the sets, for example because its link was made again,
-the other rules check the port's packets by name.
+These sets only accept packets. If a port's link index is not in the sets, for example because its link was made again
+or because a set is full, the other rules check the port's packets by name.
 
 The kernel calls the rules of `inet fastcni-policy` for IPv4 and IPv6 only, and not for frames with two VLAN tags. In
 this table, a new connection to the MAC of a restricted pod must have one of the pod's single addresses as destination:

@@ -20,7 +20,7 @@ from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.http import redirect
 from fastcni.agent.policy.names.told import DOMAIN_SETS, elements_left, pairs_told, set_told
 from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
-from fastcni.agent.policy.ports import ON_BRIDGES, ROUTED
+from fastcni.agent.policy.ports import FAST, MAX_FAST, ON_BRIDGES, ROUTED
 from fastcni.agent.policy.rules import COMMENT, FAMILY, GUARD, add_guard, parts, replace_table
 from fastcni.agent.policy.state import HTTP_CHAINS, LINK, NODE_MAPS, PORT_SETS, VERDICT_MAPS, Set, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
@@ -403,7 +403,7 @@ def add_set(requests: Requests, name: str, wanted: Set) -> None:
            "service": (TYPE_INET_SERVICE,), "protocol": (TYPE_INET_PROTOCOL,)}[wanted.kind]
     requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
                  verdicts=wanted.kind == "map", intervals=bool(wanted.ranges) or wanted.kind == "box",
-                 timed=wanted.kind == "domain")
+                 timed=wanted.kind == "domain", size=MAX_FAST if name in FAST else 0)
     for some in parts(wanted.ranges):
         requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
     if wanted.kind == "domain":

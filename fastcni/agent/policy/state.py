@@ -21,8 +21,8 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.ports import FAST, MAX_FAST, VERSIONS
 from fastcni.agent.policy.ports import SETS as PORT_SETS
-from fastcni.agent.policy.ports import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -184,8 +184,11 @@ class Journal:
             self.state.chains.pop(name, None)
 
     def put(self, name: str, key: bytes, value: str | None) -> None:
-        """Add or change the element `key` of the set or map `name`; with None, delete the element."""
+        """Add or change the element `key` of the set or map `name`; with None, delete the element. If a set of FAST is
+        full, the new element is left out: the kernel would reject the complete transaction."""
         elements = self.state.elements[name]
+        if value is not None and name in FAST and len(elements) >= MAX_FAST:
+            return
         self._elements.setdefault(name, {}).setdefault(key, elements.get(key))
         if value is None:
             elements.pop(key, None)

@@ -1,13 +1,19 @@
-"""Frames whose MAC leads to another pod than their address, and links that are made again, on the real kernel."""
+"""Frames whose MAC leads to another pod than their address, links that are made again, and more pods than the sets of
+fixed size take, on the real kernel."""
 
-
+import pytest
 from unit.agent.policy import frames
 from unit.agent.policy.frames import arrived, ipv4, ipv6, udp
 from unit.agent.policy.pods import ADDRESSES, NODE, TCP, mac_of_pod
 from unit.agent.policy.test_ports import MAC_A, MAC_B, MAC_C, NO_EGRESS, NO_INGRESS, elements, site  # noqa: F401
 
+from fastcni.agent.policy import ruleset, state
+from fastcni.agent.policy.ports import FAST
+from fastcni.agent.policy.ruleset import BRIDGE_FAMILY, TABLE, family_of
 from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
+
+FAST_SETS = [("bridge" if family_of(name) == BRIDGE_FAMILY else "inet", name) for name in FAST]
 
 
 def test_frames_to_another_mac_show_no_pod_what_policies_forbid(site):  # noqa: F811
@@ -77,3 +83,39 @@ def test_a_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F811
     pod = frames.Pod(MAC_A, ADDRESSES["a"], ADDRESSES["b"], NODE[0], MAC_C)
     own = pod.own()
     assert site.arrived({**pod.forged(), **own}, "a", "b", "c") == set(own)
+
+
+# -- sets of fixed size ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_pods_that_do_not_fit_into_the_sets_of_fixed_size_are_held_and_reached(site, monkeypatch, size):  # noqa: F811
+    """These sets only save time. The kernel rejects a transaction with one element too many: the ADD would fail."""
+    site.stop()
+    for module in (state, ruleset):
+        monkeypatch.setattr(module, "MAX_FAST", size)
+    site.start()
+    site.write(NO_INGRESS)
+    for name in "abcd":
+        site.add(name)
+    for _ in range(2):
+        assert eventually(lambda: {each: len(elements().get(each, ())) for each in FAST_SETS} == {
+            (family, name): min(size, (1 if family == "inet" else 3) * (2 if name.endswith("6") else 1))
+            for family, name in FAST_SETS})     # d has a routed link; each pod also has a link-local address
+        for name, mac in (("a", MAC_A), ("b", MAC_B)):
+            other = "b" if name == "a" else "a"
+            pod = frames.Pod(mac, ADDRESSES[name], ADDRESSES[other], NODE[0], MAC_C)
+            own = pod.own()
+            assert site.arrived({**pod.forged(), **own}, name, other, "c") == set(own)
+        asked = {(one, address, TCP, 80) for one in "abcd" for other in "abcd" if one != other
+                 for address in ADDRESSES[other]}
+        assert site.node.reached(asked, asked) == asked
+        for name in "ba":               # the elements of other pods take the place
+            site.call("DEL", name)
+            site.add(name)
+    assert not [event for event in site.events() if "fail" in event or "error" in event]
+    site.stop()                         # the next agent makes the sets again, of another size
+    monkeypatch.undo()
+    site.start()
+    for family, name in FAST_SETS:
+        listed = "nft", "list", "set", family, TABLE, name
+        assert eventually(lambda listed=listed: f"size {state.MAX_FAST}\n" in run(*listed))
