@@ -17,13 +17,18 @@ from fastcni.testing.namespaces import Inside, run
 from fastcni.testing.real_runtime import RealRuntime, cid_of
 from fastcni.testing.witnesses import addresses, eventually, ip_json, links, routes, set_sysctl, sysctl
 
-__all__ = ["Inside", "Node", "addresses", "arrives_by", "cid_of", "elements", "eventually", "ip_json", "links",
-           "members", "routes", "rules", "run", "set_sysctl", "source_seen", "sysctl"]
+__all__ = ["Inside", "Node", "addresses", "arrives_by", "cid_of", "elements", "eventually", "ip_batch", "ip_json",
+           "links", "members", "routes", "rules", "run", "set_sysctl", "source_seen", "sysctl"]
 OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # pods have only the default route to it
 PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
 AGAIN = 0.3                                                 # seconds until a datagram is sent once more
 # Of host-local and of cluster-wide addresses; they belong to no pod
 COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index", "blocks.json", "released", "claim.lock")
+
+
+def ip_batch(*commands):
+    """Run commands of ip(8) in the calling thread's namespace, by one process."""
+    run("ip", "-batch", "-", stdin="\n".join(commands))
 
 
 def rules():
@@ -35,9 +40,10 @@ def rules():
     return [item for item in found if "metainfo" not in item]
 
 
-def elements(name, family="inet"):
-    """Return the elements of a set or map of table fastcni, as nft prints them. [] if there is no such set."""
-    for item in rules():
+def elements(name, family="inet", ruleset=None):
+    """Return the elements of a set or map of table fastcni, as nft prints them. [] if there is no such set. ruleset:
+    the return value of rules(), None: the current one."""
+    for item in rules() if ruleset is None else ruleset:
         for kind in ("set", "map"):
             thing = item.get(kind, {})
             if (thing.get("family"), thing.get("table"), thing.get("name")) == (family, "fastcni", name):
@@ -140,8 +146,7 @@ class Node(RealRuntime):
         run("ip", "link", "add", name, "mtu", mtu, "type", "veth", "peer", "ext0", "mtu", mtu, "netns", neighbor)
         with Inside(neighbor):
             set_sysctl("net/ipv6/conf/ext0/accept_dad", "0")
-        for command in ("addr add 10.22.0.254/24 dev ext0", "addr add fd00:22::fe/64 dev ext0", "link set ext0 up"):
-            run("ip", "-n", neighbor, *command.split())
+            ip_batch("addr add 10.22.0.254/24 dev ext0", "addr add fd00:22::fe/64 dev ext0", "link set ext0 up")
         run("ip", "link", "set", name, "up")
 
     def second_network(self, **keys):
@@ -152,8 +157,7 @@ class Node(RealRuntime):
         """The pod has eth0 with the default routes and net1 of the network `second`, to which plugins are chained; the
         node has the addresses OUTSIDE."""
         set_sysctl("net/ipv6/conf/default/accept_dad", "0")
-        for address in (f"{OUTSIDE[4]}/32", f"{OUTSIDE[6]}/128"):
-            run("ip", "addr", "add", address, "dev", "lo")
+        ip_batch(f"addr add {OUTSIDE[4]}/32 dev lo", f"addr add {OUTSIDE[6]}/128 dev lo")
         self.add(self.conf("10.22.0.0/24", "fd00:22::/64", isDefaultGateway=True), pod)
         self.behind(second, pod, ifname="net1")
 

@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 
-from lab.node import AGAIN, Inside, run, set_sysctl
+from lab.node import AGAIN, Inside, ip_batch, set_sysctl
 
 KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
 SCTP = 132
@@ -33,15 +33,17 @@ def add_external(pod_netns, link="up0", net4="198.51.100", net6="2001:db8:", *, 
     The node's addresses are net4.1 and net6:1, the namespace's are net4.9 and net6:9.
     """
     name = pod_netns()
-    run("ip", "link", "add", link, "type", "veth", "peer", "name", "ext0", "netns", name)
-    for netns, end, number in ((None, link, 1), (name, "ext0", 9)):
-        where = ["-n", netns] if netns else []
-        run("ip", *where, "addr", "add", f"{net4}.{number}/24", "dev", end)
-        run("ip", *where, "addr", "add", f"{net6}:{number}/64", "dev", end, "nodad")
-        run("ip", *where, "link", "set", end, "up")
-    for gateway in (f"{net4}.1", f"{net6}:1") if has_default_route else ():
-        run("ip", "-n", name, "route", "add", "default", "via", gateway)
+    ip_batch(f"link add {link} type veth peer name ext0 netns {name}", *_end(link, net4, net6, 1))
+    gateways = (f"{net4}.1", f"{net6}:1") if has_default_route else ()
+    with Inside(name):
+        ip_batch(*_end("ext0", net4, net6, 9), *(f"route add default via {gateway}" for gateway in gateways))
     return name
+
+
+def _end(name, net4, net6, number):
+    """Return the commands of ip(8) that give a link its addresses, and set the link up."""
+    return (f"addr add {net4}.{number}/24 dev {name}", f"addr add {net6}:{number}/64 dev {name} nodad",
+            f"link set {name} up")
 
 
 @contextlib.contextmanager

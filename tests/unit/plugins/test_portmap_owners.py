@@ -20,7 +20,8 @@ def chain(node):
 
 def mapped():
     """All elements that belong to pods."""
-    return [element for name in (*MAPS, "hostport-pods") for element in elements(name)]
+    ruleset = rules()
+    return [element for name in (*MAPS, "hostport-pods") for element in elements(name, ruleset=ruleset)]
 
 
 def fixed():
