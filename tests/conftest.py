@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import zlib
 
 import features
 import pytest
@@ -40,6 +41,13 @@ def warm(host_netns):
     mode = WarmInProcess()
     yield mode
     mode.release()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Mix the files if pytest-xdist runs them: in the order of directories, the tests that wait for the kernel run at
+    the same time, and the processors idle."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: zlib.crc32(item.location[0].encode()))
 
 
 def pytest_collection_finish():
