@@ -107,7 +107,8 @@ def test_another_error_does_not_hide_that_a_worker_is_lost(node, pod, local, mon
         patch.setattr(netns.inside, "__exit__", real)
         for _ in range(4):
             server.call("VERSION", node.conf())
-    assert {namespace_of(thread) for thread in server.pool.threads} == {os.fstat(server.hosts.home).st_ino}
+    home = os.fstat(server.hosts.home).st_ino
+    assert eventually(lambda: {namespace_of(thread) for thread in server.pool.threads} == {home}, 5)
 
 
 def test_background_threads_are_in_the_servers_namespace(node, pod, local, elsewhere):
