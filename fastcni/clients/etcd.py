@@ -175,6 +175,20 @@ class Client:
         return ([read_pair(each) for each in document.get("kvs", ())], int(document.get("count", 0)),
                 int(document["header"]["revision"]))
 
+    def log(self) -> tuple[int, int] | None:
+        """Return (the index of the last committed entry in the log of the member that answers, the member's revision).
+        None: etcd does not let this user read the status, or a proxy has no path for it. Raises Away.
+
+        etcd reads the revision before the index, so the log had at most this index at this revision.
+        """
+        try:
+            document = self._with_token("/maintenance/status", lambda path: self._post(path, {}))
+        except Refused as e:
+            if e.code == DENIED or is_unknown_path(e):
+                return None
+            raise away(e) from None
+        return int(document["raftIndex"]), int(document["header"]["revision"])
+
     def grant(self, ttl: int) -> int:
         """Make a lease of `ttl` seconds. Return its id, which etcd chooses and never uses again. Raises Away."""
         return int(self.call("/lease/grant", {"TTL": ttl})["ID"])
@@ -211,14 +225,8 @@ class Client:
     def call(self, path: str, body: dict[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
         """Send a request and return the document of the answer. timeout_s: see Http.request(). Raises Refused if a
         lease does not exist; Away for all other errors."""
-        def attempt(gateway_path: str) -> dict[str, Any]:
-            answer = self.http.request("POST", gateway_path, body, timeout=timeout_s)
-            if answer.status != 200:
-                raise refusal(answer)
-            document: dict[str, Any] = answer.document
-            return document
         try:
-            return self._with_token(path, attempt)
+            return self._with_token(path, lambda gateway_path: self._post(gateway_path, body, timeout_s))
         except Refused as e:
             if "lease" in e.text:
                 raise
@@ -226,6 +234,13 @@ class Client:
 
     def close(self) -> None:
         self.http.close()
+
+    def _post(self, path: str, body: dict[str, Any], timeout_s: float = 0.0) -> dict[str, Any]:
+        answer = self.http.request("POST", path, body, timeout=timeout_s)
+        if answer.status != 200:
+            raise refusal(answer)
+        document: dict[str, Any] = answer.document
+        return document
 
     def _with_token(self, path: str, attempt: Callable[[str], Any]) -> Any:
         """Return attempt(the gateway's path + `path`). If the token has expired, get a new token and call attempt()

@@ -256,7 +256,7 @@ def test_a_restored_backup_is_seen_in_the_history_and_by_a_watch(etcd_alone, ope
     store.claim(me, [("s", "10.0.0.0/26")])
     saved = etcd_alone.backup()
     patiently(lambda: store.claim(me, [("s", "10.0.0.64/26")]))
-    name, newest = store.history()
+    name, newest, _ = store.history()
     with Watcher(opened(etcd_alone.conf())) as watcher:
         assert watcher.saw("10.0.0.64/26")
         etcd_alone.restore(saved)

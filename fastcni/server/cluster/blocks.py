@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Block, Node, Single
-    from fastcni.kit.ipam.cluster.node_state import Own, State
+    from fastcni.kit.ipam.cluster.grid import Own
+    from fastcni.kit.ipam.cluster.node_state import State
     from fastcni.server.cluster.space import ClusterSpace
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from fastcni.kit.ipam.address_files import address_of, is_attachment, owner_of
 from fastcni.kit.ipam.cluster import hold
 from fastcni.kit.ipam.cluster.allocate import holder_text
-from fastcni.kit.ipam.cluster.contract import IMPORTED
+from fastcni.kit.ipam.cluster.contract import IMPORTED, SHARED
 from fastcni.kit.ipam.cluster.grid import block_of, ends, ip_text, read_block, to_int
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, Space, SpaceFiles, State, kept_owner, more_lines
 from fastcni.kit.ipam.cluster.singles import forget_kept
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.contract import Block, Node, Single
+    from fastcni.kit.ipam.cluster.contract import Block, History, Node, Single
     from fastcni.kit.ipam.cluster.upkeep import Room
 
 
@@ -144,14 +144,15 @@ class LocalSpace:
             if owner and space.files.note(address)[0] == IMPORTED:
                 space.drop_file(read_ip(address), owner)
 
-    def note_node(self, node: Node, history: tuple[str, int]) -> None:
+    def note_node(self, node: Node, history: History) -> None:
         """Record that the store has confirmed this node. Raises CniError."""
         with self.open() as space:
             if space is None or not space.state.node:
                 return
             space.times.note_confirmed(True)
             state = space.state.copy()
-            state.epoch, state.boot, state.history = node.epoch, node.boot_id, history
+            state.epoch, state.boot = node.epoch, node.boot_id
+            state.note_history(history)
             if state.to_dict() != space.state.to_dict():
                 space.save(state)
 
@@ -191,7 +192,7 @@ class LocalSpace:
         with self.open(create=True) as space:
             if space is None or any(one["address"] == single.address for one in space.state.later):
                 return False
-            space.files.more = more_lines(single.network, single.pod, SINGLE)
+            space.files.more = more_lines(single.network, single.pod, f"{SINGLE} {SHARED}")
             return space.take(read_ip(single.address), owner_of(single.container, single.ifname))
 
     def take_single(self, single: Single) -> str:

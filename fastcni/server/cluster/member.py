@@ -16,8 +16,7 @@ from time import monotonic
 
 from fastcni.clients.away import Away as StoreAway
 from fastcni.daemon.log import RateLimited
-from fastcni.kit.ipam.cluster import claims
-from fastcni.kit.ipam.cluster.contract import Changed, Fenced, Node, Single
+from fastcni.kit.ipam.cluster.contract import Changed, Fenced, Node, Single, log_restored, restored
 from fastcni.kit.ipam.store import boot_id
 from fastcni.server.cluster.lost import LostNodes
 from fastcni.server.cluster.times import NEVER, Job, spread
@@ -63,7 +62,7 @@ class Member:
     def __init__(self, store: contract.Store, name: str, times: Times, log: Logger, wake: Callable[[], object]) -> None:
         self.store, self.name, self.times, self.log = store, name, times, log
         self.node: Node | None = None
-        self.history: tuple[str, int] | None = None
+        self.history: contract.History | None = None
         self.forgotten = False              # whether the store has forgotten the node since the last compare
         self.restored = False               # whether the store was restored since the last compare
         self.restored_until = 0.0           # until this time no block is claimed, in monotonic seconds
@@ -171,10 +170,12 @@ class Member:
 
     def _check_history(self, now: float) -> None:
         """Check whether the store was restored from a backup, or replaced by another store."""
-        history, former = self.store.history(), self.history
-        self.history = history
-        if former is not None and claims.restored(former, history):
+        former, history = self.history, self.store.history()
+        if former is not None and restored(former, history):
             self._note_restored(now, f"revision {history[1]} of {history[0]} after {former[1]} of {former[0]}")
+        elif former is not None and log_restored(former, self.store.log()):
+            self._note_restored(now, f"its log is shorter than before, at revision {history[1]} of {history[0]}")
+        self.history = self.store.history()             # with at_least by the last log()
 
     def _note_restored(self, now: float, why: str) -> None:
         """Handle a store that has lost records: claim no block for a pause in which each node claims its own blocks

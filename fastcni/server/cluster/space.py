@@ -22,7 +22,7 @@ from fastcni.server.cluster.blocks import MAX_IDLE, Blocks
 from fastcni.server.cluster.local import LocalSpace
 from fastcni.server.cluster.reconcile import Reconcile
 from fastcni.server.cluster.singles import Singles
-from fastcni.server.cluster.times import NEVER, Job
+from fastcni.server.cluster.times import NEVER, Job, spread
 from fastcni.spec.address import read_ip
 
 TYPE_CHECKING = False
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.node_state import Own, State
+    from fastcni.kit.ipam.cluster.grid import Own
+    from fastcni.kit.ipam.cluster.node_state import State
     from fastcni.kit.ipam.cluster.upkeep import Room
     from fastcni.server.cluster.member import Member
     from fastcni.server.cluster.pods import Pods
@@ -153,7 +154,8 @@ class ClusterSpace:
 
     def _finish_later(self, now: float) -> float:
         self.blocks.finish_later()
-        return NEVER
+        self.later_job.due = NEVER
+        return now + spread(self.times.confirm_s) if self.state.later else NEVER
 
     def short(self) -> set[str]:
         """Return the ranges with so few free addresses that this node needs another block."""

@@ -340,13 +340,23 @@ class TestMember:
         stopped = []
         member.spaces = {("/", "s"): SimpleNamespace(local=SimpleNamespace(stop_claims=lambda: stopped.append("s")))}
         member.lost.since["b", 1, LOST] = 5.0
+        member.store.log = lambda: None
         for revision in (5, 6, 3):
-            member.store.history = lambda found=("etcd-1", revision): found
+            member.store.history = lambda found=("etcd-1", revision, 2): found
             member._check_history(100.0)
         ((event, values),) = member.log.lines
         assert (event, values["why"]) == ("cluster_store_restored", "revision 3 of etcd-1 after 6 of etcd-1")
         assert (stopped, member.restored, member.compare.due, member.lost.since) == (["s"], True, 100.0, {})
         assert member.restored_until == 100.0 + member.times.restored_s
+
+    def test_a_store_whose_revision_has_grown_again_was_restored(self, member):
+        member.store.history = lambda: ("etcd-1", 50, 4)
+        for index in (54, 56, 53):
+            member.store.log = lambda found=(index, 50): found
+            member._check_history(100.0)
+        ((event, values),) = member.log.lines
+        assert (event, values["why"]) == (
+            "cluster_store_restored", "its log is shorter than before, at revision 50 of etcd-1")
 
     def test_a_node_that_is_new_has_not_returned(self, member):
         member.spaces = {("/", "s"): SimpleNamespace(state=SimpleNamespace(epoch=0))}

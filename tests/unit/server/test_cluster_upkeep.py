@@ -175,9 +175,9 @@ def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node, mon
 def test_a_confirmed_node_is_in_the_local_state(cluster_node):
     """One-shot requests find the node's epoch, its boot and the store's history there."""
     space, _ = quiet(cluster_node())
-    space.local.note_node(Node("a", 7, "boot-2", "", ALIVE), ("etcd-1", 9))
+    space.local.note_node(Node("a", 7, "boot-2", "", ALIVE), ("etcd-1", 9, 4))
     space.count()
-    assert (space.state.epoch, space.state.boot, space.state.history) == (7, "boot-2", ("etcd-1", 9))
+    assert (space.state.epoch, space.state.boot, space.state.history) == (7, "boot-2", ("etcd-1", 9, 4))
 
 
 def test_a_space_has_the_ranges_of_each_network_that_a_request_used(cluster_node):

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Single
-    from fastcni.kit.ipam.cluster.grid import Range
-    from fastcni.kit.ipam.cluster.node_state import Own, Plan
+    from fastcni.kit.ipam.cluster.grid import Own, Plan, Range
     from fastcni.kit.ipam.cluster.requested import Requested
 
 CONFIRM_S = 300.0       # if the store's last confirmation is older, an ADD asks the store again

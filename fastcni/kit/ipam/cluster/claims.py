@@ -18,7 +18,7 @@ from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_directories
 from fastcni.kit.call.names import digest
 from fastcni.kit.ipam.cluster import allocate, hold, singles, states
-from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken
+from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken, log_restored, restored, shows_restore
 from fastcni.kit.ipam.cluster.grid import cidr_text
 from fastcni.kit.ipam.cluster.node_state import DIRECTORY, STICKY, MadeSpace
 from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ipam.cluster.allocate import Attachment
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.contract import Store
+    from fastcni.kit.ipam.cluster.contract import History, Store
     from fastcni.kit.ipam.cluster.grid import Range
     from fastcni.kit.ipam.cluster.node_state import Space, State
 
@@ -124,6 +124,8 @@ def _provide_or_rejoin(req: Request, attachment: Attachment, store: Store) -> No
 def _provide(req: Request, attachment: Attachment, store: Store) -> None:
     state = ready(store, attachment.keys, req.warn, attachment.keys.ranges)
     me, attachment.grid = node_of(state), state.grid
+    if attachment.sticky:
+        check_hold(store, attachment.keys, req.warn)            # other nodes may have the pod's addresses
     singles.begin(req, attachment, store, me, bool(state.later))
     claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
@@ -223,16 +225,18 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
         rejoin(store, keys, warn)
         return
     now = store.history()
-    suspect = restored(state.history, now) or (known and lacks_blocks(store, keys, state))
+    suspect = shows_restore(store, state.history) or (known and lacks_blocks(store, keys, state))
     if suspect or not known:
         rejoin(store, keys, warn, suspect)
         return
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(True)
-        if now > space.state.history:           # a restore shows by a lower revision than the last one that was seen
+        if now[1] > space.state.history[1]:     # a restore shows by a lower revision than the last one that was seen
             state = space.state.copy()
-            state.history = now
+            state.note_history(now)
             space.save(state)
+    if state.later:
+        singles.finish_later(store, keys, warn)
 
 
 def lacks_blocks(store: Store, keys: Keys, state: State) -> bool:
@@ -269,7 +273,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
     gives no more addresses out of blocks that now belong to another node. If a restored store assigns a block to this
     node that blocks.json does not have, the node returns the block: another node may have claimed it after the backup,
     and has to claim it again.
-    suspect: the caller has found that the store was restored, although its history() does not show it. wanted: block
+    suspect: the caller has found that the store was restored, although its history() does not show that. wanted: block
     sizes by family. new: this node has no state of the address space yet. The caller holds the claim lock. Raises Away;
     Fenced or Changed if the store changes again during the call.
     """
@@ -277,7 +281,8 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
     me, there = joined.node, {block.cidr: block for block in joined.blocks}
     with MadeSpace(keys, warn) as space:
         old = space.state
-    suspect = suspect or restored(old.history, store.history())     # read the history before writes raise the revision
+    suspect = (suspect or joined.restored or restored(old.history, store.history())         # before writes raise it
+               or log_restored(old.history, joined.log))
     if old.blocks and suspect:
         for cidr in there.keys() - old.blocks.keys() - set(old.lost):
             store.give_back(there.pop(cidr))
@@ -289,6 +294,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
             lost.append(cidr)
         else:
             mine.append(block)
+    again = singles.claim_again(store, me, keys, warn) if suspect else []
     now = store.history()
     with MadeSpace(keys, warn) as space:
         state = space.state.copy()
@@ -306,6 +312,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
             warn(f"the store {store_text(keys.store)} was restored or replaced: no block is claimed for at least "
                  f"{hold.seconds_of(keys.store):g} s, while the nodes claim their own again")
         state.history = now
+        state.later += [one for one in again if one not in state.later]
         singles.note_ended(space, state, joined.singles)
         space.save(state)
         space.times.note_confirmed(True)
@@ -322,15 +329,19 @@ def assert_block(store: Store, me: Node, space: str, cidr: str, block: Block | N
         return None
 
 
-def restored(before: tuple[str, int], now: tuple[str, int]) -> bool:
-    """Return whether the store was replaced or restored from a backup. before, now: two results of its history()."""
-    return bool(before[0]) and (now[0] != before[0] or now[1] < before[1])
+def held(store: Store, keys: Keys, warn: Warn) -> str:
+    """Return why this node may not claim a block now, or "". If the store was restored since this node last asked it,
+    begin the pause of hold.py. Raises Away."""
+    with MadeSpace(keys, warn) as space:
+        history = space.state.history
+    if shows_restore(store, history):
+        rejoin(store, keys, warn, suspect=True)
+    return hold.reason(store, keys, warn)
 
 
 def check_hold(store: Store, keys: Keys, warn: Warn) -> None:
-    """Raise CniError 11 during the pause (hold.py) in which this node claims no block, because the store was restored.
-    Raises Away."""
-    if why := hold.reason(store, keys, warn):
+    """Raise CniError 11 while this node may claim no block, see held(). Raises Away."""
+    if why := held(store, keys, warn):
         raise CniError(TRY_AGAIN_LATER, f"no block can be claimed {why}", "each node claims its own blocks again "
                        "first, so that no address is given twice")
 
@@ -381,7 +392,7 @@ def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -
         refuse(store, keys, blocks, warn)
 
 
-def note_in(space: Space, blocks: Sequence[Block], now: tuple[str, int] | None) -> bool:
+def note_in(space: Space, blocks: Sequence[Block], now: History | None) -> bool:
     """Write claimed blocks into blocks.json. Return False, and write nothing, if the store was restored. now: the
     store's history()."""
     if not blocks or now is None:
@@ -389,7 +400,7 @@ def note_in(space: Space, blocks: Sequence[Block], now: tuple[str, int] | None) 
     if restored(space.state.history, now):
         return False
     new = space.state.copy()
-    new.history = now
+    new.note_history(now)
     for block in blocks:
         new.add_block(block.cidr, block.epoch, block.since)
     space.save(new)

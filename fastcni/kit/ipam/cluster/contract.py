@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
+    # (id of the store's data, its revision, at_least): at_least <= index of the store's last log entry - revision. Each
+    # write adds a log entry and a revision, so the difference never falls. A restored etcd has a new log, but the
+    # revision of the backup: there the difference is lower.
+    History = tuple[str, int, int]
+
 # Values of Node.state
 ALIVE = "alive"                 # its last heartbeat is younger than NODE_TTL_S
 LOST = "lost"                   # its last heartbeat is older; the node keeps its blocks
@@ -190,12 +195,35 @@ class Event(Record):
 
 
 class Joined:
-    """The result of join_space(): the Node, the block sizes of the space, and the node's blocks and singles."""
+    """The result of join_space(): the Node, the block sizes of the space, and the node's blocks and singles. log: a
+    result of Store.log() from before the join. restored: whether the store was restored since it was last complete, see
+    Store.settle()."""
 
-    __slots__ = ("blocks", "grid", "node", "singles")
+    __slots__ = ("blocks", "grid", "log", "node", "restored", "singles")
 
-    def __init__(self, node: Node, grid: dict[str, int], blocks: list[Block], singles: list[Single]) -> None:
-        self.node, self.grid, self.blocks, self.singles = node, grid, blocks, singles
+    def __init__(self, node: Node, grid: dict[str, int], blocks: list[Block], singles: list[Single],
+                 log: tuple[int, int] | None = None, restored: bool = False) -> None:
+        self.node, self.grid, self.blocks, self.singles, self.log, self.restored = (
+            node, grid, blocks, singles, log, restored)
+
+
+def restored(before: History, now: History) -> bool:
+    """Return whether the store was replaced or restored from a backup. before, now: two results of its history()."""
+    return bool(before[0]) and (now[0] != before[0] or now[1] < before[1])
+
+
+def log_restored(before: History, log: tuple[int, int] | None) -> bool:
+    """Return whether the store was restored from a backup, although its revision may have grown again. before: an
+    earlier result of its history(). log: a result of its log()."""
+    if log is None or not before[0]:
+        return False
+    index, revision = log
+    return revision >= before[1] and index - revision < before[2]       # a lower revision: that member may be behind
+
+
+def shows_restore(store: Store, before: History) -> bool:
+    """Return whether the store was restored or replaced since an earlier result of its history(). Raises Away."""
+    return restored(before, store.history()) or log_restored(before, store.log())
 
 
 if TYPE_CHECKING:
@@ -240,10 +268,18 @@ if TYPE_CHECKING:
             """Return whether the node's Kubernetes Node object was deleted. False if this store does not know Node
             objects."""
 
-        def history(self) -> tuple[str, int]:
-            """Return (id of the store's data, its revision) from the store's last answer; send a request if no answer
-            has come yet. Another id or a lower revision than before: the store was restored from a backup, or is a new
-            store."""
+        def history(self) -> History:
+            """Return the History of the store's last answer; send a request if no answer has come yet. Another id or a
+            lower revision than before: the store was restored from a backup, or is a new store."""
+
+        def log(self) -> tuple[int, int] | None:
+            """Ask the store for (the index of the last entry in its log, its revision). None: the store has no log, or
+            does not tell. The member that answers may be behind other members."""
+
+        def settle(self) -> None:
+            """Record that the store is complete: after its restore, the nodes have claimed their records again. The
+            first join_space() does so, too. From then on join_space() compares the log with this record, for nodes that
+            have no History."""
 
         # Blocks
         def blocks(self, space: str = "", node: str = "") -> list[Block]:

@@ -1,4 +1,5 @@
-"""Calculate the ranges of cluster-wide addresses, and the blocks of each range, without a file or a store.
+"""Calculate the ranges of cluster-wide addresses, the blocks of each range and the addresses of this node's blocks,
+without a file or a store.
 
     range 10.0.0.0/24, blocks of /28:   10.0.0.0/28  10.0.0.16/28  ...  10.0.0.240/28
 
@@ -96,6 +97,53 @@ class Range:
         for first, last in self.spans:
             if first <= high and low <= last:
                 yield max(first, low), min(last, high)
+
+
+class Own:
+    """A block of this node. bits: 32 or 128. first, last: addresses as numbers. epoch: the node's, at the claim. since:
+    unix time of the claim. at: the place of the first address in the table of released addresses."""
+
+    __slots__ = ("at", "bits", "cidr", "epoch", "first", "last", "shift", "since")
+
+    def __init__(self, cidr: str, epoch: int, since: float, at: int) -> None:
+        self.cidr, self.epoch, self.since, self.at = cidr, epoch, since, at
+        self.bits, network, prefix = read_block(cidr)
+        self.first, self.last = ends(self.bits, network, prefix)
+        self.shift = self.bits - prefix
+
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+    def place(self, packed: bytes) -> int:
+        """Return the place of an address of this block in the table of released addresses."""
+        return self.at + to_int(packed) - self.first
+
+
+class Plan:
+    """The addresses of a range that are in this node's blocks. prefix: the prefix length of blocks, 0 if unknown.
+
+    spans  [(packed first, packed last)], in order; adjacent spans are merged
+    parts  [(first address, last address, place of the first address in the table of released addresses)], as numbers
+    starts {place of a block in that table: index in `parts` of the block's first part}
+    """
+
+    __slots__ = ("parts", "spans", "starts")
+
+    def __init__(self, blocks: Iterable[Own], prefix: int, one: Range) -> None:
+        self.parts: list[tuple[int, int, int]] = []
+        self.starts: dict[int, int] = {}
+        for block in sorted((block for block in blocks if block.bits == one.bits), key=lambda b: b.first):
+            if block.last >= one.first and block.first <= one.last and prefix:
+                self.starts[block.at] = len(self.parts)
+                self.parts += ((first, last, block.at + first - block.first)
+                               for first, last in one.inside(block.first, prefix))
+        merged: list[list[int]] = []
+        for first, last, _ in self.parts:
+            if merged and merged[-1][1] + 1 == first:
+                merged[-1][1] = last
+            else:
+                merged.append([first, last])
+        self.spans = [(to_packed(one.bits, first), to_packed(one.bits, last)) for first, last in merged]
 
 
 def make_range(bits: int, network: int, prefix: int, bounds: Span, excluded: Iterable[Span]) -> Range:

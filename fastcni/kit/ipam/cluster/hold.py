@@ -69,6 +69,8 @@ def reason(store: Store, keys: Keys, warn: Callable[[str], object]) -> str:
     if not settled and (absent := lost_nodes(store, keys)) and not is_over(hold, keys.store):
         more = f" and {len(absent) - MAX_NAMED} more" if len(absent) > MAX_NAMED else ""
         return f"until {', '.join(absent[:MAX_NAMED])}{more} are back or dead: the store was restored or replaced"
+    if settled:
+        store.settle()
     with MadeSpace(keys, warn) as space:
         if space.state.hold != hold:
             return "" if space.state.hold is None else "yet: the store was restored or replaced"

@@ -9,8 +9,9 @@
 
 An address file's first two lines are its owner, as in host-local. <pod> is "namespace/name". <netns> is the path of the
 pod's network namespace, by which a server checks whether the pod exists. <marks>: "single" if the Single is released
-with the address, "sticky" if the store keeps it for the pod. The owner "fastcni:single <pod>\\r\\n<ifname>" reserves an
-address of this node's block for a Single that is KEPT, or another node's.
+with the address, "sticky" if the store keeps it for the pod, "shared" if its block is SHARED. The owner
+"fastcni:single <pod>\\r\\n<ifname>" reserves an address of this node's block for a Single that is KEPT, or another
+node's.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fastcni._system import close_file, open_regular, read_file, write_file
 from fastcni.kit.call import names
 from fastcni.kit.call.files import make_directories
 from fastcni.kit.ipam.address_files import AddressFiles
-from fastcni.kit.ipam.cluster.grid import ends, family_of, read_block, to_int, to_packed
+from fastcni.kit.ipam.cluster.grid import Own, Plan, family_of, to_int
 from fastcni.kit.ipam.cluster.released import Released
 from fastcni.kit.ipam.store import SPACE_DIRECTORY, Store, boot_id
 from fastcni.spec import address, json
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kit.ipam.cluster.conf import Keys
+    from fastcni.kit.ipam.cluster.contract import History
     from fastcni.kit.ipam.cluster.grid import Range
 
 DIRECTORY = SPACE_DIRECTORY
@@ -45,36 +47,16 @@ SINGLE, STICKY = "single", "sticky"             # values of <marks>
 WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 
-class Own:
-    """A block of this node. bits: 32 or 128. first, last: addresses as numbers. epoch: the node's, at the claim. since:
-    unix time of the claim. at: the place of the first address in the table of released addresses."""
-
-    __slots__ = ("at", "bits", "cidr", "epoch", "first", "last", "shift", "since")
-
-    def __init__(self, cidr: str, epoch: int, since: float, at: int) -> None:
-        self.cidr, self.epoch, self.since, self.at = cidr, epoch, since, at
-        self.bits, network, prefix = read_block(cidr)
-        self.first, self.last = ends(self.bits, network, prefix)
-        self.shift = self.bits - prefix
-
-    def size(self) -> int:
-        return self.last - self.first + 1
-
-    def place(self, packed: bytes) -> int:
-        """Return the place of an address of this block in the table of released addresses."""
-        return self.at + to_int(packed) - self.first
-
-
 class State:
     """The content of blocks.json. To change a State, copy() it, change the copy, and Space.save() the copy.
 
     node, epoch, boot   as of the last join. node is "" if this node has not joined
-    store, history      key_of() of the store's settings, and the last result of the store's history()
+    store, history      key_of() of the store's settings, and the last History of this store, see note_history()
     grid                {"4": prefix length of a block, "6": ...}
     blocks              {cidr: Own}: the blocks out of which this node gives addresses
     lost                cidrs of blocks that this node has lost. Pods with an address in such a block keep the address
-    later               [{"address", "container", "ifname", "to": "" or "kept"}]: Singles that the store has to release
-                        or keep
+    later               [{"address", "container", "ifname", "to": "", "kept" or "held"}]: Singles that the store has to
+                        release or keep, or that this node has to claim again
     hold                the pause in which this node claims no block, because the store was restored: see hold.py
     """
 
@@ -87,7 +69,8 @@ class State:
         self.epoch: int = get("epoch", 0)
         self.boot: str = get("boot", "")
         self.store: str = get("store", "")
-        self.history: tuple[str, int] = tuple(get("history", ("", 0)))
+        name, revision, *more = get("history", ("", 0))
+        self.history: History = name, revision, more[0] if more else -revision     # earlier versions wrote two values
         self.grid: dict[str, int] = get("grid", {})
         self.blocks = {row[0]: Own(*row) for row in get("blocks", ())}
         self.lost: list[str] = get("lost", [])
@@ -97,18 +80,23 @@ class State:
         self.numbers: dict[tuple[int, int], Own] | None = None
 
     def to_dict(self) -> dict[str, Any]:
+        blocks = [[own.cidr, own.epoch, own.since, own.at] for own in self.blocks.values()]
+        return {**self._without_blocks(), "blocks": blocks}
+
+    def _without_blocks(self) -> dict[str, Any]:
         return {"node": self.node, "epoch": self.epoch, "boot": self.boot, "store": self.store,
-                "history": list(self.history), "grid": dict(self.grid),
-                "blocks": [[own.cidr, own.epoch, own.since, own.at] for own in self.blocks.values()],
-                "lost": list(self.lost), "later": [dict(one) for one in self.later], "hold": self.hold}
+                "history": list(self.history), "grid": dict(self.grid), "lost": list(self.lost),
+                "later": [dict(one) for one in self.later], "hold": self.hold}
 
     def copy(self) -> State:
         """Return a copy that the caller may change. Both States share the Own objects, which never change."""
-        new = State({"node": self.node, "epoch": self.epoch, "boot": self.boot, "store": self.store,
-                     "history": self.history, "grid": dict(self.grid), "lost": list(self.lost),
-                     "later": [dict(one) for one in self.later], "hold": self.hold})
+        new = State(self._without_blocks())
         new.blocks = dict(self.blocks)
         return new
+
+    def note_history(self, now: History) -> None:
+        """Replace `history` by a later result of the store's history(), if the store was not restored since."""
+        self.history = now[0], now[1], max(now[2], self.history[2])
 
     def add_block(self, cidr: str, epoch: int, since: float) -> None:
         """Add a block of this node. Give it a free place in the table of released addresses."""
@@ -149,37 +137,8 @@ class State:
     def plan(self, range_: Range) -> Plan:
         """Return the Plan of a range: which of its addresses are in this node's blocks."""
         if range_ not in self.plans:
-            self.plans[range_] = Plan(self, range_)
+            self.plans[range_] = Plan(self.blocks.values(), self.grid.get(range_.family, 0), range_)
         return self.plans[range_]
-
-
-class Plan:
-    """The addresses of a range that are in this node's blocks.
-
-    spans  [(packed first, packed last)], in order; adjacent spans are merged
-    parts  [(first address, last address, place of the first address in the table of released addresses)], as numbers
-    starts {place of a block in that table: index in `parts` of the block's first part}
-    """
-
-    __slots__ = ("parts", "spans", "starts")
-
-    def __init__(self, state: State, one: Range) -> None:
-        self.parts: list[tuple[int, int, int]] = []
-        self.starts: dict[int, int] = {}
-        prefix = state.grid.get(one.family)
-        own = sorted((block for block in state.blocks.values() if block.bits == one.bits), key=lambda b: b.first)
-        for block in own:
-            if block.last >= one.first and block.first <= one.last and prefix is not None:
-                self.starts[block.at] = len(self.parts)
-                self.parts += ((first, last, block.at + first - block.first)
-                               for first, last in one.inside(block.first, prefix))
-        merged: list[list[int]] = []
-        for first, last, _ in self.parts:
-            if merged and merged[-1][1] + 1 == first:
-                merged[-1][1] = last
-            else:
-                merged.append([first, last])
-        self.spans = [(to_packed(one.bits, first), to_packed(one.bits, last)) for first, last in merged]
 
 
 class Cache:

@@ -18,6 +18,7 @@ import time
 
 from fastcni.kernel import waiting
 from fastcni.kit.call.names import digest
+from fastcni.kit.ipam.address_files import is_attachment
 from fastcni.kit.ipam.cluster import allocate, full
 from fastcni.kit.ipam.cluster.contract import (
     ACTIVE,
@@ -98,13 +99,13 @@ def claim(store: Store, me: Node, single: Single, share: bool = True) -> Single:
     return store.claim_single(me, single)
 
 
-def take(req: Request, attachment: Attachment, i: int, single: Single, store: Store) -> bool:
+def take(req: Request, attachment: Attachment, i: int, single: Single, store: Store, shared: bool = True) -> bool:
     """Make the address file of a Single that this attachment has claimed. If another attachment has the address file,
-    release the Single and return False."""
+    release the Single and return False. shared: whether the block is SHARED, not another node's."""
     packed = address.read_ip(single.address)
     attachment.claimed.append(single)
     with MadeSpace(attachment.keys, req.warn) as space:
-        space.files.more = attachment.more(SINGLE, STICKY if attachment.sticky else "")
+        space.files.more = attachment.more(SINGLE, STICKY if attachment.sticky else "", SHARED if shared else "")
         kept = kept_owner(attachment.asked.pod, attachment.ifname)
         if space._has_owner(packed, kept):
             space.hand_over(packed, kept, attachment.owner, space.files.more)
@@ -119,6 +120,47 @@ def take(req: Request, attachment: Attachment, i: int, single: Single, store: St
     return True
 
 
+def claim_again(store: Store, me: Node, keys: Keys, warn: Callable[[str], object]) -> list[dict[str, str]]:
+    """Claim the Singles of this node's pods again, because a restored store may lack them. Return the entries of
+    State.later for Singles whose block the store lacks until its node has claimed it."""
+    with MadeSpace(keys, warn) as space:
+        found = [one for name in space.files.names() if (one := own_single(space, name))]
+    return [later_of(single.address, single.container, single.ifname, HELD) for single, shared in found
+            if not regain(store, me, single, shared, warn)]
+
+
+def own_single(space: Space, name: str) -> tuple[Single, bool] | None:
+    """Return (the Single of the pod that has an address of this node, whether its block is SHARED). None if no pod has
+    the address, or if the address has no Single."""
+    owner, (network, pod, marks) = space.files.read_owner(name) or b"", space.files.note(name)
+    if (SINGLE not in marks and STICKY not in marks) or not is_attachment(owner):
+        return None
+    container, _, ifname = owner.decode("utf-8", "replace").partition("\r\n")
+    packed = address.read_ip(name)
+    block = block_of(packed, space.state.grid[family_of(len(packed) * 8)])
+    return Single(space=space.keys.space, address=name, block=block, state=HELD, container=container, ifname=ifname,
+                  pod=pod, network=network, since=time.time(), sticky=STICKY in marks), SHARED in marks
+
+
+def regain(store: Store, me: Node, single: Single, shared: bool, warn: Callable[[str], object]) -> bool:
+    """Claim a Single again, or ask the node that has its block, whose server answers later. Warn if another pod has the
+    address now. shared: whether the block is SHARED. Return False if the store lacks the block."""
+    try:
+        claim(store, me, single, share=shared)
+    except Taken as e:
+        if isinstance(e.by, Block) and e.by.state == ACTIVE and e.by.node != me.name and single.state == HELD:
+            return regain(store, me, single.copy(state=ASKED), False, warn)
+        if isinstance(e.by, Single) and e.by.node == me.name:       # of the pod that had the address at the backup
+            store.change_single(e.by, container=single.container, ifname=single.ifname, pod=single.pod, state=HELD,
+                                network=single.network, since=single.since, sticky=single.sticky, epoch=me.epoch)
+        else:
+            warn(f"{single.address} has two pods since the store was restored: container {single.container} of this "
+                 f"node, and {single_text(e.by)}")
+    except Changed:
+        return False
+    return True
+
+
 # -- fixed addresses --------------------------------------------------------------------------------------
 
 def give_fixed(req: Request, attachment: Attachment, store: Store, me: Node, i: int) -> None:
@@ -128,12 +170,12 @@ def give_fixed(req: Request, attachment: Attachment, store: Store, me: Node, i: 
     single = single_of(attachment, packed)
     intend(req, attachment, single.address)
     try:
-        got = claim(store, me, single)
+        got, shared = claim(store, me, single), True
     except Taken as e:
         if isinstance(e.by, Single) or e.by.state != ACTIVE:
             raise unavailable(single.address, single_text(e.by)) from None
-        got = ask(store, me, single, e.by)
-    if not take(req, attachment, i, got, store):
+        got, shared = ask(store, me, single, e.by), False
+    if not take(req, attachment, i, got, store, shared):
         raise unavailable(single.address, "this node has an address file of another pod for it")
 
 
@@ -335,8 +377,8 @@ def take_back(req: Request, attachment: Attachment, store: Store) -> None:
 
 
 def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: Attachment | None = None) -> None:
-    """Release or keep the Singles of State.later, which belong to deleted pods and failed ADDs. but: the attachment of
-    the running ADD, whose Singles stay."""
+    """Release or keep the Singles of State.later, which belong to deleted pods and failed ADDs, or claim them again.
+    but: the attachment of the running ADD, whose Singles stay."""
     with Space(keys, warn) as space:
         if space is None or not space.state.later:
             return
@@ -351,9 +393,13 @@ def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: A
 
 
 def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], left: dict[str, str]) -> bool:
-    """Release or keep the Single of `left`, an entry of State.later. Return False if the Single changed meanwhile:
-    call again.
+    """Release or keep the Single of `left`, an entry of State.later, or claim it again. Return False if the Single
+    changed meanwhile, or if the store lacks its block: call again.
     """
+    if left["to"] == HELD:
+        with MadeSpace(keys, warn) as space:
+            own, state = own_single(space, left["address"]), space.state
+        return own is None or regain(store, Node(state.node, state.epoch, state.boot), *own, warn)
     single = store.single(keys.space, left["address"])
     if single is None:
         with Space(keys, warn) as space:

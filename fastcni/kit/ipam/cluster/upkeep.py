@@ -8,7 +8,7 @@ node_state.Space.
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.cluster import allocate, claims, hold, singles
+from fastcni.kit.ipam.cluster import allocate, claims, singles
 from fastcni.kit.ipam.cluster.claims import ClaimLock
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED, Changed
 from fastcni.kit.ipam.cluster.grid import to_int, to_packed
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Single, Store
-    from fastcni.kit.ipam.cluster.grid import Range
-    from fastcni.kit.ipam.cluster.node_state import Own
+    from fastcni.kit.ipam.cluster.grid import Own, Range
 
     Warn = Callable[[str], object]
     Room = tuple[Range, int, int]           # see room_of()
@@ -98,7 +97,7 @@ def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
         ranges = short_of(keys, warn)           # another request may have claimed a block since
         with MadeSpace(keys, warn) as space:
             before = set(space.state.blocks)
-        if ranges and not hold.reason(store, keys, warn):
+        if ranges and not claims.held(store, keys, warn):
             me = claims.node_of(claims.ready(store, keys, warn, ranges))
             for one in ranges:                  # one range after the other, so that a full range stops no other
                 claims.claim_for(store, me, keys, [one], warn)

@@ -19,7 +19,7 @@ import time
 
 from fastcni.clients.etcd import MAX_BYTES, MAX_OPERATIONS, below, delete, exists, get, none_in, put, revision_is
 from fastcni.kit.ipam.cluster import states
-from fastcni.kit.ipam.cluster.contract import KEPT, SHARED, Block, Changed, Joined, Single, Taken, Use
+from fastcni.kit.ipam.cluster.contract import KEPT, SHARED, Block, Changed, Joined, Single, Taken, Use, log_restored
 from fastcni.kit.ipam.cluster.stores.etcd_keys import record_of, use_value, value_of
 from fastcni.kit.ipam.cluster.stores.etcd_nodes import EtcdNodes, races, text
 from fastcni.kit.ipam.cluster.stores.rules import claim_single, place
@@ -58,15 +58,20 @@ class EtcdStore(EtcdNodes):
     # -- nodes ----------------------------------------------------------------------------------------
 
     def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
+        log = self.log()
         reads = [get(self.keys.grid(space)), get(*below(self.keys.own(node, space))),
-                 get(*below(self.keys.singles(space)))]
-        me, (grids, own, singles) = self._join(node, boot_id, "", reads, new)
+                 get(*below(self.keys.singles(space))), get(self.keys.log())]
+        me, (grids, own, singles, logs) = self._join(node, boot_id, "", reads, new)
+        complete = ("etcd", logs[0].revision, int(logs[0].value) - logs[0].revision) if logs else None
+        if complete is None and log is not None:
+            self.etcd.txn([revision_is(self.keys.log(), 0)], [put(self.keys.log(), str(log[0]))])
         grid = json.read(grids[0].value.encode()) if grids else {}
         if not wanted.keys() <= grid.keys():
             grid = self.grid(space, wanted)
         found = [record_of(Single, pair) for pair in singles]
         return Joined(me, grid, self._indexed(Block, own, "blk"),
-                      sorted((single for single in found if single.node == node), key=place))
+                      sorted((single for single in found if single.node == node), key=place), log,
+                      restored=complete is not None and log_restored(complete, log))
 
     def declare_dead(self, node: Node) -> Node:
         for _ in races(f"node {node.name}"):

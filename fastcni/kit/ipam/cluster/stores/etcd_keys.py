@@ -4,6 +4,8 @@
     cfg/SPACE                   {"4": 26, "6": 122}: the grid of a space
     ip/SPACE/4-0a000046         Single. The address is in hexadecimal digits, so that a block's addresses are a range of
                                 keys
+    log                         an index of etcd's log from before this write, as text, see Store.settle(). This index
+                                minus the key's revision is at_least of a History
     node/NODE/alive             "": exists as long as its lease, see etcd_nodes.py
     node/NODE/epoch             the epoch, as text. The key stays when the node is forgotten, so that no epoch is used
                                 twice
@@ -45,6 +47,9 @@ class Keys:
 
     def grid(self, space: str) -> str:
         return f"{self.prefix}/cfg/{escape(space)}"
+
+    def log(self) -> str:
+        return f"{self.prefix}/log"
 
     def singles(self, space: str = "") -> str:
         return f"{self.prefix}/ip/{escape(space)}/" if space else f"{self.prefix}/ip/"

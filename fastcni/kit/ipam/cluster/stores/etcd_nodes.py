@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from fastcni.clients.etcd import Outcome, Pair
+    from fastcni.kit.ipam.cluster.contract import History
 
 MAX_RACES = 50                  # attempts; each fails only because another write has succeeded
 
@@ -44,13 +45,24 @@ class EtcdNodes:
         self.keys = Keys(settings.get("prefix", "/fastcni/v1"))
         self.watched = Watch(self.etcd, self.keys)
         self.leases: dict[tuple[str, int], int] = {}    # of alive keys: {(node, epoch): lease}
+        self.index = 0                                  # of the log's last entry, by the last log()
         self.node_ttl = int(settings.get("node_ttl", NODE_TTL_S))
 
-    def history(self) -> tuple[str, int]:
+    def history(self) -> History:
         if self.etcd.history is None:
             self.etcd.read(self.keys.nodes())
         assert self.etcd.history is not None
-        return self.etcd.history
+        name, revision = self.etcd.history
+        return name, revision, self.index - revision        # the index is the earlier one, so the log may have more
+
+    def log(self) -> tuple[int, int] | None:
+        if (found := self.etcd.log()) is not None:
+            self.index = found[0]
+        return found
+
+    def settle(self) -> None:
+        if self.index:
+            self.etcd.txn([], [put(self.keys.log(), str(self.index))])
 
     def join(self, node: str, boot_id: str, address: str = "") -> Node:
         return self._join(node, boot_id, address, [])[0]

@@ -27,6 +27,7 @@ from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fastcni.kit.ipam.cluster.contract import History
     from fastcni.kit.ipam.cluster.stores.kubernetes_objects import Object
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -134,13 +135,19 @@ class NodeObjects(BlockObjects):
         registered = bool(now and now["spec"].get("registered"))
         return registered and self.api.get(f"{CORE_NODES}/{node}") is None
 
-    def history(self) -> tuple[str, int]:
+    def history(self) -> History:
         """Implement Store.history() of contract.py."""
         if not self._cluster:
             self._cluster = (self.api.get(CLUSTER) or {"metadata": {"uid": "no kube-system"}})["metadata"]["uid"]
         if not self.api.revision:
             self.api.list_all(f"{BASE}/{SPACES}")
-        return self._cluster, self.api.revision
+        return self._cluster, self.api.revision, 0
+
+    def log(self) -> None:
+        """Implement Store.log() of contract.py: the API server does not tell the index of etcd's log."""
+
+    def settle(self) -> None:
+        """Implement Store.settle() of contract.py: without a log, there is nothing to record."""
 
     # -- for the rest of the store --------------------------------------------------------------
 

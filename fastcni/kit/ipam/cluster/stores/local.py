@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
+    from fastcni.kit.ipam.cluster.contract import History
+
     Table = dict[str, dict[str, Any]]
 
 MAX_BYTES = 256 << 20
@@ -178,11 +180,17 @@ class LocalStore:
                     doc.data["revision"] += 1
             return grid
 
-    def history(self) -> tuple[str, int]:
+    def history(self) -> History:
         with self.open() as doc:
             if not doc.data["revision"]:
                 doc.data["revision"] = 1            # write the store's new id
-            return doc.data["id"], doc.data["revision"]
+            return doc.data["id"], doc.data["revision"], 0
+
+    def log(self) -> None:
+        """Implement Store.log() of contract.py: the file has no log."""
+
+    def settle(self) -> None:
+        """Implement Store.settle() of contract.py: without a log, there is nothing to record."""
 
     # -- nodes ----------------------------------------------------------------------------------------
 

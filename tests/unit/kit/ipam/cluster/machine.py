@@ -12,7 +12,7 @@ from unit.kit.ipam.cluster.memory_store import Memory, MemoryStore
 from unit.kit.ipam.cluster.simulation import FAULTS, PAUSE, Cluster
 
 from fastcni.clients.away import Away
-from fastcni.kit.ipam.cluster import upkeep
+from fastcni.kit.ipam.cluster import claims, hold, upkeep
 from fastcni.kit.ipam.cluster.conf import read_keys
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, LOST, Changed, Fenced
 from fastcni.spec.config import Section
@@ -64,6 +64,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.memory = Memory(lambda: self.cluster.now)
         self.cluster = Cluster(self.directory, NODES, self.open_store)
         self.nodes, self.numbers = self.cluster.nodes, itertools.count(1)
+        self.saved = None
         self.pods, self.owners = {}, {}         # by container; the live owner of each (space, address)
         store = self.open_store()
         for space in {space_of(network) for network in IPAM}:
@@ -157,15 +158,21 @@ class ClusterMachine(RuleBasedStateMachine):
         self.of_server(at, fault, lambda store, keys: upkeep.give_back_idle(store, keys, print, 0.0, spare=0))
 
     @rule(at=nodes, fault=fault)
+    def confirm(self, at, fault):
+        """A server sends heartbeats."""
+        for network in ("wide", "other-space"):
+            self.of_server(at, fault, lambda store, keys: claims.confirm(store, keys, print), network)
+
+    @rule(at=nodes, fault=fault)
     def answer(self, at, fault):
         """A server answers the nodes that ask for addresses of its node's blocks."""
         self.of_server(at, fault, lambda store, keys: [
             upkeep.answer_asked(store, keys, print, single) for single in store.singles(keys.space)])
 
-    def of_server(self, at, fault, work):
+    def of_server(self, at, fault, work, network="wide"):
         node = self.nodes[at]
         if is_free(node):
-            conf = node.conf(self.configuration("wide"))
+            conf = node.conf(self.configuration(network))
             node.run(quietly(lambda store: work(store, read_keys(Section(conf)))), fault)
 
     def request(self, pod, command, fault):
@@ -272,6 +279,26 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from(STEPS_S))
     def pass_time(self, seconds):
         self.cluster.now += seconds
+
+    @precondition(lambda self: self.memory.logged)
+    @rule()
+    def back_up(self):
+        """A backup of a store that a node has joined: an earlier one would show no restore to a new node."""
+        self.saved = self.memory.backup()
+
+    @precondition(lambda self: self.saved)
+    @rule(order=st.permutations(range(len(NODES))), networks=st.lists(st.sampled_from(list(IPAM)), max_size=3))
+    def restore(self, order, networks):
+        """The store is restored, and each node asks it within a minute, in any order; other ADDs come between."""
+        self.repair()
+        for node in self.nodes:
+            self.kill(node)
+        self.memory.restore(self.saved)
+        for at in order:
+            for network in networks:
+                self.add(order[0], network, at, FIXED[0], None)
+            self.confirm(at, None)
+        self.cluster.now += hold.PAUSE_S
 
     @rule(at=nodes, seconds=st.sampled_from((-86400.0, 3600.0)))
     def jump_clock(self, at, seconds):

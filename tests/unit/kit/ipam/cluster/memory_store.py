@@ -10,24 +10,28 @@ import time
 from collections.abc import Callable
 
 from fastcni.kit.ipam.cluster import states
-from fastcni.kit.ipam.cluster.contract import KEPT, NODE_TTL_S, SHARED, Changed, Event
+from fastcni.kit.ipam.cluster.contract import KEPT, NODE_TTL_S, SHARED, Changed, Event, log_restored
 from fastcni.kit.ipam.cluster.stores import rules
 
 
 class Memory:
     """The stored state. nodes: {name: Node}; blocks, singles, uses: {(space, cidr or address): record}.
 
-    now() is the store's clock in seconds. A record in here is never given out: callers get copies."""
+    now() is the store's clock in seconds. unrevised: the number of entries in the store's log without a revision. A
+    record in here is never given out: callers get copies."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self.now, self.revision, self.id, self.lock = now, 0, "memory", threading.Lock()
+        self.now, self.revision, self.unrevised, self.id, self.lock = now, 0, 1, "memory", threading.Lock()
+        self.logged = None                      # the History that settle() has recorded
         self.grids, self.nodes, self.blocks, self.singles, self.uses = {}, {}, {}, {}, {}
 
     def backup(self):
-        return copy.deepcopy((self.revision, self.grids, self.nodes, self.blocks, self.singles, self.uses))
+        return copy.deepcopy((self.revision, self.logged, self.grids, self.nodes, self.blocks, self.singles, self.uses))
 
     def restore(self, backup):
-        self.revision, self.grids, self.nodes, self.blocks, self.singles, self.uses = copy.deepcopy(backup)
+        (self.revision, self.logged, self.grids, self.nodes, self.blocks, self.singles,
+         self.uses) = copy.deepcopy(backup)
+        self.unrevised = 1 - self.revision      # a restored etcd has a new log
 
     def put(self, table, key, record):
         """Store a copy of the record with a new revision. Return another copy."""
@@ -41,7 +45,7 @@ class MemoryStore:
     name = "memory"
 
     def __init__(self, memory: Memory) -> None:
-        self.memory = memory
+        self.memory, self.index = memory, 0
 
     def close(self):
         pass
@@ -59,7 +63,16 @@ class MemoryStore:
         return self.memory.put(self.memory.nodes, node, record)
 
     def join_space(self, node, boot_id, space, wanted, new=False):
-        return rules.join_space(self, node, boot_id, space, wanted)
+        log, former = self.log(), self.memory.logged
+        joined = rules.join_space(self, node, boot_id, space, wanted)
+        if former is None:
+            self.settle()
+        joined.log, joined.restored = log, former is not None and log_restored(former, log)
+        return joined
+
+    def settle(self):
+        self.memory.revision += 1
+        self.memory.logged = "memory", self.memory.revision, self.index - self.memory.revision
 
     def keep_alive(self, node):
         return self.memory.put(self.memory.nodes, node.name, self._own(node).copy(seen=self.memory.now()))
@@ -98,7 +111,11 @@ class MemoryStore:
         return False
 
     def history(self):
-        return self.memory.id, self.memory.revision
+        return self.memory.id, self.memory.revision, self.index - self.memory.revision
+
+    def log(self):
+        self.index = self.memory.revision + self.memory.unrevised
+        return self.index, self.memory.revision
 
     # -- blocks --------------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ from fastcni.kit.ipam.cluster.contract import (
     Single,
     Taken,
     Use,
+    log_restored,
+    restored,
 )
 
 CIDR, CIDR2, CIDR6 = "10.0.0.64/26", "10.0.0.128/26", "fd00:9::40/122"
@@ -216,10 +218,22 @@ class StoreContract(StatesContract):
         assert store.node_gone("a") is False
 
     def test_the_history_grows(self, store, other):
-        name, before = store.history()
+        name, before, _ = store.history()
         store.join("a", "boot")
         assert name and other.history()[0] == name
         assert store.history()[1] >= before
+
+    def test_a_store_without_a_restore_shows_none(self, store, other, a, b):
+        store.log()
+        for me, cidr in ((a, CIDR), (b, CIDR2)):
+            store.claim(me, [("s", cidr)])
+        before = store.history()
+        for block in store.blocks():
+            other.give_back(block)
+            other.claim(a, [("s", block.cidr)])
+        assert not restored(before, other.history())
+        for each in (store, other):
+            assert not log_restored(before, each.log())
 
     # -- blocks ---------------------------------------------------------------------------------------
 

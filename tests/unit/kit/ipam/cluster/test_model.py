@@ -18,13 +18,13 @@ three for as long as it is given, with other choices each time.
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
-from unit.kit.ipam.cluster.machine import ClusterMachine
+from unit.kit.ipam.cluster.machine import IPAM, ClusterMachine
 from unit.kit.ipam.cluster.memory_store import MemoryStore
 from unit.kit.ipam.cluster.real_stores import LocalMachine
-from unit.kit.ipam.cluster.simulation import LOST_REPLY, simulated_modules
+from unit.kit.ipam.cluster.simulation import LOST_REPLY, PAUSE, simulated_modules
 
 from fastcni.kit.ipam.cluster import allocate, claims, states
-from fastcni.kit.ipam.cluster.contract import ACTIVE, DEAD, QUARANTINE, SHARED, Block, Fenced
+from fastcni.kit.ipam.cluster.contract import ACTIVE, DEAD, HELD, QUARANTINE, SHARED, Block, Fenced
 
 ANY = {"database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
 QUICK = settings(max_examples=60, stateful_step_count=50, derandomize=True, phases=(Phase.generate,), **ANY)
@@ -38,7 +38,7 @@ def run(machine, chosen):
 
 
 def steps(*lines, kind=ClusterMachine):
-    """Run a machine's rules in this order."""
+    """Run a machine's rules in this order. Return the machine."""
     with simulated_modules(lambda: ClusterMachine.current.cluster):
         machine = kind()
         try:
@@ -46,6 +46,7 @@ def steps(*lines, kind=ClusterMachine):
                 getattr(machine, name)(*values)
         finally:
             machine.teardown()
+    return machine
 
 
 def test_no_address_of_a_space_has_two_live_owners():
@@ -180,3 +181,36 @@ def test_the_steps_of_a_forgotten_node_show_a_boot_without_a_confirmation(monkey
     monkeypatch.setattr(allocate, "unconfirmed", lambda space: False)
     with pytest.raises(AssertionError, match="two live owners"):
         steps(*FORGOTTEN)
+
+
+BEATS = tuple(("confirm", node, None) for node in range(3))
+SETTLED = (*BEATS, ("fill", 0, "wide"), ("fill", 2, "wide"), ("pass_time", 31.0), *BEATS)       # the pause is over
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("network", list(IPAM))
+def test_nodes_that_the_store_has_shown_nothing_wait_after_a_restore(network, first):
+    """With the previous token the store has the same id, and the revision of the first node's last answer is not after
+    the backup's. The third node never asked before. Both got addresses of the second node's pods."""
+    known = "other-space" if network == "other-space" else "overlapping"
+    steps(("add", 0, known, 0, "", None), ("back_up",), ("fill", 1, network),
+          ("restore", (first, 1, 2 - first), [network]), *SETTLED, ("fill", 0, network), ("fill", 2, network))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+@pytest.mark.parametrize("known", [True, False])
+def test_an_address_in_another_nodes_block_is_asked_for_again_after_a_restore(order, known):
+    """The restored store lacks the Single and, if `known` is False, the block, too, until its node has claimed it."""
+    saved = [("add", 1, "wide", 0, "", None), ("add", 0, "overlapping", 0, "", None), ("back_up",)]
+    machine = steps(*(saved if known else saved[1:]), ("fill", 1, "wide"), ("delete", 4 if known else 3, None),
+                    ("add", 0, "fixed", 0, "10.0.0.14", (PAUSE, "single")), ("answer", 1, None), ("go_on", 0),
+                    ("restore", order, []), *BEATS, ("answer", 1, None))
+    single = machine.memory.singles["default", "10.0.0.14"]
+    assert (single.state, single.node) == (HELD, "n1")
+    assert {block.node for block in machine.memory.blocks.values()} == {"n1", "n2"}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
+def test_a_sticky_address_that_a_pod_got_again_after_the_backup_is_not_kept_for_another_sandbox(order):
+    steps(("add", 0, "overlapping", 0, "", None), ("fill", 1, "sticky"), ("delete", 1, None), ("back_up",),
+          ("fill", 1, "sticky"), ("restore", order, ["sticky"]), *SETTLED, ("fill", 0, "sticky"))
