@@ -56,6 +56,24 @@ def test_the_history_goes_back_only_for_an_answer_that_was_asked_for_later():
     assert client.history == ("8", 9)
 
 
+def test_the_log_is_what_the_status_says():
+    with Service({"/v3/maintenance/status": lambda body: (200, header(7) | {"raftIndex": "12"})}) as service:
+        assert Client({"endpoints": [service.url]}).log() == (12, 7)
+
+
+@pytest.mark.parametrize("answers", [{}, {"/v3/maintenance/status": lambda body: (
+    403, {"code": 7, "message": "etcdserver: permission denied"})}], ids=["a proxy without this path", "denied"])
+def test_a_status_that_etcd_does_not_give_is_no_error(answers):
+    with Service(answers) as service:
+        assert Client({"endpoints": [service.url]}).log() is None
+
+
+def test_a_status_without_an_answer_is_an_error():
+    answer = 503, {"code": 14, "message": "etcdserver: no leader"}
+    with Service({"/v3/maintenance/status": lambda body: answer}) as service, pytest.raises(Away, match="no leader"):
+        Client({"endpoints": [service.url]}).log()
+
+
 def test_a_token_is_asked_for_once_and_again_when_it_is_refused():
     tokens, valid = iter(["t1", "t2"]), ["t1"]
 

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import itertools
 import json
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from fastcni.clients.away import Away
+from fastcni.kit.ipam.cluster import claims, hold
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, REFUSED, Single
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
 from fastcni.node.cluster import state as cluster_state
@@ -297,6 +299,28 @@ def test_a_missed_change_of_a_single_is_found_by_the_next_look(cluster_node, mon
     asked(a, address, a.store.join("b", "boot"))
     assert eventually(lambda: a.held.get(address))
     a.store.release_single(a.store.single("default", address))
+    assert eventually(lambda: address not in a.held)
+
+
+def test_after_a_restore_an_address_is_held_for_another_nodes_pod_until_the_pause_is_over(
+        cluster_node, edit, monkeypatch):
+    """The restored store lacks the Single, which the pod's node has to claim again."""
+    a = cluster_node(confirm_s=0.02, list_s=0.05, apart_s=0.05)
+    a.add("c1")
+    ready(a)
+    address, b = free_address(a), a.store.join("b", "boot")
+    with edit() as data:
+        backup = json.dumps(data)
+    asked(a, address, b)
+    assert eventually(lambda: address in a.held and a.store.single("default", address).state == HELD)
+    looks, real = [], claims.held
+    monkeypatch.setattr(claims, "held", lambda *args: looks.append(real(*args)) or looks[-1])
+    with edit() as data:
+        data.clear()
+        data |= json.loads(backup)
+    assert eventually(lambda: len(looks) > 3) and all(looks) and address in a.held
+    times = itertools.count(hold.boottime(), 100)
+    monkeypatch.setattr(hold, "boottime", lambda: next(times))
     assert eventually(lambda: address not in a.held)
 
 
