@@ -311,7 +311,7 @@ def main():
         load(name)                      # before threads ask for it at once, and processes one by one
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--etcd", default="", help="the URL of an etcd; by default one is started")
-    parser.add_argument("--folder", default="/dev/shm", help="for the nodes' state")
+    parser.add_argument("--directory", default="/dev/shm", help="for the nodes' state")
     parser.add_argument("--etcd-directory", default=None,
                         help="for etcd's data; by default the system's temporary directory")
     parser.add_argument("--rounds", type=int, default=200)

@@ -122,17 +122,17 @@ def _provide_or_rejoin(req: Request, attachment: Attachment, store: Store) -> No
 
 
 def _provide(req: Request, attachment: Attachment, store: Store) -> None:
-    state = ready(store, attachment.keys, req.warn, attachment.keys.ranges)
+    state, joined = ready(store, attachment.keys, req.warn, attachment.keys.ranges)
     me, attachment.grid = node_of(state), state.grid
     if attachment.sticky:
-        check_hold(store, attachment.keys, req.warn)            # other nodes may have the pod's addresses
+        check_hold(store, attachment.keys, req.warn, joined)    # other nodes may have the pod's addresses
     singles.begin(req, attachment, store, me, bool(state.later))
     claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
         known = give_claimed(req, attachment, store, claimed)
         if not attachment.missing():
             break
-        check_hold(store, attachment.keys, req.warn)
+        check_hold(store, attachment.keys, req.warn, joined)
         singles.give(req, attachment, store, me)
         claimed, exhausted = claim_blocks(store, me, attachment.keys, attachment.missing_ranges(), known)
         if exhausted:
@@ -184,15 +184,16 @@ def away(req: Request, attachment: Attachment, why: Away) -> CniError:
 
 # -- the node ---------------------------------------------------------------------------------------------
 
-def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> State:
-    """Return this node's State; join the store first if needed. The State has the block sizes of the ranges' address
-    families. Raises the exceptions of the store."""
+def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> tuple[State, bool]:
+    """Return (this node's State, whether the node had to join the store first). The State has the block sizes of the
+    ranges' address families. Raises the exceptions of the store."""
     wanted: dict[str, int] = {}
     for one in ranges:
         wanted[one.family] = min(wanted.get(one.family, 128), one.wanted_prefix())
     with MadeSpace(keys, warn) as space:
         state = space.state
-    if not state.node or state.boot != boot_id().decode() or state.store != key_of(keys.store):
+    joined = not state.node or state.boot != boot_id().decode() or state.store != key_of(keys.store)
+    if joined:
         rejoin(store, keys, warn, wanted=wanted, new=not state.node)
         with MadeSpace(keys, warn) as space:
             state = space.state
@@ -202,7 +203,7 @@ def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> Stat
             state = space.state.copy()
             state.grid = grid
             space.save(state)
-    return state
+    return state, joined
 
 
 def node_of(state: State) -> Node:
@@ -339,9 +340,10 @@ def held(store: Store, keys: Keys, warn: Warn) -> str:
     return hold.reason(store, keys, warn)
 
 
-def check_hold(store: Store, keys: Keys, warn: Warn) -> None:
-    """Raise CniError 11 while this node may claim no block, see held(). Raises Away."""
-    if why := held(store, keys, warn):
+def check_hold(store: Store, keys: Keys, warn: Warn, joined: bool = False) -> None:
+    """Raise CniError 11 while this node may claim no block, see held(). joined: the node has just joined the store, and
+    would have noticed a restore. Raises Away."""
+    if why := hold.reason(store, keys, warn) if joined else held(store, keys, warn):
         raise CniError(TRY_AGAIN_LATER, f"no block can be claimed {why}", "each node claims its own blocks again "
                        "first, so that no address is given twice")
 

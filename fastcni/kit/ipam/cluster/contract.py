@@ -223,7 +223,7 @@ def log_restored(before: History, log: tuple[int, int] | None) -> bool:
 
 def shows_restore(store: Store, before: History) -> bool:
     """Return whether the store was restored or replaced since an earlier result of its history(). Raises Away."""
-    return restored(before, store.history()) or log_restored(before, store.log())
+    return bool(before[0]) and (restored(before, store.history()) or log_restored(before, store.log()))
 
 
 if TYPE_CHECKING:

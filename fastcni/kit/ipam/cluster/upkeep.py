@@ -98,7 +98,7 @@ def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
         with MadeSpace(keys, warn) as space:
             before = set(space.state.blocks)
         if ranges and not claims.held(store, keys, warn):
-            me = claims.node_of(claims.ready(store, keys, warn, ranges))
+            me = claims.node_of(claims.ready(store, keys, warn, ranges)[0])
             for one in ranges:                  # one range after the other, so that a full range stops no other
                 claims.claim_for(store, me, keys, [one], warn)
         with MadeSpace(keys, warn) as space:
