@@ -11,7 +11,7 @@ import pytest
 from cluster.etcd import PASSWORD, Etcd
 
 from fastcni.clients.away import Away
-from fastcni.kit.ipam.cluster.contract import ALIVE, Block, Changed, Fenced, Use, log_restored, restored
+from fastcni.kit.ipam.cluster.contract import ALIVE, Block, Changed, Fenced, Use
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.launcher import modules
 from fastcni.testing.witnesses import eventually
@@ -264,26 +264,6 @@ def test_a_restored_backup_is_seen_in_the_history_and_by_a_watch(etcd_alone, ope
     store.nodes()
     assert store.history()[0] == name and store.history()[1] < newest
     assert [one.cidr for one in store.blocks()] == ["10.0.0.0/26"]
-
-
-def test_the_log_shows_a_restored_backup_when_the_revision_has_grown_again(etcd_alone, opened):
-    """Also to a node that comes new, until the store is complete again."""
-    store = opened(etcd_alone.conf())
-    me = store.join_space("a", "boot", "s", {"4": 26}).node
-    for i in range(10):
-        store.claim(me, [("s", f"10.1.{i}.0/26")])
-    store.log()
-    before, saved = store.history(), etcd_alone.backup()
-    etcd_alone.restore(saved)
-    for i in range(20):
-        patiently(lambda i=i: store.claim(me, [("s", f"10.0.{i}.0/26")]))
-    assert not restored(before, store.history()) and log_restored(before, store.log())
-    assert opened(etcd_alone.conf()).join_space("b", "boot", "s", {}, True).restored
-    store.settle()
-    assert not opened(etcd_alone.conf()).join_space("c", "boot", "s", {}, True).restored
-    again = store.history()
-    store.claim(me, [("s", "10.2.0.0/26")])
-    assert not log_restored(again, store.log())
 
 
 def test_a_sign_of_life_notices_a_restored_backup(etcd_alone, opened):

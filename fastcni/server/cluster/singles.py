@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from fastcni.kit.ipam.cluster import claims, upkeep
+from fastcni.kit.ipam.cluster import upkeep
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, IMPORTED, KEPT, REFUSED
 from fastcni.server.cluster.times import NEVER, Job, spread
 
@@ -89,12 +89,10 @@ class Singles:
                            answer=answer.state, holder=answer.reason)
 
     def _end_mirror(self, address: str) -> None:
-        """Remove the file that held an address for a claim, unless the store has a claim for the address again. After a
-        restore of the store, the node of the pod has to make the claim again: until then keep the file."""
+        """Remove the file that held an address for a claim, unless the store has a claim for the address again."""
         space = self.space
-        with claims.ClaimLock(self.local.keys):
-            if claims.held(space.member.store, self.local.keys, self.local.warn):
-                return
+        if not upkeep.is_complete(space.member.store, self.local.keys, self.local.warn):
+            return
         now = space.member.store.single(space.name, address)
         if now is None or now.state == REFUSED:
             self.local.forget_single(address)

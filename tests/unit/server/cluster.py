@@ -1,8 +1,10 @@
 """A node with cluster-wide addresses in this process: requests of its pods, and the server's thread for it."""
 
 import contextlib
+import fcntl
 import json
 import os
+import time
 import traceback
 
 from unit.server.flushed import Log
@@ -14,7 +16,7 @@ from fastcni.kit.ipam.cluster.conf import read_keys
 from fastcni.kit.ipam.cluster.node_state import Space
 from fastcni.runtime.mode import InProcessMode
 from fastcni.server.cluster.pods import Pods
-from fastcni.server.cluster.times import Times
+from fastcni.server.cluster.times import NEVER, Times
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.spec.config import Section
 from fastcni.testing.witnesses import eventually
@@ -130,3 +132,24 @@ class ClusterNode:
             return [values for name, values in list(self.log.lines) if name == event]
         assert eventually(find), (event, self.log.lines)
         return find()[-1]
+
+
+def ready(node):
+    """Wait until the node has joined and compared its blocks."""
+    assert eventually(lambda: node.cluster.status() and node.cluster.status()[0]["epoch"])
+    member = next(iter(node.cluster.members.values()))
+    assert eventually(lambda: time.monotonic() < member.compare.due < NEVER and member.own)
+    return member
+
+
+@contextlib.contextmanager
+def edited(directory):
+    """`with edited(directory) as data:` change the content of the local store in a directory, with its lock."""
+    path = directory / "store.json"
+    with open(directory / "lock", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        data = json.loads(path.read_text())
+        yield data
+        new = path.with_suffix(".test")
+        new.write_text(json.dumps(data))
+        new.rename(path)

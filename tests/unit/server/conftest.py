@@ -8,7 +8,7 @@ import pytest
 from lab.node import Node, set_sysctl
 from lab.portmap_chain import DUAL, Chain
 from unit.server.client import Server
-from unit.server.cluster import ClusterNode
+from unit.server.cluster import ClusterNode, edited
 from unit.server.flushed import Log
 from unit.server.local import Local
 
@@ -126,6 +126,12 @@ def cluster_node(tmp_path):
     for one in running:
         one.stop()
     assert not [one.faults for one in running if one.faults]
+
+
+@pytest.fixture
+def edit(tmp_path):
+    """`with edit() as data:` change the content of the nodes' store."""
+    return lambda: edited(tmp_path / "store")
 
 
 SLOW = """#!/bin/sh

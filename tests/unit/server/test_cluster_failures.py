@@ -1,48 +1,20 @@
 """The server's thread for cluster-wide addresses when something fails: the store, this node, another node, a pod."""
 
 import errno
-import fcntl
-import itertools
 import json
 import threading
 import time
-from contextlib import contextmanager
 
 import pytest
+from unit.server.cluster import ready
 
 from fastcni.clients.away import Away
-from fastcni.kit.ipam.cluster import claims, hold
-from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, REFUSED, Single
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, KEPT
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
 from fastcni.node.cluster import state as cluster_state
-from fastcni.server.cluster.times import NEVER
 from fastcni.testing.witnesses import eventually
 
 OTHER = "10.0.0.128/28"         # a block that a test uses
-
-
-@pytest.fixture
-def edit(tmp_path):
-    """`with edit() as data:` change the content of the local store, with its lock."""
-    @contextmanager
-    def change():
-        path = tmp_path / "store" / "store.json"
-        with open(tmp_path / "store" / "lock", encoding="ascii") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            data = json.loads(path.read_text())
-            yield data
-            new = path.with_suffix(".test")
-            new.write_text(json.dumps(data))
-            new.rename(path)
-    return change
-
-
-def ready(node):
-    """Wait until the node has joined and compared its blocks."""
-    assert eventually(lambda: node.cluster.status() and node.cluster.status()[0]["epoch"])
-    member = next(iter(node.cluster.members.values()))
-    assert eventually(lambda: time.monotonic() < member.compare.due < NEVER and member.own)
-    return member
 
 
 def declare_dead(node, edit):
@@ -219,109 +191,6 @@ def test_a_block_that_another_node_claimed_after_the_backup_is_given_back_to_it(
     a.logged("cluster_store_restored")
     assert a.blocks == {mine} and b.held[address] == "x1"
     assert eventually(lambda: b.blocks == {theirs})
-
-
-# -- addresses by themselves ---------------------------------------------------------------------------------
-
-
-def asked(node, address, me, container="x1", **more):
-    """Ask for an address of another node's block, as ADD with a fixed address does."""
-    [cidr] = node.blocks
-    single = Single(space="default", address=address, block=cidr, state=ASKED, container=container, ifname="eth0",
-                    pod="ns/p", network="net", since=time.time(), sticky=False, **more)
-    return node.store.claim_single(me, single)
-
-
-def free_address(node):
-    [cidr] = node.blocks
-    base, last = cidr.partition("/")[0].rsplit(".", 1)
-    return f"{base}.{int(last) + 9}"
-
-
-def test_an_address_that_another_node_asks_for_is_given_and_not_given_again(cluster_node):
-    a = cluster_node(list_s=0.1)        # the watch of a local store polls, so it can miss a Single that soon ends
-    a.add("c1")
-    ready(a)
-    address = free_address(a)
-    b = a.store.join("b", "boot")
-    asked(a, address, b)
-    assert eventually(lambda: a.store.single("default", address).state == HELD)
-    assert a.held[address].startswith("fastcni:single")
-    assert a.logged("cluster_address_asked")["answer"] == HELD
-    assert address not in {a.add(f"d{i}") for i in range(12)}
-    a.store.release_single(a.store.single("default", address))
-    assert eventually(lambda: address not in a.held)
-
-
-def test_an_address_that_a_pod_has_is_refused_with_the_holder(cluster_node):
-    a = cluster_node()
-    address = a.add("c1", args="K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0")
-    ready(a)
-    asked(a, address, a.store.join("b", "boot"))
-    assert eventually(lambda: a.store.single("default", address).state == REFUSED)
-    reason = a.store.single("default", address).reason
-    assert "shop/web-0" in reason and 'node "a"' in reason and "c1 eth0" in reason
-
-
-def test_an_add_with_a_fixed_address_of_another_node_gets_it(cluster_node):
-    a, b = cluster_node("a"), cluster_node("b")
-    a.add("c1")
-    ready(a)
-    address = free_address(a)
-    assert b.add("x1", args=f"IP={address}") == address
-    status, document = b.call("ADD", "x2", args=f"IP={a.add('c2')}")
-    assert status == 1 and document["code"] == 11 and "c2" in document["msg"]
-    b.delete("x1")
-    assert eventually(lambda: address not in a.held)
-
-
-def test_a_kept_address_is_given_to_no_other_pod(cluster_node):
-    a = cluster_node()
-    a.add("c1")
-    member = ready(a)
-    address = free_address(a)
-    [cidr] = a.blocks
-    single = a.store.claim_single(member.node, Single(
-        space="default", address=address, block=cidr, state=HELD, container="gone", ifname="eth0", pod="shop/db-0",
-        network="net", since=time.time(), sticky=True))
-    a.store.change_single(single, state=KEPT, node="b")
-    assert eventually(lambda: a.held.get(address, "").startswith("fastcni:single shop/db-0"))
-
-
-def test_a_missed_change_of_a_single_is_found_by_the_next_look(cluster_node, monkeypatch):
-    """The watch was not connected when the Single was removed."""
-    a = cluster_node(list_s=0.05)
-    a.add("c1")
-    ready(a)
-    address = free_address(a)
-    monkeypatch.setattr(next(iter(a.cluster.members.values())), "_wanted", lambda event: False)
-    next(iter(a.cluster.members.values())).watch.wanted = lambda event: False
-    asked(a, address, a.store.join("b", "boot"))
-    assert eventually(lambda: a.held.get(address))
-    a.store.release_single(a.store.single("default", address))
-    assert eventually(lambda: address not in a.held)
-
-
-def test_after_a_restore_an_address_is_held_for_another_nodes_pod_until_the_pause_is_over(
-        cluster_node, edit, monkeypatch):
-    """The restored store lacks the Single, which the pod's node has to claim again."""
-    a = cluster_node(confirm_s=0.02, list_s=0.05, apart_s=0.05)
-    a.add("c1")
-    ready(a)
-    address, b = free_address(a), a.store.join("b", "boot")
-    with edit() as data:
-        backup = json.dumps(data)
-    asked(a, address, b)
-    assert eventually(lambda: address in a.held and a.store.single("default", address).state == HELD)
-    looks, real = [], claims.held
-    monkeypatch.setattr(claims, "held", lambda *args: looks.append(real(*args)) or looks[-1])
-    with edit() as data:
-        data.clear()
-        data |= json.loads(backup)
-    assert eventually(lambda: len(looks) > 3) and all(looks) and address in a.held
-    times = itertools.count(hold.boottime(), 100)
-    monkeypatch.setattr(hold, "boottime", lambda: next(times))
-    assert eventually(lambda: address not in a.held)
 
 
 # -- pods -------------------------------------------------------------------------------------------------------

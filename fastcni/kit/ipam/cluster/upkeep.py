@@ -165,9 +165,16 @@ def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single
         return store.change_single(single, state=HELD if taken else REFUSED, reason=reason)
     except Changed:                     # withdrawn, or already answered: the same request can come twice
         now = store.single(single.space, single.address)
-        if now is None or now.state not in (HELD, KEPT):
+        if (now is None or now.state not in (HELD, KEPT)) and is_complete(store, keys, warn):
             forget_single(keys, warn, single)
         return None
+
+
+def is_complete(store: Store, keys: Keys, warn: Warn) -> bool:
+    """Return whether a Single that the store does not have has ended. After a restore of the store, the node of its pod
+    may have to claim it again."""
+    with ClaimLock(keys):
+        return not claims.held(store, keys, warn)
 
 
 def forget_single(keys: Keys, warn: Warn, single: Single) -> bool:

@@ -8,6 +8,7 @@ block as the caller has it. `other`, if it is given, is a second client of the s
 import threading
 
 import pytest
+from unit.kit.ipam.cluster.history_contract import HistoryContract
 from unit.kit.ipam.cluster.states_contract import StatesContract
 
 from fastcni.kit.ipam.cluster.claims import assert_block
@@ -29,8 +30,6 @@ from fastcni.kit.ipam.cluster.contract import (
     Single,
     Taken,
     Use,
-    log_restored,
-    restored,
 )
 
 CIDR, CIDR2, CIDR6 = "10.0.0.64/26", "10.0.0.128/26", "fd00:9::40/122"
@@ -41,7 +40,7 @@ def single(address="10.0.0.70", block=CIDR, state=HELD, container="c1", **more):
     return Single(address=address, block=block, state=state, container=container, **fields | more)
 
 
-class StoreContract(StatesContract):
+class StoreContract(StatesContract, HistoryContract):
     @pytest.fixture
     def other(self, store):
         return store
@@ -216,24 +215,6 @@ class StoreContract(StatesContract):
 
     def test_a_store_of_its_own_knows_no_node_that_is_gone(self, store, a):
         assert store.node_gone("a") is False
-
-    def test_the_history_grows(self, store, other):
-        name, before, _ = store.history()
-        store.join("a", "boot")
-        assert name and other.history()[0] == name
-        assert store.history()[1] >= before
-
-    def test_a_store_without_a_restore_shows_none(self, store, other, a, b):
-        store.log()
-        for me, cidr in ((a, CIDR), (b, CIDR2)):
-            store.claim(me, [("s", cidr)])
-        before = store.history()
-        for block in store.blocks():
-            other.give_back(block)
-            other.claim(a, [("s", block.cidr)])
-        assert not restored(before, other.history())
-        for each in (store, other):
-            assert not log_restored(before, each.log())
 
     # -- blocks ---------------------------------------------------------------------------------------
 
