@@ -39,7 +39,7 @@ def detach(cgroups: str = CGROUPS) -> None:
         write("/proc/self/oom_score_adj", str(OOM_SCORE_ADJ))
     leave_cgroups(cgroups)
     with suppress(OSError):
-        os.sched_setaffinity(0, range(os.sysconf("SC_NPROCESSORS_CONF")))
+        os.sched_setaffinity(0, os.sched_getaffinity(1))        # not processors that the node keeps free (isolcpus=)
 
 
 def leave_cgroups(cgroups: str) -> None:

@@ -24,13 +24,13 @@ os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 for limit in {limits}:
     resource.setrlimit(limit, (1 << 40, resource.getrlimit(limit)[1]))
-processors = os.sched_getaffinity(0)
-os.sched_setaffinity(0, [*processors][:1])
+os.sched_setaffinity(0, [*os.sched_getaffinity(0)][:1])
 detach({cgroups!r})
 print(os.getcwd(), oct(os.umask(0)), signal.getsignal(signal.SIGHUP).name, signal.getsignal(signal.SIGPIPE).name,
       signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.getpriority(os.PRIO_PROCESS, 0))
 print(os.sched_getscheduler(0), *resource.getrlimit(resource.RLIMIT_NOFILE),
-      {{resource.getrlimit(limit) for limit in {limits}}}, processors <= os.sched_getaffinity(0))
+      {{resource.getrlimit(limit) for limit in {limits}}},
+      os.sched_getaffinity(0) == os.sched_getaffinity(1))
 print(open("/proc/self/cgroup").read())
 """
 ROOT = os.geteuid() == 0
