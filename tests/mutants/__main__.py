@@ -50,11 +50,12 @@ def choose(names, recorded, seconds):
     return chosen
 
 
-def judged(mutant, recorded, checkout, seconds):
+def judged(mutant, recorded, checkout, options):
     """Return a mutant's outcome, one of OUTCOMES, and how many of its tests were run. A test that fails in the copy of
     the checkout without the mutant, too, is not used again."""
-    names = recorded.tests_of(mutant.module, mutant.lines())
-    chosen = choose(names, recorded, seconds)
+    names = (recorded.tests_in(options.tests) if options.tests else
+             recorded.tests_of(mutant.module, mutant.lines()))
+    chosen = choose(names, recorded, options.tests_seconds)
     if not chosen:
         return "no test", ""
     limit = 20 + 5 * sum(map(recorded.seconds.get, chosen))
@@ -64,7 +65,7 @@ def judged(mutant, recorded, checkout, seconds):
         if checkout.run(mutant.module, mutant.source, [failed], limit) != 0:
             print(f"\nfails without a mutant: {failed}", flush=True)
             del recorded.seconds[failed]
-            return judged(mutant, recorded, checkout, seconds)
+            return judged(mutant, recorded, checkout, options)
         recorded.passed.add(failed)
     return outcome, f"{len(chosen)} of {len(names)} tests"
 
@@ -78,7 +79,7 @@ def campaign(options):
             break
         if (mutant := mutations.make(module, source, name, occurrence)) is None:
             continue
-        outcome, tests = judged(mutant, recorded, checkout, options.tests_seconds)
+        outcome, tests = judged(mutant, recorded, checkout, options)
         rows[module][outcome] += 1
         if outcome in ("survived", "timed out"):
             print(f"\n{outcome} ({tests}): {module}:{mutant.line} {name}\n{mutant.diff()}", flush=True)
@@ -95,6 +96,8 @@ def main():
     parser.add_argument("--seed", type=int, default=int(time.time()), help="repeat the choices of another run")
     parser.add_argument("--only", action="append", help=f"modules below this path; else {', '.join(TARGETS)}")
     parser.add_argument("--tests-seconds", type=float, default=20, help="tests of a mutant, by their recorded duration")
+    parser.add_argument("--tests", action="append", help="a recorded test file: run the tests of this file, whatever "
+                        "lines they run, because the record lacks the lines that only plugin files run")
     parser.add_argument("--promises", action="store_true", help="run each promise's test against a mutant of it")
     options = parser.parse_args()
     if os.geteuid() != 0:

@@ -75,6 +75,10 @@ class Covering:
             return self.tests_of(module)
         return names & self.seconds.keys()          # not those of tests that no longer exist
 
+    def tests_in(self, files):
+        """Return the names of all recorded tests in these test files."""
+        return {name for name in self.seconds if name.split("::")[0] in files}
+
 
 def outdated(below):
     """Return the test files below a directory that are new, that have changed, or that run a module that has."""

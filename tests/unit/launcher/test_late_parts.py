@@ -65,6 +65,15 @@ def test_groups_are_in_an_order_in_which_they_can_be_run():
     assert all(order.index(each) < order.index(name) for name in order for each in NEEDS[name])
 
 
+def test_the_part_of_another_distributions_plugin_has_the_modules_that_its_modules_import():
+    own = modules.own({})
+    sources = {"sample": b"from sample import more\n", "sample.more": b"import fastcni.kit.ovs.cache\n"}
+    theirs = {name: modules.Module(name, False, source, None) for name, source in sources.items()}
+    found = needed(own, {"sample": theirs})["sample"]
+    assert {"fastcni.handle", "fastcni.kit.ovs.cache", "fastcni.kit.call.files"} <= {*found} <= {
+        *own, *(f"fastcni.{leaf}" for leaf in modules.LEAVES)}
+
+
 def test_each_firewall_backend_is_in_a_group_with_the_groups_that_it_needs():
     own = modules.own({})
     every = common(needed(own, {}).values())

@@ -3,12 +3,14 @@
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 import fastcni
 from fastcni.server import control, status
 from fastcni.server.requests import protocol
+from fastcni.server.requests.request_queue import RequestQueue
 
 
 def test_a_server_tells_its_state(server):
@@ -18,6 +20,13 @@ def test_a_server_tells_its_state(server):
     assert (found["running"], found["waiting"], found["queueSize"], found["workers"]) == (0, 0, 1024, 32)
     assert found["watching"] >= 0
     assert found["pid"] != os.getpid()
+
+
+@pytest.mark.parametrize("alive, watching", [(True, 2), (False, 0)])
+def test_a_server_whose_restoring_has_ended_watches_no_namespace(alive, watching):
+    restoring = SimpleNamespace(watches={1: None, 2: None}, thread=SimpleNamespace(is_alive=lambda: alive))
+    cluster = SimpleNamespace(status=list)
+    assert status.document(0.0, RequestQueue(1, 1), restoring, cluster)["watching"] == watching
 
 
 @pytest.mark.parametrize("answer, expected", [
@@ -93,8 +102,11 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
+        late = threading.Timer(20, listener.close)      # ends the connection
+        late.start()
         with pytest.raises(TimeoutError):
             status.ask(path, 0.05)
+        late.cancel()
 
 
 def test_a_longer_answer_is_cut_at_the_limit(monkeypatch):
