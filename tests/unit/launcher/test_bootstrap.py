@@ -128,3 +128,12 @@ def test_a_program_that_a_plugin_runs_gets_no_descriptor_but_its_streams(tmp_pat
            "CNI_PATH": str(tmp_path)}
     status, stdout, stderr = run(plugin, env=env, stdin=json.dumps(conf).encode())
     assert (status, stdout, stderr.split()) == (0, b"", [b"0", b"1", b"2", b"3"])       # 3: what ls lists
+
+
+def test_the_word_daemon_starts_a_daemon_in_the_plugin_dhcp_alone(tmp_path):
+    image = pack.pack(INTERPRETER)
+    env = {"PATH": PATH, "FASTCNI_SOCKET": "", "CNI_COMMAND": "STATUS", "CNI_PATH": "/nowhere"}
+    answers = [run(write_executable(tmp_path / name, image), "daemon", "-no-such-option", env=env)
+               for name in ("dhcp", "bridge")]
+    assert answers[0][:2] == (2, b"") and b"no-such-option" in answers[0][2]
+    assert answers[1][0] == 1 and json.loads(answers[1][1])["code"] == 7
