@@ -107,6 +107,7 @@ class Singles:
         found = {one.address: one for one in space.member.store.singles(space=space.name)
                  if one.block in space.owned or one.node == space.member.name}
         self.any = any(one.node == space.member.name for one in found.values())
+        self.conflicts &= found.keys()
         for single in found.values():
             self._attend_one(single)
             # A request makes the file before the claim in the store, so a file without a claim is stale only at the

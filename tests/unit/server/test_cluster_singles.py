@@ -104,7 +104,7 @@ def test_after_a_restore_an_address_is_held_for_another_nodes_pod_until_the_paus
         data["revision"] += 1000
     assert eventually(lambda: member.history[1] > 1000)
     looks, real = [], claims.held
-    monkeypatch.setattr(claims, "held", lambda *args: looks.append(real(*args)) or looks[-1])
+    monkeypatch.setattr(claims, "held", lambda *args, **more: looks.append(real(*args, **more)) or looks[-1])
     with edit() as data:
         data.clear()
         data |= json.loads(backup)

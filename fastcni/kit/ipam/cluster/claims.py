@@ -18,7 +18,7 @@ from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_directories
 from fastcni.kit.call.names import digest
 from fastcni.kit.ipam.cluster import allocate, hold, singles, states
-from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken, log_restored, restored, shows_restore
+from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken, log_restored, restored
 from fastcni.kit.ipam.cluster.grid import cidr_text
 from fastcni.kit.ipam.cluster.node_state import DIRECTORY, STICKY, MadeSpace
 from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
@@ -124,8 +124,9 @@ def _provide_or_rejoin(req: Request, attachment: Attachment, store: Store) -> No
 def _provide(req: Request, attachment: Attachment, store: Store) -> None:
     state, joined = ready(store, attachment.keys, req.warn, attachment.keys.ranges)
     me, attachment.grid = node_of(state), state.grid
-    if attachment.sticky:
-        check_hold(store, attachment.keys, req.warn, joined)    # other nodes may have the pod's addresses
+    if attachment.sticky or singles.wanted(attachment):
+        check_hold(store, attachment.keys, req.warn, joined, fully=True)
+        joined = True                           # this ADD has asked
     singles.begin(req, attachment, store, me, bool(state.later))
     claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
@@ -226,7 +227,8 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
         rejoin(store, keys, warn)
         return
     now = store.history()
-    suspect = shows_restore(store, state.history) or (known and lacks_blocks(store, keys, state))
+    suspect = (restored(state.history, now) or log_restored(state.history, store.log())
+               or (known and lacks_blocks(store, keys, state)))
     if suspect or not known:
         rejoin(store, keys, warn, suspect)
         return
@@ -330,20 +332,20 @@ def assert_block(store: Store, me: Node, space: str, cidr: str, block: Block | N
         return None
 
 
-def held(store: Store, keys: Keys, warn: Warn) -> str:
+def held(store: Store, keys: Keys, warn: Warn, fully: bool = False) -> str:
     """Return why this node may not claim a block now, or "". If the store was restored since this node last asked it,
-    begin the pause of hold.py. Raises Away."""
+    begin the pause of hold.py. fully: compare the revision, too; who claims a block does so afterwards. Raises Away."""
     with MadeSpace(keys, warn) as space:
         history = space.state.history
-    if shows_restore(store, history):
+    if log_restored(history, store.log()) or (fully and restored(history, store.history())):
         rejoin(store, keys, warn, suspect=True)
     return hold.reason(store, keys, warn)
 
 
-def check_hold(store: Store, keys: Keys, warn: Warn, joined: bool = False) -> None:
+def check_hold(store: Store, keys: Keys, warn: Warn, joined: bool = False, fully: bool = False) -> None:
     """Raise CniError 11 while this node may claim no block, see held(). joined: the node has just joined the store, and
     would have noticed a restore. Raises Away."""
-    if why := hold.reason(store, keys, warn) if joined else held(store, keys, warn):
+    if why := hold.reason(store, keys, warn) if joined else held(store, keys, warn, fully):
         raise CniError(TRY_AGAIN_LATER, f"no block can be claimed {why}", "each node claims its own blocks again "
                        "first, so that no address is given twice")
 

@@ -221,11 +221,6 @@ def log_restored(before: History, log: tuple[int, int] | None) -> bool:
     return revision >= before[1] and index - revision < before[2]       # a lower revision: that member may be behind
 
 
-def shows_restore(store: Store, before: History) -> bool:
-    """Return whether the store was restored or replaced since an earlier result of its history(). Raises Away."""
-    return bool(before[0]) and (restored(before, store.history()) or log_restored(before, store.log()))
-
-
 if TYPE_CHECKING:
     class Store(Protocol):
         """A store of cluster-wide addresses. Each process has one Store object per store; threads may share it.

@@ -65,6 +65,13 @@ def begin(req: Request, attachment: Attachment, store: Store, me: Node, later: b
         give_sticky(req, attachment, store, me)
 
 
+def wanted(attachment: Attachment) -> bool:
+    """Return whether the attachment lacks an address that needs no block of this node, see give()."""
+    return any(attachment.asked.wanted[i] is not None or
+               attachment.keys.ranges[i].is_tiny(attachment.grid[attachment.keys.ranges[i].family])
+               for i in attachment.missing())
+
+
 def give(req: Request, attachment: Attachment, store: Store, me: Node, exhausted: Range | None = None) -> None:
     """Claim the missing addresses that need no block of this node: requested addresses, and addresses of tiny ranges
     and of the range `exhausted`, which has no free block. Raises CniError 11."""

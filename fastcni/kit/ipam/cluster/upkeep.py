@@ -174,7 +174,7 @@ def is_complete(store: Store, keys: Keys, warn: Warn) -> bool:
     """Return whether a Single that the store does not have has ended. After a restore of the store, the node of its pod
     may have to claim it again."""
     with ClaimLock(keys):
-        return not claims.held(store, keys, warn)
+        return not claims.held(store, keys, warn, fully=True)
 
 
 def forget_single(keys: Keys, warn: Warn, single: Single) -> bool:
