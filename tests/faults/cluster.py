@@ -9,17 +9,22 @@ import shutil
 import traceback
 
 import hypothesis
-from cluster.etcd import Etcd
+from cluster.etcd import Etcd, encoded
 from unit.kit.ipam.cluster.machine import ClusterMachine
-from unit.kit.ipam.cluster.real_stores import EtcdMachine, LocalMachine
+from unit.kit.ipam.cluster.real_stores import LocalMachine, RestoredEtcdMachine
 from unit.kit.ipam.cluster.test_model import LONG, run
+
+OLDER = 100                 # changes of etcd before the first backup: the log of a younger one shows no restore
 
 
 def campaign(row, _options):
     with contextlib.ExitStack() as opened:
         machines = [(ClusterMachine, {}), (LocalMachine, {})]
         if shutil.which("etcd"):
-            machines.append((EtcdMachine, {"etcd": opened.enter_context(Etcd())}))
+            etcd = opened.enter_context(Etcd())
+            for _ in range(OLDER):
+                etcd.call("/v3/kv/put", {"key": encoded("before"), "value": ""})
+            machines.append((RestoredEtcdMachine, {"etcd": etcd}))
         else:
             row.note("without etcd, which is not installed")
         rng = row.rng()

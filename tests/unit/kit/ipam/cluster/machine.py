@@ -280,11 +280,17 @@ class ClusterMachine(RuleBasedStateMachine):
     def pass_time(self, seconds):
         self.cluster.now += seconds
 
-    @precondition(lambda self: self.memory.logged)
+    def take_backup(self):
+        """Return a backup of a store that a node has joined: an earlier one would show no restore to a new node. None:
+        no node has, or this machine restores nothing."""
+        return self.memory.backup() if self.memory.logged else None
+
+    def put_back(self, saved):
+        self.memory.restore(saved)
+
     @rule()
     def back_up(self):
-        """A backup of a store that a node has joined: an earlier one would show no restore to a new node."""
-        self.saved = self.memory.backup()
+        self.saved = self.take_backup() or self.saved
 
     @precondition(lambda self: self.saved)
     @rule(order=st.permutations(range(len(NODES))), networks=st.lists(st.sampled_from(list(IPAM)), max_size=3))
@@ -293,7 +299,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.repair()
         for node in self.nodes:
             self.kill(node)
-        self.memory.restore(self.saved)
+        self.put_back(self.saved)
         for at in order:
             for network in networks:
                 self.add(order[0], network, at, FIXED[0], None)

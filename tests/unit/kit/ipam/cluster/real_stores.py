@@ -20,6 +20,9 @@ class LocalMachine(ClusterMachine):
     def open_store(self):
         return LocalStore({"path": str(self.directory / "store")})
 
+    def take_backup(self):
+        return None                 # only a lower revision shows a restore of this file
+
 
 class SimulatedEtcd(EtcdStore):
     """The store of one process. The leases of nodes follow the simulated clock."""
@@ -77,7 +80,22 @@ class EtcdMachine(ClusterMachine):
                 self.etcd.end_lease(self.prefix, name)
                 del self.signs[name]
 
+    def take_backup(self):
+        return None                 # etcd starts again for each restore: RestoredEtcdMachine
+
     def teardown(self):
         super().teardown()
         body = {"key": encoded(self.prefix), "range_end": encoded(prefix_end(self.prefix))}
         self.etcd.call("/v3/kv/deleterange", body)
+
+
+class RestoredEtcdMachine(EtcdMachine):
+    """With restores of etcd from backups, with the previous token."""
+
+    def take_backup(self):
+        return self.etcd.backup() if self.etcd.keys(f"{self.prefix}/log") else None
+
+    def put_back(self, saved):
+        self.etcd.restore(saved)
+        nodes = [key.split("/")[-2] for key in self.etcd.keys(f"{self.prefix}/node/") if key.endswith("/alive")]
+        self.signs = {name: self.signs.get(name, self.cluster.now) for name in nodes}
