@@ -29,12 +29,23 @@ from fastcni.kit.ipam.cluster.contract import ACTIVE, DEAD, HELD, QUARANTINE, SH
 ANY = {"database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
 QUICK = settings(max_examples=60, stateful_step_count=50, derandomize=True, phases=(Phase.generate,), **ANY)
 LONG = settings(max_examples=30, stateful_step_count=60, phases=(Phase.generate,), **ANY)
+SEEDS = 12
 FIND = settings(max_examples=300, stateful_step_count=60, phases=(Phase.generate,), report_multiple_bugs=False, **ANY)
 
 
 def run(machine, chosen):
     with simulated_modules(lambda: ClusterMachine.current.cluster):
         run_state_machine_as_test(machine, settings=chosen)
+
+
+def find(base, match, **values):
+    """Run a machine with a planted fault, with one seed after another, until an invariant fails: most faults take one
+    or two seeds. The steps of a seed depend on the version of hypothesis. Without the rules of restores, which these
+    faults do not need, it takes less time."""
+    values |= dict.fromkeys(("back_up", "restore", "confirm"))
+    with pytest.raises(AssertionError, match=match):
+        for number in range(1, 1 + SEEDS):
+            run(seed(number)(type("ClusterMachine", (base,), values)), FIND)
 
 
 def steps(*lines, kind=ClusterMachine):
@@ -146,18 +157,14 @@ class NotedFirst:
         return self.function(store, me, keys, ranges, state)
 
 
-# The seeds find it within a second. With another one, or after a change of the rules, it may take some ten.
-@pytest.mark.parametrize("store, number", [(WithoutCompare, 1), (WithoutEpoch, 1), (WithoutQuarantine, 3)])
-def test_the_machine_finds_a_fault_that_is_planted_in_the_store(store, number):
-    machine = seed(number)(type("ClusterMachine", (ClusterMachine,), {"store": store}))
-    with pytest.raises(AssertionError, match=r"two live owners|epoch"):
-        run(machine, FIND)
+@pytest.mark.parametrize("store", [WithoutCompare, WithoutEpoch, WithoutQuarantine])
+def test_the_machine_finds_a_fault_that_is_planted_in_the_store(store):
+    find(ClusterMachine, r"two live owners|epoch", store=store)
 
 
 def test_the_machine_finds_a_block_that_is_noted_before_it_is_claimed(monkeypatch):
     monkeypatch.setattr(claims, "claim_blocks", NotedFirst(claims.claim_blocks))
-    with pytest.raises(AssertionError, match="two live owners"):
-        run(seed(1)(type("ClusterMachine", (ClusterMachine,), {})), FIND)
+    find(ClusterMachine, "two live owners")
 
 
 # -- what the machine has found ----------------------------------------------------------------------------------------
