@@ -10,11 +10,9 @@ import traceback
 
 import hypothesis
 from cluster.etcd import Etcd, encoded
-from unit.kit.ipam.cluster.machine import ClusterMachine
+from unit.kit.ipam.cluster.machine import OLDER, ClusterMachine
 from unit.kit.ipam.cluster.real_stores import LocalMachine, RestoredEtcdMachine
 from unit.kit.ipam.cluster.test_model import LONG, run
-
-OLDER = 100                 # changes of etcd before the first backup: the log of a younger one shows no restore
 
 
 def campaign(row, _options):

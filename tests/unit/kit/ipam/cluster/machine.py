@@ -31,6 +31,7 @@ IPAM = {                        # network: its keys. All have blocks of four add
 FIXED = ("10.0.0.5", "10.0.0.10", "10.0.0.14")
 STEPS_S = (1.0, 31.0, 61.0, 301.0, 601.0)   # beyond: nothing, cool-down, life of a node, confirmation, grace
 TRY_AGAIN_LATER = 11
+OLDER = 100                     # changes of the store before a backup: the log of a younger store shows no restore
 
 nodes = st.integers(0, len(NODES) - 1)
 number = st.integers(0, 50)
@@ -62,6 +63,7 @@ class ClusterMachine(RuleBasedStateMachine):
         ClusterMachine.current = self
         self.directory = Path(tempfile.mkdtemp(prefix="cluster-", dir="/dev/shm"))
         self.memory = Memory(lambda: self.cluster.now)
+        self.memory.revision = OLDER
         self.cluster = Cluster(self.directory, NODES, self.open_store)
         self.nodes, self.numbers = self.cluster.nodes, itertools.count(1)
         self.saved = None
