@@ -297,7 +297,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
             lost.append(cidr)
         else:
             mine.append(block)
-    again = singles.claim_again(store, me, keys, warn) if suspect else []
+    again = singles.claim_again(store, me, keys, warn, joined.grid) if suspect else []
     now = store.history()
     with MadeSpace(keys, warn) as space:
         state = space.state.copy()

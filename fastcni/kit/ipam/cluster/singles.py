@@ -127,16 +127,17 @@ def take(req: Request, attachment: Attachment, i: int, single: Single, store: St
     return True
 
 
-def claim_again(store: Store, me: Node, keys: Keys, warn: Callable[[str], object]) -> list[dict[str, str]]:
+def claim_again(store: Store, me: Node, keys: Keys, warn: Callable[[str], object],
+                grid: dict[str, int]) -> list[dict[str, str]]:
     """Claim the Singles of this node's pods again, because a restored store may lack them. Return the entries of
     State.later for Singles whose block the store lacks until its node has claimed it."""
     with MadeSpace(keys, warn) as space:
-        found = [one for name in space.files.names() if (one := own_single(space, name))]
+        found = [one for name in space.files.names() if (one := own_single(space, name, grid))]
     return [later_of(single.address, single.container, single.ifname, HELD) for single, shared in found
             if not regain(store, me, single, shared, warn)]
 
 
-def own_single(space: Space, name: str) -> tuple[Single, bool] | None:
+def own_single(space: Space, name: str, grid: dict[str, int]) -> tuple[Single, bool] | None:
     """Return (the Single of the pod that has an address of this node, whether its block is SHARED). None if no pod has
     the address, or if the address has no Single."""
     owner, (network, pod, marks) = space.files.read_owner(name) or b"", space.files.note(name)
@@ -144,7 +145,7 @@ def own_single(space: Space, name: str) -> tuple[Single, bool] | None:
         return None
     container, _, ifname = owner.decode("utf-8", "replace").partition("\r\n")
     packed = address.read_ip(name)
-    block = block_of(packed, space.state.grid[family_of(len(packed) * 8)])
+    block = block_of(packed, grid[family_of(len(packed) * 8)])
     return Single(space=space.keys.space, address=name, block=block, state=HELD, container=container, ifname=ifname,
                   pod=pod, network=network, since=time.time(), sticky=STICKY in marks), SHARED in marks
 
@@ -405,7 +406,7 @@ def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], left: di
     """
     if left["to"] == HELD:
         with MadeSpace(keys, warn) as space:
-            own, state = own_single(space, left["address"]), space.state
+            own, state = own_single(space, left["address"], space.state.grid), space.state
         return own is None or regain(store, Node(state.node, state.epoch, state.boot), *own, warn)
     single = store.single(keys.space, left["address"])
     if single is None:

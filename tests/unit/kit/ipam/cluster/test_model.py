@@ -221,3 +221,18 @@ def test_an_address_in_another_nodes_block_is_asked_for_again_after_a_restore(or
 def test_a_sticky_address_that_a_pod_got_again_after_the_backup_is_not_kept_for_another_sandbox(order):
     steps(("add", 0, "overlapping", 0, "", None), ("fill", 1, "sticky"), ("delete", 1, None), ("back_up",),
           ("fill", 1, "sticky"), ("restore", order, ["sticky"]), *SETTLED, ("fill", 0, "sticky"))
+
+
+def test_a_node_that_has_lost_its_blocks_file_claims_its_single_addresses_again_after_a_restore():
+    """The block sizes of the space were in this file, too."""
+    with simulated_modules(lambda: ClusterMachine.current.cluster):
+        machine = ClusterMachine()
+        try:
+            machine.fill(1, "overlapping")
+            machine.back_up()
+            machine.fill(0, "tiny")
+            (machine.nodes[0].directory / "default/.cluster/blocks.json").unlink()
+            machine.restore((0, 1, 2), ["overlapping"])
+        finally:
+            machine.teardown()
+    assert {(one.node, one.state) for one in machine.memory.singles.values()} == {("n1", HELD)}
