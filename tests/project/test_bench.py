@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +40,13 @@ def rows(table):
     """{labels of a row: {column: figure}}"""
     return {tuple(row[:table.labels]): dict(zip(table.columns[table.labels:], row[table.labels:], strict=True))
             for row in table.rows}
+
+
+def test_make_bench_collects_every_benchmark():
+    """It runs pytest on benchmarks alone, without the tests' conftest.py."""
+    found = subprocess.run([sys.executable, "-m", "pytest", "--benchmark-only", "--collect-only", "-q", "benchmarks"],
+                           capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
 
 
 def test_percentiles_are_of_the_samples():
