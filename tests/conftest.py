@@ -3,13 +3,14 @@
 import contextlib
 import gc
 import os
-import zlib
 
 import features
 import pytest
 from modes import WarmInProcess
 
-pytest_plugins = ["fastcni.testing"]
+from fastcni.launcher.install import install
+
+pytest_plugins = ["fastcni.testing", "forked"]
 collect_ignore = ["cluster", "observability", "packages", "runtimes"]      # lanes: `pytest tests/runtimes` runs one
 PEER = os.environ.get("PEER", "/usr/lib/cni")
 
@@ -43,20 +44,17 @@ def warm(host_netns):
     mode.release()
 
 
-def pytest_collection_modifyitems(config, items):
-    """Mix the files if pytest-xdist runs them: in the order of directories, the tests that wait for the kernel run at
-    the same time, and the processors idle."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: zlib.crc32(item.location[0].encode()))
-
-
-def pytest_collection_finish():
-    """Python's collector then looks at what tests make, and not each time at eleven thousand tests."""
+def pytest_collection_finish(session):
+    """Compile the plugin files' modules once for all processes. Python's collector then looks at what tests make, and
+    not each time at eleven thousand tests."""
+    if session.config.getoption("processes"):
+        install(session.config._tmp_path_factory.mktemp("bin"))
     gc.collect()
     gc.freeze()
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "needs(feature, ...): skipped where the kernel lacks one; tests/features.py")
     lane, lacks = os.environ.get("LANE"), os.environ.get("OTHER_LANE_LACKS")        # as make test and test-vm set them
     config.pluginmanager.register(features.Lane(config.rootpath / ".lanes" / f"{lane}.json" if lane else None,
                                                 None if lacks is None else set(lacks.split())))
