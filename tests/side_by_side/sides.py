@@ -7,7 +7,7 @@ import subprocess
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
-from fastcni.testing.namespaces import add_netns, delete_netns, set_lo_up
+from fastcni.testing.namespaces import add_netns, delete_netns, run, set_lo_up
 
 CLONE_NEWNET = 0x40000000
 LIMIT = 60                                      # seconds for one plugin; the slowest waits 5 s for DAD
@@ -38,14 +38,6 @@ class Inside:
 def set_netns(fd):
     if libc.setns(fd, CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "cannot enter a namespace")
-
-
-def run(*command, stdin=None, check=True):
-    """Run a program. Return its standard output."""
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, input=stdin, timeout=LIMIT)
-    if check and done.returncode:
-        raise AssertionError(f"{command}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def new_netns(role):

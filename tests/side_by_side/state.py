@@ -11,6 +11,7 @@ from ipaddress import IPv6Address
 
 from side_by_side.sides import Inside, run
 
+IFA_F_TENTATIVE = 0x40                  # linux/if_addr.h
 RANDOM_NAME = re.compile(r"veth[0-9a-f]{8}")
 LINK_LOCAL = re.compile(r"fe80::[0-9a-f:]+:[0-9a-f:]+")
 # Random numbers and times in `ip -d link`, and fields that repeat others.
@@ -33,6 +34,17 @@ def roles_of(side, *pods, borrowed=False):
     return Roles(of_each(lambda: {"links": read_links()}, side, pods), [side.host, *pods], borrowed)
 
 
+def has_tentative(side, *pods):
+    """Return whether duplicate address detection (DAD) goes on, for an address of a host or its pods."""
+    return any(of_each(tentative, side, pods).values())
+
+
+def tentative():
+    """Return the lines of /proc/net/if_inet6 of tentative addresses in this thread's namespace."""
+    with open("/proc/thread-self/net/if_inet6") as file:        # address, index, prefix length, scope, flags, name
+        return [line for line in file if int(line.split()[4], 16) & IFA_F_TENTATIVE]
+
+
 def of_each(read, side, pods):
     """Return {"host", "pod0", ...: read() in that namespace}."""
     found = {}
@@ -44,18 +56,19 @@ def of_each(read, side, pods):
 
 def read_netns():
     """Return links with addresses, VLANs of bridge ports, routes, qdiscs and sysctls of this thread's namespace."""
-    links = read_links()
+    addresses, found_routes, found4 = ip_json("-d", commands=["addr", "route show table all", "rule"])
+    found6, = ip_json("-6", "-d", commands=["rule"])
+    links = by_name(addresses)
     bridged = [link for link in links.values() if "bridge" in link.get("linkinfo", {}).get("info_kind", "")
                or link.get("linkinfo", {}).get("info_slave_kind") == "bridge"]
     vlans = {item["ifname"]: {str(vlan["vlan"]): vlan.get("flags", []) for vlan in item["vlans"]}
              for item in json.loads((bridged and run("bridge", "-j", "vlan", "show")) or "[]")}
-    routes, rules = {}, {}
-    for family in "46":
-        found_routes, found_rules = ip_json(f"-{family}", "-d", commands=["route show table all", "rule"])
-        for item in found_routes:
-            key = " ".join(str(item.get(each, "")) for each in ("table", "type", "dst", "gateway", "dev", "metric"))
-            routes[f"{family} {key}"] = item
-        rules |= {f"{family} {item['priority']}": item for item in found_rules}
+    routes = {}
+    for item in found_routes:
+        family = 6 if "pref" in item else 4
+        key = " ".join(str(item.get(each, "")) for each in ("table", "type", "dst", "gateway", "dev", "metric"))
+        routes[f"{family} {key}"] = item
+    rules = {f"{family} {item['priority']}": item for family, rules in ((4, found4), (6, found6)) for item in rules}
     return {"links": links, "vlans": vlans, "routes": routes, "rules": rules, "queues": queues(),
             "sysctls": {**{name: sysctl(name) for name in SWITCHES},
                         **{k: v for name in links for k, v in sysctls(name)}}}
@@ -63,7 +76,11 @@ def read_netns():
 
 def read_links():
     """{name: `ip -j -d addr` of it}, the oldest first."""
-    (found,) = ip_json("-d", commands=["addr"])
+    return by_name(*ip_json("-d", commands=["addr"]))
+
+
+def by_name(found):
+    """Return the output of `ip -j -d addr` as read_links() does."""
     links = {item.pop("ifname"): item for item in sorted(found, key=lambda item: item["ifindex"])}
     for item in links.values():
         item["addr_info"] = {f"{each.pop('local')}/{each.pop('prefixlen')}": each for each in item["addr_info"]}

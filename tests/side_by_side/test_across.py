@@ -156,7 +156,7 @@ def test_each_side_deletes_the_rules_of_the_other(handover):
 def rules_of(pod):
     """Return the rules for one address."""
     return [line for family in ("-4", "-6") for line in
-            run("ip", "-n", os.path.basename(pod), family, "rule").splitlines() if "from all" not in line]
+            run("ip", family, "rule", netns=os.path.basename(pod)).splitlines() if "from all" not in line]
 
 
 @pytest.mark.needs("ifb")
@@ -189,7 +189,7 @@ def test_each_side_checks_and_deletes_the_link_of_the_other(handover, kind, keys
     for _ in range(2):
         answer = handover.by_second("DEL", conf, pod)
         assert (answer.status, answer.stdout) == (0, ""), str(answer)
-    assert run("ip", "-n", os.path.basename(pod), "-o", "link").count("\n") == 1
+    assert run("ip", "-o", "link", netns=os.path.basename(pod)).count("\n") == 1
     assert not addresses(first.held("net-a"))
 
 
@@ -207,10 +207,10 @@ def test_each_side_moves_back_the_device_of_the_other(handover, ifname):
         assert (answer.status, answer.stdout) == (0, ""), str(answer)
         first.on_host("ip", "link", "set", "up0", "up", "alias", "")            # 1.1.1 leaves the alias
         assert first.on_host("ip", "-d", "link", "show", "dev", "up0") == before
-        assert run("ip", "-n", os.path.basename(pod), "-o", "link").count("\n") == 1
+        assert run("ip", "-o", "link", netns=os.path.basename(pod)).count("\n") == 1
         assert not addresses(first.held("net-a"))
 
 
 def link_of(pod):
     """Return the output of ip(8) about eth0, without counters."""
-    return run("ip", "-n", os.path.basename(pod), "-d", "link", "show", "eth0")
+    return run("ip", "-d", "link", "show", "eth0", netns=os.path.basename(pod))

@@ -41,7 +41,8 @@ class Try:
                 side.on_host(*command.split())
         if bad.twice:
             side.add(bad.conf, self.pod)
-            assert eventually(lambda: self.state().get("host/links/br0/operstate") != "DOWN"), "br0 does not get UP"
+            assert eventually(lambda: "state DOWN" not in side.on_host("ip", "link", "show", "br0", check=False)), (
+                "br0 does not get UP")
 
     def state(self):
         return {**state_of(self.side, self.pod), **self.side.held("net-a")}

@@ -22,12 +22,12 @@ def add_external(side):
     side.on_host("ip", "link", "add", "up0", "type", "veth", "peer", "name", "ext0", "netns", name)
     for family, length in ((4, 24), (6, 64)):
         side.on_host("ip", "addr", "add", f"{NODE[family]}/{length}", "dev", "up0")
-        run("ip", "-n", name, "addr", "add", f"{OUTSIDE[family]}/{length}", "dev", "ext0",
-            *(["nodad"] if family == 6 else []))
+        run("ip", "addr", "add", f"{OUTSIDE[family]}/{length}", "dev", "ext0",
+            *(["nodad"] if family == 6 else []), netns=name)
     side.on_host("ip", "link", "set", "up0", "up")
-    run("ip", "-n", name, "link", "set", "ext0", "up")
+    run("ip", "link", "set", "ext0", "up", netns=name)
     for family, subnet in ((4, V4), (6, V6)):
-        run("ip", "-n", name, "route", "add", subnet, "via", NODE[family])
+        run("ip", "route", "add", subnet, "via", NODE[family], netns=name)
     return name
 
 

@@ -7,9 +7,12 @@ import pytest
 from side_by_side.chained_stories import CHAINED_STORIES
 from side_by_side.device_stories import DEVICE_STORIES
 from side_by_side.sides import at_once
-from side_by_side.state import difference, flat, roles_of, state_of
+from side_by_side.state import difference, flat, has_tentative, roles_of, state_of
 from side_by_side.stories import STORIES
 
+from fastcni.testing.witnesses import eventually
+
+DAD_S = 5.0         # the kernel's duplicate address detection takes up to two seconds
 ALL_STORIES = STORIES | DEVICE_STORIES | CHAINED_STORIES
 # (path, titles, why): the known differences. "Older" is Go 1.1.1.
 DELIBERATE = (
@@ -103,8 +106,10 @@ def listed(value):
 
 
 def same_state(title, runs, seconds=30.0):
-    """Wait until all states are the same: carriers and DAD take time. Return the differences that remain."""
+    """Wait until all states are the same: carriers and DAD take time. Return the differences that remain. Reading a
+    state takes 20 processes, so it waits for DAD first."""
     deadline = time.monotonic() + seconds
+    eventually(lambda: not any(has_tentative(run.side, *run.pods) for run in runs), DAD_S, pause=0.05)
     while True:
         differs = unexplained(title, difference(*at_once(Run.state, runs)))
         if not differs or time.monotonic() > deadline:
