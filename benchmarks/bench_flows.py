@@ -50,9 +50,9 @@ class Node:
             run("ip", "link", "add", f"port{number}", "type", "veth", "peer", "eth0", "netns", space)
             run("ip", "addr", "add", f"{gateway}/24", "dev", f"port{number}")
             run("ip", "link", "set", f"port{number}", "up")
-            run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
-            run("ip", "-n", space, "link", "set", "eth0", "up")
-            run("ip", "-n", space, "route", "add", "default", "via", gateway)
+            run("ip", "addr", "add", f"{address}/24", "dev", "eth0", netns=space)
+            run("ip", "link", "set", "eth0", "up", netns=space)
+            run("ip", "route", "add", "default", "via", gateway, netns=space)
             (directory / "results" / f"net-{PODS[address]}-eth0").write_text(json.dumps(
                 {"kind": "cniCacheV1", "containerId": PODS[address], "ifName": "eth0", "networkName": "net",
                  "config": "e30=", "result": {"cniVersion": "1.0.0", "ips": [{"address": f"{address}/24"}]}}))

@@ -54,7 +54,6 @@ def pytest_collection_finish(session):
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "needs(feature, ...): skipped where the kernel lacks one; tests/features.py")
     lane, lacks = os.environ.get("LANE"), os.environ.get("OTHER_LANE_LACKS")        # as make test and test-vm set them
     config.pluginmanager.register(features.Lane(config.rootpath / ".lanes" / f"{lane}.json" if lane else None,
                                                 None if lacks is None else set(lacks.split())))

@@ -27,20 +27,23 @@ libc = ctypes.CDLL(None, use_errno=True)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 
 
-def run(*command: object, stdin: str | None = None, check: bool = True) -> str:
-    """Run a program in the calling thread's namespace, and return its standard output.
+def run(*command: object, stdin: str | None = None, check: bool = True, netns: str | None = None) -> str:
+    """Run a program, and return its standard output.
 
-    If the program fails, raise AssertionError with its output, unless `check` is false.
+    netns: the name of the namespace; None: the calling thread's. If the program fails, raise AssertionError with its
+    output, unless `check` is false.
     """
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, input=stdin,
-                          check=False)
+    with Inside(netns):
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, input=stdin,
+                              check=False)
     assert not check or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
 def ip(*words: object, netns: str | None = None, check: bool = True) -> str:
-    """Run ip(8), and return its standard output. netns: the name of the namespace; None: the calling thread's."""
-    return run("ip", *(["-n", netns] if netns else []), *words, check=check)
+    """Run ip(8), and return its standard output. netns: as for run(). `ip -n` would mount /sys, too, for a millisecond
+    of a processor."""
+    return run("ip", *words, check=check, netns=netns)
 
 
 class Inside:

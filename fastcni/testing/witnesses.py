@@ -9,6 +9,8 @@ from typing import Any
 
 from fastcni.testing.namespaces import Inside, ip
 
+MAX_PAUSE_S = 0.05
+
 
 def ip_json(*words: object, netns: str | None = None) -> list[dict[str, Any]]:
     """Return the decoded JSON list that `ip -j` with the arguments `words` prints; [] if it prints nothing."""
@@ -48,8 +50,10 @@ def set_sysctl(name: str, value: str) -> None:
 
 def eventually(claim: Callable[[], Any], seconds: float = 30.0, pause: float = 0.01) -> Any:
     """Call claim() until it returns a true value, for at most `seconds`. Return its last value. pause: seconds between
-    two calls. An example of a claim: a namespace that the kernel frees after a delay no longer exists."""
+    the first two calls; the next pauses grow to MAX_PAUSE_S, because many claims run programs. An example of a claim: a
+    namespace that the kernel frees after a delay no longer exists."""
     deadline = time.monotonic() + seconds
     while not (found := claim()) and time.monotonic() < deadline:
         time.sleep(pause)
+        pause = max(pause, min(pause * 1.25, MAX_PAUSE_S))
     return found

@@ -49,7 +49,7 @@ class Pod:
         if status:
             return None
         address = document["ips"][0]["address"]
-        run("ip", "-n", os.path.basename(self.netns), "addr", "replace", address, "dev", "eth0")
+        run("ip", "addr", "replace", address, "dev", "eth0", netns=os.path.basename(self.netns))
         return address
 
     def loop(self):

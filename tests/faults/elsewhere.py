@@ -132,7 +132,7 @@ class Places:
             runtime = RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0")
             has = {"address file": (Path(self.world.node.data_dir) / NETWORK / address.split("/")[0]).exists(),
                    "cache file": os.path.exists(self.cache.path(NETWORK, runtime)),
-                   "link": "eth0" in run("ip", "-n", pod, "link", "show")}
+                   "link": "eth0" in run("ip", "link", "show", netns=pod)}
             if lost := [what for what, there in has.items() if not there]:
                 self.row.failed(f"{pod} ({address}) has lost after {after}: {', '.join(lost)}")
                 del self.living[pod]

@@ -226,7 +226,7 @@ def _inside(netns):
     """Return the routing rules, the routes of all tables and two sysctls of a pod."""
     found = [sysctl("net/ipv4/ip_forward", netns), sysctl("net/ipv4/conf/all/rp_filter", netns)]
     for family in ("-4", "-6"):
-        both = run("ip", "-n", netns, "-j", family, "-batch", "-", stdin="rule\nroute show table all\n")
+        both = run("ip", "-j", family, "-batch", "-", stdin="rule\nroute show table all\n", netns=netns)
         rules, routes = map(json.loads, both.splitlines())
         # The kernel adds the rule for all VRFs with the first, and it stays.
         found += [str(rule) for rule in rules if "l3mdev" not in rule]

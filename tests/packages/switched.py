@@ -40,7 +40,7 @@ class Switched(Host):
     def new_pod(self, container, port=0):
         """ADD; return the name of the pod's namespace."""
         pod = self.pod_netns()
-        run("ip", "-n", pod, "link", "set", "lo", "up")
+        run("ip", "link", "set", "lo", "up", netns=pod)
         self.add(container, pod, ports=[(port, 80)] if port else ())
         return pod
 

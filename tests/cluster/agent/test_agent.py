@@ -89,8 +89,8 @@ class Node:
             return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
 
     def reaches(self, other, family=4):
-        return " 0% packet loss" in run("ip", "netns", "exec", self.netns, "ping", "-c1", "-W1", "-q", "-I",
-                                        self.pods[family], other.pods[family], check=False)
+        return " 0% packet loss" in run("ping", "-c1", "-W1", "-q", "-I",
+                                        self.pods[family], other.pods[family], check=False, netns=self.netns)
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_a_node_that_leaves_takes_its_things_along(nodes):
     assert not [link for link in ip_json("link", netns=two.netns) if link["ifname"].startswith("flannel")]
     assert not (two.directory / "subnet.env").exists()
     assert not [name for name in ("http", "policy.sock", "peers.json") if (two.directory / "state" / name).exists()]
-    assert "fastcni" not in run("ip", "netns", "exec", two.netns, "nft", "list", "tables")
+    assert "fastcni" not in run("nft", "list", "tables", netns=two.netns)
     assert "0x4000000" not in ip("rule", netns=two.netns)
     assert eventually(lambda: len(ip_json("route", "show", "dev", "flannel.1", netns=one.netns)) == 1)
     assert one.reaches(three)
@@ -265,10 +265,10 @@ def test_packets_to_the_outside_have_the_nodes_address(nodes):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sock.bind(("{one.pods[4]}", 0))
         sock.sendto(b"x", ("192.0.2.254", 9999))"""
-    run("ip", "netns", "exec", one.netns, sys.executable, "-c", send)
+    run(sys.executable, "-c", send, netns=one.netns)
     assert sniff.communicate(timeout=30)[0] == "192.0.2.1\n"
-    run("ip", "netns", "exec", one.netns, "nft", "flush", "ruleset")
-    assert eventually(lambda: "masquerade" in run("ip", "netns", "exec", one.netns, "nft", "list", "ruleset"))
+    run("nft", "flush", "ruleset", netns=one.netns)
+    assert eventually(lambda: "masquerade" in run("nft", "list", "ruleset", netns=one.netns))
     assert eventually(lambda: "event=masquerade_restored" in one.log())         # it is logged later
 
 
@@ -339,18 +339,18 @@ def test_while_etcd_cannot_be_reached_the_network_stays_and_follows_afterwards(n
     for node in found[:2]:
         node.await_ready()
     assert eventually(lambda: one.reaches(two))
-    run("ip", "netns", "exec", one.netns, "nft", "-f", "-", stdin="""table ip cut {
+    run("nft", "-f", "-", stdin="""table ip cut {
         chain in { type filter hook input priority 0; ip saddr 192.0.2.254 drop; }
         chain out { type filter hook output priority 0; ip daddr 192.0.2.254 drop; }
     }
-    """)
+    """, netns=one.netns)
     three.start()
     three.await_ready()
     assert eventually(lambda: two.reaches(three))
     ip("neigh", "flush", "dev", "flannel.1", "nud", "all", netns=one.netns)
     assert eventually(lambda: one.reaches(two))
     assert not one.reaches(three)
-    run("ip", "netns", "exec", one.netns, "nft", "delete", "table", "ip", "cut")
+    run("nft", "delete", "table", "ip", "cut", netns=one.netns)
     assert eventually(lambda: one.reaches(three), 60), one.log()
 
 

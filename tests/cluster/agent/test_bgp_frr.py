@@ -127,7 +127,7 @@ def test_a_router_that_is_two_hops_away(routers, pod_netns, tmp_path):
         it = make(tmp_path, own.directory, peers=[{"address": "198.51.100.1", "as": 64513, "multihop": 2}])
         it.set([ip_network("10.244.1.0/24")], ip_address("192.0.2.1"))
         assert eventually(lambda: "10.244.1.0/24" in run(
-            "ip", "netns", "exec", far, "birdc", "-s", router.socket, "show", "route"), 60), router.log()
+            "birdc", "-s", router.socket, "show", "route", netns=far), 60), router.log()
     finally:
         router.end()
 

@@ -151,7 +151,7 @@ def test_another_programs_flush_is_repaired(cluster):
     holder(cluster.nodes)
     assert eventually(lambda: cluster.leave_by(EGRESS[4]))
     pod = next(pod for pod in cluster.pods if EGRESS[4] not in addresses_of(pod.node.netns))
-    run("ip", "netns", "exec", pod.node.netns, "nft", "delete", "table", "inet", "fastcni-egress", check=False)
+    run("nft", "delete", "table", "inet", "fastcni-egress", check=False, netns=pod.node.netns)
     for line in ip("rule", netns=pod.node.netns).splitlines():
         if "fwmark" in line:
             ip("rule", "del", "priority", line.partition(":")[0], netns=pod.node.netns)
@@ -245,8 +245,8 @@ def fail(node, failure):
     else:                               # from etcd; the other nodes are still reached
         port = node.endpoints[0].rpartition(":")[2]
         rule = f"type filter hook output priority 0\ntcp dport {port} drop\n"
-        run("ip", "netns", "exec", node.netns, "nft", "-f", "-",
-            stdin=f"table inet egress-test {{\nchain out {{\n{rule}}}\n}}")
+        run("nft", "-f", "-",
+            stdin=f"table inet egress-test {{\nchain out {{\n{rule}}}\n}}", netns=node.netns)
 
 
 def recover(node, failure):
@@ -255,4 +255,4 @@ def recover(node, failure):
     elif failure == "stopped":
         node.process.send_signal(signal.SIGCONT)
     else:
-        run("ip", "netns", "exec", node.netns, "nft", "delete", "table", "inet", "egress-test")
+        run("nft", "delete", "table", "inet", "egress-test", netns=node.netns)

@@ -45,7 +45,7 @@ def joined(machines, tmp_path, count=2, **keys):
 def pings(machine, number, family=4):
     target, source = (f"10.244.{number}.5", f"10.244.{machine.number}.5") if family == 4 else \
         (f"fd00:10:244:{number:x}::5", f"fd00:10:244:{machine.number:x}::5")
-    return run("ip", "netns", "exec", machine.netns, "ping", "-c1", "-W0.5", "-q", "-I", source, target, check=False)
+    return run("ping", "-c1", "-W0.5", "-q", "-I", source, target, check=False, netns=machine.netns)
 
 
 def reaches(machine, number, family=4):
@@ -181,7 +181,7 @@ def test_what_another_program_removes_is_back(machines, tmp_path, monkeypatch, w
     one, two = joined(machines, tmp_path)
     assert reaches(one, 2)
     for _, command in REMOVAL.values() if what == "all of it" else [REMOVAL[what]]:
-        run("ip", "netns", "exec", one.netns, *command.format(mac=two.backend.macs[4]).split(), check=False)
+        run(*command.format(mac=two.backend.macs[4]).split(), check=False, netns=one.netns)
     assert eventually(lambda: one.log), "it was not noticed"
     assert eventually(lambda: reaches(one, 2))
     assert {event["event"] for event in one.log} == {"network_repaired"}
@@ -240,7 +240,7 @@ def test_what_another_program_changes_is_the_nodes_again(machines, tmp_path, mon
         return one.ip_json("route", "show", "10.244.2.0/24"), one.neighbours(), run(*fdb)
 
     before = entries()
-    run("ip", "netns", "exec", one.netns, *command.format(mac=two.backend.macs[4]).split())
+    run(*command.format(mac=two.backend.macs[4]).split(), netns=one.netns)
     assert eventually(lambda: one.log), "it was not noticed"
     assert eventually(lambda: entries() == before), entries()
     assert {event["event"] for event in one.log} == {"network_repaired"}

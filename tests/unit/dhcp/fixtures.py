@@ -33,8 +33,7 @@ def daemon(tmp_path):
 def on_a_node(network):
     """The daemon's command in a namespace from which it reaches the server."""
     name = os.path.basename(network.pod())
-    ip("-n", name, "addr", "add", "10.77.0.2/16", "dev", "eth0")
-    ip("-n", name, "link", "set", "eth0", "up")
+    ip(name, "addr add 10.77.0.2/16 dev eth0", "link set eth0 up")
     return ["ip", "netns", "exec", name, sys.executable, "-c", RUN]
 
 

@@ -7,19 +7,20 @@ import os
 import select
 import socket
 import struct
-import subprocess
 import threading
 import uuid
 
 from fastcni.dhcp import frames, packets
 from fastcni.kernel import netns
+from fastcni.testing.namespaces import add_netns, delete_netns, run
 
 SERVER = "10.77.0.1"
 ETH_P_IP = 0x0800
 
 
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def ip(name, *commands):
+    """Run commands of ip(8) in a network namespace."""
+    run("ip", "-batch", "-", stdin="\n".join(commands), netns=name)
 
 
 class Network:
@@ -28,13 +29,10 @@ class Network:
     def __enter__(self):
         self.names, self.count = [], 0
         self.host = self.netns("server")
-        ip("-n", self.host, "link", "add", "br0", "type", "bridge", "forward_delay", "0")
-        ip("-n", self.host, "addr", "add", f"{SERVER}/16", "dev", "br0")
         # A server may skip a bridge without a port that is up
-        ip("-n", self.host, "link", "add", "b0", "type", "veth", "peer", "name", "b1")
-        ip("-n", self.host, "link", "set", "b0", "master", "br0")
-        for link in ("br0", "lo", "b0", "b1"):
-            ip("-n", self.host, "link", "set", link, "up")
+        ip(self.host, "link add br0 type bridge forward_delay 0", f"addr add {SERVER}/16 dev br0",
+           "link add b0 type veth peer name b1", "link set b0 master br0",
+           *(f"link set {link} up" for link in ("br0", "lo", "b0", "b1")))
         return self
 
     def __exit__(self, *_):
@@ -43,7 +41,7 @@ class Network:
 
     def netns(self, role):
         name = f"fcni-dhcp-{role}-{uuid.uuid4().hex[:8]}"
-        ip("netns", "add", name)
+        add_netns(name)
         self.names.append(name)
         return name
 
@@ -51,20 +49,19 @@ class Network:
         """The path of a new namespace with a link eth0, which is down."""
         name = self.netns("pod")
         self.count += 1
-        ip("-n", self.host, "link", "add", f"p{self.count}", "type", "veth", "peer", "name", "eth0", "netns", name)
-        ip("-n", self.host, "link", "set", f"p{self.count}", "master", "br0", "up")
+        ip(self.host, f"link add p{self.count} type veth peer name eth0 netns {name}",
+           f"link set p{self.count} master br0 up")
         return f"/run/netns/{name}"
 
     def delete(self, name):
         """Delete a namespace, by its name or path."""
         self.names.remove(os.path.basename(name))
-        subprocess.run(["ip", "netns", "del", os.path.basename(name)], capture_output=True)
+        delete_netns(os.path.basename(name))
 
 
 def addresses(path):
     """The IPv4 addresses of eth0 in a pod, with prefix length."""
-    out = subprocess.run(["ip", "-n", os.path.basename(path), "-4", "-o", "addr", "show", "dev", "eth0"], check=True,
-                         capture_output=True, text=True).stdout
+    out = run("ip", "-4", "-o", "addr", "show", "dev", "eth0", netns=os.path.basename(path))
     return [line.split()[3] for line in out.splitlines()]
 
 

@@ -133,7 +133,7 @@ def test_adopt_names_a_directory_that_cannot_be_indexed(three, fastcni):
 def test_inspect_shows_the_host_link_and_its_counters(host, pod_netns, fastcni):
     pod = pod_netns()
     host.add("c1", pod, ports=[(8080, 80)])
-    run("ip", "netns", "exec", pod, "ping", "-c1", "-W2", "10.88.0.1")
+    run("ping", "-c1", "-W2", "10.88.0.1", netns=pod)
     answer = fastcni("inspect", "c1")
     assert "port of br0" in answer.out and "host port   8080/tcp -> 10.88.0.2:80" in answer.out
     (link,) = fastcni("inspect", "c1", "--json").document["links"]

@@ -121,8 +121,8 @@ def test_an_address_of_a_pod_of_another_host_namespace_is_no_duplicate(pods, pod
     """A link's index is unique in its namespace only: the other pod's peer has the index of a link of this host."""
     other_host, other_pod = pod_netns(), pod_netns()
     found = links()[pods.host_links[0]]
-    run("ip", "-n", other_host, "link", "add", "host0", "index", str(found["ifindex"]), "type", "veth", "peer",
-        "name", "eth0", "index", str(found["link_index"]), "netns", other_pod)
+    run("ip", "link", "add", "host0", "index", str(found["ifindex"]), "type", "veth", "peer",
+        "name", "eth0", "index", str(found["link_index"]), "netns", other_pod, netns=other_host)
     ip("address", "add", "10.88.0.2/24", "dev", "eth0", netns=other_pod)
     assert doctor() == {}
 
@@ -269,7 +269,7 @@ def test_lost_routes_of_a_pod_with_several_networks_are_found_once(directories, 
         return [it for it in answer.document["findings"] if it["check"] in ("pod-links", "duplicate-addresses")]
 
     def default():
-        return [it.get("dev") for it in json.loads(run("ip", "-j", "-n", name, "route", "show", "default"))]
+        return [it.get("dev") for it in json.loads(run("ip", "-j", "route", "show", "default", netns=name))]
 
     given = default()
     assert sorted(given) == ["eth0", "net1"] and found() == []
@@ -279,7 +279,7 @@ def test_lost_routes_of_a_pod_with_several_networks_are_found_once(directories, 
     finding, = found()
     assert finding["what"].startswith("pod c0/net1 lacks ")
     run("sh", "-c", finding["do"])
-    assert "via 10.89.0.1 dev net1" in run("ip", "-n", name, "route", "get", "192.0.2.99") and found() == []
+    assert "via 10.89.0.1 dev net1" in run("ip", "route", "get", "192.0.2.99", netns=name) and found() == []
     while default():
         ip("route", "del", "default", netns=name)
     finding, = found()

@@ -35,7 +35,7 @@ def test_pod_down_without_a_cached_result_needs_the_namespace(host, pod_netns, f
     assert answer.status == 0
     for network, ifname in (("net1", "eth0"), ("net2", "eth1")):
         assert f"{ifname} of c1 in network {network} is detached" in answer.out
-    assert "eth0" not in run("ip", "-n", pod, "-br", "link")
+    assert "eth0" not in run("ip", "-br", "link", netns=pod)
     assert not (host.data / "net1" / "10.88.0.2").exists()
     assert fastcni("pod", "down", "c1", "--bin-dir", plugin_files).status == 0      # nothing is left
 
@@ -44,17 +44,17 @@ def test_pod_down_leaves_the_interface_of_a_pod_that_has_the_namespace_now(host,
     """pod down of the previous pod removed the interface of the running pod."""
     pod = pod_netns()
     host.add("c1", pod)
-    run("ip", "-n", pod, "link", "del", "eth0")
+    run("ip", "link", "del", "eth0", netns=pod)
     host.add("c2", pod)
     answer = fastcni("pod", "down", "c1", "--bin-dir", plugin_files)
     assert answer.status == 1 and f"/run/netns/{pod} is now the namespace of container c2" in answer.err
     assert "fastcni pod down c1 /nonexistent" in answer.err
     answer = fastcni("pod", "down", "c1", "/nonexistent", "--bin-dir", plugin_files)
     assert answer.status == 0 and "eth0 of c1 in network net1 is detached" in answer.out
-    assert "eth0" in run("ip", "-n", pod, "-br", "link")
+    assert "eth0" in run("ip", "-br", "link", netns=pod)
     assert [path.name for path in (host.data / "net1").glob("10.88.*")] == ["10.88.0.3"]
     assert fastcni("pod", "down", "c2", "--bin-dir", plugin_files).status == 0
-    assert "eth0" not in run("ip", "-n", pod, "-br", "link")
+    assert "eth0" not in run("ip", "-br", "link", netns=pod)
 
 
 def test_gc_keeps_a_running_pod_whose_result_was_lost(host, pod_netns, fastcni, plugin_files):
@@ -64,7 +64,7 @@ def test_gc_keeps_a_running_pod_whose_result_was_lost(host, pod_netns, fastcni, 
         host.add(f"c{number}", pod)
         if number != 1:
             (host.cache / "results" / f"net1-c{number}-eth0").unlink()
-    run("ip", "netns", "exec", pods[2], "ip", "link", "del", "eth0")      # no namespace has its address
+    run("ip", "link", "del", "eth0", netns=pods[2])      # no namespace has its address
     before = run("nft", "list", "ruleset")
     answer = fastcni("gc", "net1", "--bin-dir", plugin_files)
     assert answer.status == 0 and "kept          c0 eth0" in answer.out
@@ -88,6 +88,6 @@ def test_pod_down_detaches_or_names_the_network_of_a_lost_result(host, pod_netns
             (host.conf / "20-net2.conflist").unlink()
         answer = fastcni("pod", "down", "c1", "--bin-dir", plugin_files)
         assert (answer.status == 0) == kept, answer.err
-        assert ("eth1" not in run("ip", "-n", pod, "-br", "link")) == kept
+        assert ("eth1" not in run("ip", "-br", "link", netns=pod)) == kept
         assert kept or "pod c1 still has network net2 eth1 (" in answer.err
     host.cni.delete(second, rt)

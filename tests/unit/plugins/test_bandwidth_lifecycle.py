@@ -56,7 +56,7 @@ def test_prev_result_must_name_the_host_end(node, pod, conf, change, msg):
 
 
 def test_a_link_that_is_not_a_veth_is_refused(node, pod, conf):
-    run("ip", "-n", pod, "link", "add", "eth1", "type", "ifb")
+    run("ip", "link", "add", "eth1", "type", "ifb", netns=pod)
     for ifname, why in (("eth1", "it is of kind ifb"), ("eth2", "it is not in the pod")):
         error = node.refused("ADD", {**conf, **INGRESS}, pod, ifname=ifname)
         assert error["msg"] == f"container interface {ifname} has no veth peer"
@@ -64,7 +64,7 @@ def test_a_link_that_is_not_a_veth_is_refused(node, pod, conf):
 
 
 def test_a_veth_with_both_ends_in_the_pod_is_refused(node, pod, conf):
-    run("ip", "-n", pod, "link", "add", "eth1", "index", "77", "type", "veth", "peer", "eth2", "index", "78")
+    run("ip", "link", "add", "eth1", "index", "77", "type", "veth", "peer", "eth2", "index", "78", netns=pod)
     assert node.refused("ADD", {**conf, **INGRESS}, pod, ifname="eth1")["msg"] == \
         "veth peer with index 78 is not in host ns"
 
@@ -130,7 +130,7 @@ def test_del_leaves_nothing_and_may_be_repeated(node, pod, conf, gone):
     if gone.startswith("netns"):
         run("ip", "netns", "del", pod)
     elif gone == "link":
-        run("ip", "-n", pod, "link", "del", "eth0")
+        run("ip", "link", "del", "eth0", netns=pod)
     elif gone == "ifb":
         run("ip", "link", "del", ifb_of(pod))
     elif gone == "prevResult":

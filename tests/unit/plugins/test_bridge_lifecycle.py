@@ -74,7 +74,7 @@ def test_second_interface_of_a_container_is_deleted_alone(node, pod, conf):
 # -- CHECK ------------------------------------------------------------------------------------------------
 
 def in_pod(pod, *args):
-    run("ip", "-n", pod, *args)
+    run("ip", *args, netns=pod)
 
 
 SPOILED = {

@@ -49,7 +49,7 @@ def test_pods_reach_each_other_by_their_link_local_addresses(node, conf, pod_net
     target, = (it["local"] for it in ip_json("-6", "addr", "show", "dev", "eth0", netns=two)[0]["addr_info"]
                if it.get("scope") == "link")
     assert solicited()["br0", target] == macs[1]
-    assert " 0% packet loss" in run("ip", "netns", "exec", one, "ping", "-c1", "-W5", f"{target}%eth0")
+    assert " 0% packet loss" in run("ping", "-c1", "-W5", f"{target}%eth0", netns=one)
 
 
 def test_pods_of_both_modes_share_a_bridge(node, conf, pod_netns):
@@ -88,7 +88,7 @@ def test_two_bridges_may_have_the_same_addresses(node, conf, pod_netns):
     for bridge, (one, two) in pods.items():
         with Received(pods["br1" if bridge == "br0" else "br0"][1]) as other:
             assert source_seen(one, two, "fd00:22::9") == "fd00:22::8"
-            mac = json.loads(run("ip", "-n", one, "-j", "link", "show", "eth0"))[0]["address"]
+            mac = json.loads(run("ip", "-j", "link", "show", "eth0", netns=one))[0]["address"]
             assert other.from_mac(mac) == []
 
 
@@ -97,8 +97,8 @@ def test_an_address_that_moves_is_reached_at_once_and_a_late_del_takes_nothing_f
     node.add(fixed(conf, "fd00:22::8"), peer)
     node.add(fixed(conf, "fd00:22::9"), old)
     assert source_seen(peer, old, "fd00:22::9") == "fd00:22::8"
-    run("ip", "-n", old, "link", "del", "eth0")                 # without DEL
-    run("ip", "-n", peer, "neigh", "flush", "dev", "eth0")
+    run("ip", "link", "del", "eth0", netns=old)                 # without DEL
+    run("ip", "neigh", "flush", "dev", "eth0", netns=peer)
     moved = fixed(conf, "fd00:22::9", runtimeConfig={"mac": "02:00:00:00:00:77"})
     result = node.add(moved, new)
     assert source_seen(peer, new, "fd00:22::9") == "fd00:22::8"
@@ -112,7 +112,7 @@ def test_del_and_gc_remove_the_elements(node, conf, pod_netns):
     results = [node.add(conf(*DUAL), pod) for pod in pods]
     assert len(solicited()) == 10
     for pod in pods[2:]:
-        run("ip", "-n", pod, "link", "del", "eth0")
+        run("ip", "link", "del", "eth0", netns=pod)
     node.delete(conf(*DUAL), pods[0])
     node.delete({**conf(*DUAL), "prevResult": results[1]}, pods[1])
     node.delete({**conf(*DUAL), "prevResult": results[2]}, pods[2], env={"CNI_NETNS": None})
@@ -128,7 +128,7 @@ def test_a_solicitation_passes_no_port_isolation(node, conf, pod_netns):
     results = [node.add(isolated, pod) for pod in (one, two)]
     node.add(conf(*ONLY6), open_to_all)
     with Received(two) as heard:
-        run("ip", "netns", "exec", one, "ping", "-c1", "-W1", "fd00:22::3", check=False)
+        run("ping", "-c1", "-W1", "fd00:22::3", check=False, netns=one)
         assert heard.from_mac(results[0]["interfaces"][2]["mac"]) == []
     assert source_seen(one, None, "fd00:22::1") == "fd00:22::2"
     assert source_seen(open_to_all, two, "fd00:22::3") == "fd00:22::4"
@@ -146,7 +146,7 @@ def test_a_solicitation_does_not_pass_the_ingress_policy_of_the_firewall(node, c
         node.add({**policy, "prevResult": result}, pod)
     assert solicited() == {}
     with Received(two) as heard:
-        run("ip", "netns", "exec", one, "ping", "-c1", "-W1", "fd00:22::3", check=False)
+        run("ping", "-c1", "-W1", "fd00:22::3", check=False, netns=one)
         assert heard.from_mac(results[0]["interfaces"][2]["mac"]) == []
     assert source_seen(one, None, "fd00:22::1") == "fd00:22::2"
     assert source_seen(None, two, "fd00:22::3") == "fd00:22::1"
@@ -164,7 +164,7 @@ def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, 
     one, old, new = pod_netns(), pod_netns(), pod_netns()
     node.add(conf(*ONLY6), one)
     node.add(fixed(conf, "fd00:22::9"), old)
-    run("ip", "-n", old, "link", "del", "eth0")
+    run("ip", "link", "del", "eth0", netns=old)
     mac = node.add(fixed(conf, "fd00:22::9", disableFlooding=False), new)["interfaces"][2]["mac"]
     assert solicited()["br0", "fd00:22::9"] != mac
     assert source_seen(one, new, "fd00:22::9") == "fd00:22::2"

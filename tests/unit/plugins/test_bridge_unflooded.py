@@ -110,7 +110,7 @@ def test_del_removes_the_neighbours_with_and_without_the_namespace_and_prev_resu
     pods = [pod_netns() for _ in range(4)]
     results = [node.add(conf(*DUAL), pod) for pod in pods]
     for pod in pods[2:]:
-        run("ip", "-n", pod, "link", "del", "eth0")
+        run("ip", "link", "del", "eth0", netns=pod)
     node.delete(conf(*DUAL), pods[0])
     node.delete({**conf(*DUAL), "prevResult": results[2]}, pods[2], env={"CNI_NETNS": None})
     assert {*neighbours()} == {"10.22.0.3", "fd00:22::3", "10.22.0.5", "fd00:22::5"}
@@ -144,7 +144,7 @@ def test_an_address_that_moves_is_reached_at_once_and_a_late_del_takes_nothing_f
     node.add(conf(), peer)
     node.add(fixed(conf), old)
     assert source_seen(peer, old, "10.22.0.9") == "10.22.0.2"
-    run("ip", "-n", old, "link", "del", "eth0")                 # without DEL
+    run("ip", "link", "del", "eth0", netns=old)                 # without DEL
     result = node.add(fixed(conf), new)
     assert source_seen(peer, new, "10.22.0.9") == "10.22.0.2"
     assert source_seen(None, new, "10.22.0.9") == "10.22.0.1"
@@ -165,7 +165,7 @@ def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, 
     old, new = pod_netns(), pod_netns()
     node.add(conf(), pod_netns())                   # a bridge without ports forgets its neighbours
     node.add(fixed(conf), old)
-    run("ip", "-n", old, "link", "del", "eth0")
+    run("ip", "link", "del", "eth0", netns=old)
     assert neighbours()["10.22.0.9"] == "0a:58:0a:16:00:09"
     mac = node.add(fixed(conf, disableFlooding=False), new)["interfaces"][2]["mac"]
     assert source_seen(new, None, "10.22.0.1") == "10.22.0.9"
@@ -177,7 +177,7 @@ def test_gc_deletes_and_reports_what_a_deleted_pod_left(node, conf, pod_netns):
     gone, here = pod_netns(), pod_netns()
     node.add(fixed(conf), gone)
     result = node.add(conf(), here)
-    run("ip", "-n", gone, "link", "del", "eth0")
+    run("ip", "link", "del", "eth0", netns=gone)
     node.ok("GC", {**conf(), "cni.dev/valid-attachments": [{"containerID": f"c-{here}", "ifname": "eth0"}]})
     assert {*neighbours()} == {"10.22.0.2"}
     node.check(conf(), here, result)

@@ -106,7 +106,7 @@ def test_routes_lead_into_the_link_and_are_checked(node, pod, conf):
     assert ("default", "10.22.0.1") in routes(pod)
     assert ("2001:db8::/32", "fd00:22::1") in routes(pod, family=6)
     node.check(conf, pod, result)
-    run("ip", "-n", pod, "route", "del", "default")
+    run("ip", "route", "del", "default", netns=pod)
     assert "0.0.0.0/0" in node.check_refused(conf, pod, result)
 
 
@@ -151,7 +151,7 @@ def test_addresses_are_announced_and_duplicates_are_not_looked_for(node, pod, de
 
 @devices(lambda device: device.kind in ("ipvlan", "macvlan", ""))     # ext0 must receive the probe
 def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, neighbor, conf):
-    run("ip", "-n", neighbor, "addr", "add", "fd00:22::2/64", "dev", "ext0", "nodad")
+    run("ip", "addr", "add", "fd00:22::2/64", "dev", "ext0", "nodad", netns=neighbor)
     conf["ipam"]["ranges"] = [[{"subnet": "fd00:22::/64"}]]
     before = node.left(pod)
     assert "fd00:22::2 in DADFAILED state" in node.refused("ADD", {**conf, "enabledad": True}, pod)["msg"]
@@ -161,7 +161,7 @@ def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, 
 @devices()
 def test_disableipv6_leaves_none_on_the_link(node, pod, conf):
     node.add({**only_ipv4(conf), "disableIPv6": True}, pod)
-    assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
+    assert "inet6" not in run("ip", "addr", "show", "eth0", netns=pod)
 
 
 @devices()
@@ -174,7 +174,7 @@ def test_a_name_that_the_host_has_too_is_free_in_the_pod(node, pod, device, conf
 
 @devices()
 def test_pod_that_has_the_name_keeps_its_link(node, pod, device, conf):
-    run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
+    run("ip", "link", "add", "eth0", "type", "veth", "peer", "other", netns=pod)
     before = node.left(pod)
     assert device.taken in node.refused("ADD", conf, pod)["msg"]
     assert node.left(pod) == before
@@ -183,7 +183,7 @@ def test_pod_that_has_the_name_keeps_its_link(node, pod, device, conf):
 @devices(lambda device: device.on_master)
 def test_master_can_be_in_the_pod(node, pod, conf):
     run("ip", "link", "set", "up0", "netns", pod, "name", "inner")
-    run("ip", "-n", pod, "link", "set", "inner", "up")
+    run("ip", "link", "set", "inner", "up", netns=pod)
     conf.update(master="inner", linkInContainer=True)
     result = node.add(conf, pod)
     assert links(pod)["eth0"]["link"] == "inner"
@@ -204,14 +204,14 @@ def test_master_can_be_in_the_pod(node, pod, conf):
     ("link del eth0", "Interface name eth0 not found")])
 def test_check_reports_each_difference(node, pod, conf, args, says):
     result = node.add(conf, pod)
-    run("ip", "-n", pod, *args.split())
+    run("ip", *args.split(), netns=pod)
     assert node.check_refused(conf, pod, result) == says
 
 
 @devices(lambda device: device.kind != "ipvlan")
 def test_check_reports_another_mac(node, pod, conf):
     result = node.add(conf, pod)
-    run("ip", "-n", pod, "link", "set", "eth0", "address", MACS[0])
+    run("ip", "link", "set", "eth0", "address", MACS[0], netns=pod)
     mac = result["interfaces"][0]["mac"]
     assert node.check_refused(conf, pod, result) == f"Interface eth0 Mac doesn't match: {mac}"
 
@@ -219,8 +219,8 @@ def test_check_reports_another_mac(node, pod, conf):
 @devices(lambda device: device.kind)
 def test_check_reports_another_kind_of_link(node, pod, device, conf):
     result = node.add(conf, pod)
-    run("ip", "-n", pod, "link", "del", "eth0")
-    run("ip", "-n", pod, "link", "add", "eth0", "address", result["interfaces"][0]["mac"], "type", "veth")
+    run("ip", "link", "del", "eth0", netns=pod)
+    run("ip", "link", "add", "eth0", "address", result["interfaces"][0]["mac"], "type", "veth", netns=pod)
     assert node.check_refused(conf, pod, result) == f"Error: Container interface eth0 not of type {device.kind}"
 
 
@@ -237,7 +237,7 @@ def test_check_reports_a_missing_master(node, pod, conf):
 def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, gone):
     node.add(conf, pod)
     if gone == "link":
-        run("ip", "-n", pod, "link", "del", "eth0")
+        run("ip", "link", "del", "eth0", netns=pod)
     elif gone == "netns":
         run("ip", "netns", "del", pod)
     for _ in range(2):
@@ -248,7 +248,7 @@ def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, g
 @devices(lambda device: device.taken.startswith("failed to rename") and device.kind)
 def test_del_removes_a_link_that_a_killed_add_has_not_renamed(node, pod, conf):
     """A server that was killed between creating and renaming a link left it in the pod."""
-    run("ip", "-n", pod, "link", "add", "fcni.eth0", "type", "veth", "peer", "other")
+    run("ip", "link", "add", "fcni.eth0", "type", "veth", "peer", "other", netns=pod)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
     node.add(conf, pod)

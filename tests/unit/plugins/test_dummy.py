@@ -14,7 +14,7 @@ def conf(node):
 
 def test_pod_reaches_its_addresses(node, pod, conf):
     node.add(conf, pod)
-    run("ip", "-n", pod, "link", "set", "lo", "up")
+    run("ip", "link", "set", "lo", "up", netns=pod)
     assert source_seen(pod, pod, "10.22.0.2") == "10.22.0.2"
     assert source_seen(pod, pod, "fd00:22::2") == "fd00:22::2"
 

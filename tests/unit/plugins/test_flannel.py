@@ -252,7 +252,7 @@ def test_del_leaves_nothing_and_may_be_repeated(node, pod, conf, gone):
     if gone.startswith("netns"):
         run("ip", "netns", "del", pod)
     elif gone == "link":
-        run("ip", "-n", pod, "link", "del", "eth0")
+        run("ip", "link", "del", "eth0", netns=pod)
     elif gone == "subnet.env":
         os.unlink(conf["subnetFile"])
     for _ in range(2):
@@ -369,7 +369,7 @@ def test_check_calls_that_of_the_delegate(node, pod, conf):
     result = node.add(conf, pod)
     os.unlink(conf["subnetFile"])           # the pod is as it was
     node.check(conf, pod, result)
-    run("ip", "-n", pod, "route", "del", "10.22.0.0/16")
+    run("ip", "route", "del", "10.22.0.0/16", netns=pod)
     assert "Expected Route 10.22.0.0/16" in node.check_refused(conf, pod, result)
 
 

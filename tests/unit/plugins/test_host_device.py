@@ -64,7 +64,7 @@ def test_device_can_have_the_same_name_in_the_pod(node, pod, conf):
 
 
 def test_pod_and_host_may_have_the_names_that_the_device_leaves(node, pod, conf):
-    run("ip", "-n", pod, "link", "add", "up0", "type", "veth", "peer", "other")
+    run("ip", "link", "add", "up0", "type", "veth", "peer", "other", netns=pod)
     run("ip", "link", "add", "eth0", "type", "veth", "peer", "other")
     node.add(conf, pod)
     assert links(pod)["eth0"]["ifalias"] == "up0"
@@ -87,7 +87,7 @@ def test_without_ipam_the_link_is_up_and_has_no_address_and_the_result_no_dns(no
 def test_disableipv6_leaves_none_on_the_link_until_it_is_back(node, pod, conf):
     conf["ipam"]["ranges"] = [[{"subnet": "10.22.0.0/24"}]]
     node.add({**conf, "disableIPv6": True}, pod)
-    assert "inet6" not in run("ip", "-n", pod, "addr", "show", "eth0")
+    assert "inet6" not in run("ip", "addr", "show", "eth0", netns=pod)
     node.delete(conf, pod)
     assert sysctl("net/ipv6/conf/up0/disable_ipv6") == "0"
 
@@ -128,7 +128,7 @@ def test_device_is_as_it_was_when_the_pod_cannot_be_configured(node, pod, conf):
 
 
 def test_name_taken_in_the_pod_leaves_the_device_alone(node, pod, conf):
-    run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
+    run("ip", "link", "add", "eth0", "type", "veth", "peer", "other", netns=pod)
     before = node.left(pod), device()
     assert node.refused("ADD", conf, pod) == {
         "code": 999, "msg": 'failed to rename host device "up0" to "eth0": File exists',
@@ -159,7 +159,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
 def test_a_name_taken_at_the_last_moment_moves_the_device_back(node, pod, conf, monkeypatch):
     """By then the kernel has moved the device but not renamed it."""
     monkeypatch.setattr(moving, "check_free", lambda *_: None)
-    run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
+    run("ip", "link", "add", "eth0", "type", "veth", "peer", "other", netns=pod)
     run("ip", "addr", "flush", "dev", "up0")
     before = node.left(pod)
     assert node.refused("ADD", conf, pod)["msg"] == 'failed to move link "up0": File exists (errno 17)'
@@ -225,7 +225,7 @@ def test_directory_that_cannot_be_written_is_an_error_and_the_device_stays(node,
 def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, gone):
     node.add({**conf, "runtimeConfig": {"mac": MAC}}, pod)
     if gone == "link":
-        run("ip", "-n", pod, "link", "del", "eth0")
+        run("ip", "link", "del", "eth0", netns=pod)
     elif gone == "netns":
         run("ip", "netns", "del", pod)
     for _ in range(2):
@@ -238,7 +238,7 @@ def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, g
 def test_a_device_without_a_recorded_name_stays_in_the_pod(node, pod, conf, alias):
     """The reference's DEL fails for ever, so the pod cannot end. Root in the pod can change an alias."""
     result = node.add(conf, pod)
-    run("ip", "-n", pod, "link", "set", "eth0", "alias", alias)
+    run("ip", "link", "set", "eth0", "alias", alias, netns=pod)
     says = 'failed to find original ifname for "eth0" (alias is not set)'
     assert node.check_refused(conf, pod, result) == says
     reply = node.call("DEL", conf, pod)

@@ -47,7 +47,7 @@ def test_broken_prev_result_is_refused_before_lo_is_touched(node, pod):
 
 
 def test_other_address_on_lo_is_an_error(node, pod):
-    run("ip", "-n", pod, "addr", "add", "192.0.2.1/32", "dev", "lo")
+    run("ip", "addr", "add", "192.0.2.1/32", "dev", "lo", netns=pod)
     error = node.refused("ADD", CONF, pod)
     assert 'loopback interface found with non-loopback address "192.0.2.1"' in error["msg"]
     assert not up(pod)
@@ -55,7 +55,7 @@ def test_other_address_on_lo_is_an_error(node, pod):
 
 def test_check_finds_lo_down(node, pod):
     result = node.add(CONF, pod)
-    run("ip", "-n", pod, "link", "set", "lo", "down")
+    run("ip", "link", "set", "lo", "down", netns=pod)
     assert node.check_refused(CONF, pod, result) == "loopback interface is down"
 
 

@@ -116,9 +116,9 @@ def test_routes_have_the_attributes_of_the_result(node, pod, conf):
     assert found["198.51.100.0/24", "10.22.0.1"]["metric"] == 7
     assert found["198.51.100.0/24", "10.22.0.1"]["metrics"] == [{"mtu": 1300, "advmss": 1200}]
     assert routes(pod, family=6)["2001:db8::/32", "fd00:22::1"]["metrics"] == [{"mtu": 1290}]
-    assert "203.0.113.0/24 via 10.22.0.1" in run("ip", "-n", pod, "route", "show", "table", "500")
+    assert "203.0.113.0/24 via 10.22.0.1" in run("ip", "route", "show", "table", "500", netns=pod)
     node.check(conf, pod, result)
-    run("ip", "-n", pod, "route", "flush", "table", "500")
+    run("ip", "route", "flush", "table", "500", netns=pod)
     assert "203.0.113.0/24" in node.check_refused(conf, pod, result)
 
 

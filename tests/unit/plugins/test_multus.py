@@ -171,7 +171,7 @@ def test_isolation_allows_the_own_namespace_and_the_global_ones(node, pod_netns,
     ('[{"name": "b", "default-route": ["10.1.2.1"]}, {"name": "c", "default-route": ["10.1.3.1"]}]',
      "two gateways of one address family"), ("b@taken0", 'has an interface "taken0" already')])
 def test_a_bad_selection_is_refused_before_anything_is_added(node, pod, selecting, text, why):
-    run("ip", "-n", pod, "link", "add", "taken0", "type", "veth", "peer", "name", "taken1")
+    run("ip", "link", "add", "taken0", "type", "veth", "peer", "name", "taken1", netns=pod)
     conf, before = selecting(text), node.left(pod)
     error = node.refused("ADD", conf, pod)
     assert why in error["msg"]

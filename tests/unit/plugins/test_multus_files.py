@@ -171,8 +171,8 @@ def test_del_deletes_the_networks_of_results_that_the_list_lacks(node, pod, sele
         node.add(selecting("b,c@foo0"), pod)
         damages(Path(node.data_dir, "multus", cid_of(pod)))
         if damages is lacks:
-            run("ip", "-n", pod, "link", "set", "foo0", "down")
-            run("ip", "-n", pod, "addr", "flush", "dev", "foo0")
+            run("ip", "link", "set", "foo0", "down", netns=pod)
+            run("ip", "addr", "flush", "dev", "foo0", netns=pod)
             assert 'network "c" (foo0) failed (check)' in node.refused("CHECK", multus(node, abc[0]), pod)["msg"]
         node.delete(multus(node, abc[0]), pod)
         left = list(links(pod)), held(node, *"abc"), kept(node)
@@ -273,7 +273,7 @@ def test_check_notices_a_missing_second_interface(node, pod, abc):
     define(node, abc[1])
     result = node.add(conf, pod)
     node.check(conf, pod, result)
-    run("ip", "-n", pod, "link", "del", "net1")
+    run("ip", "link", "del", "net1", netns=pod)
     assert 'network "default/b" (net1) failed (check)' in node.check_refused(conf, pod, result)
 
 

@@ -38,8 +38,8 @@ def near(host_netns, network):
     """The switch of this node. A tunnel leads to another node, whose bridge has a DHCP server behind it."""
     node = network.netns("node")
     ip("link", "add", "up0", "type", "veth", "peer", "name", "up1", "netns", node)
-    ip("-n", node, "link", "add", "dhcp0", "type", "veth", "peer", "name", "b9", "netns", network.host)
-    ip("-n", network.host, "link", "set", "b9", "master", "br0", "up")
+    ip("link", "add", "dhcp0", "type", "veth", "peer", "name", "b9", "netns", network.host, netns=node)
+    ip("link", "set", "b9", "master", "br0", "up", netns=network.host)
     with Switch("ovs0") as switch:
         connect(switch, "192.0.2.1", "192.0.2.2", "up0")
         with Inside(node):

@@ -109,8 +109,8 @@ def test_port_works_together_with_ip_masq(chain, node, pod, external):
 def test_forwarded_traffic_to_the_same_port_of_others_is_not_redirected(chain, pod, pod_netns, external, family):
     """CVE-2025-67499, with clients outside, in the pod, and on the node."""
     beyond = add_external(pod_netns, "up1", "10.23.0", "fd00:23:", has_default_route=True)
-    run("ip", "-n", external, "route", "add", "10.23.0.0/24", "via", NODE[4])
-    run("ip", "-n", external, "route", "add", "fd00:23::/64", "via", NODE[6])
+    run("ip", "route", "add", "10.23.0.0/24", "via", NODE[4], netns=external)
+    run("ip", "route", "add", "fd00:23::/64", "via", NODE[6], netns=external)
     chain.add(pod, mapping())
     address = {4: "10.23.0.9", 6: "fd00:23::9"}[family]
     with listen(pod, 80), listen(beyond, 8080):
@@ -153,8 +153,8 @@ def spoof_localhost(pod):
     """Make the pod send to 127.0.0.1 by the bridge."""
     with Inside(pod):
         set_sysctl("net/ipv4/conf/eth0/route_localnet", "1")
-    run("ip", "-n", pod, "route", "del", "local", "127.0.0.0/8", "dev", "lo", "table", "local", check=False)
-    run("ip", "-n", pod, "route", "add", "127.0.0.0/8", "via", BRIDGE[4])
+    run("ip", "route", "del", "local", "127.0.0.0/8", "dev", "lo", "table", "local", check=False, netns=pod)
+    run("ip", "route", "add", "127.0.0.0/8", "via", BRIDGE[4], netns=pod)
 
 
 def test_a_pod_does_not_reach_the_nodes_localhost(chain, pod):

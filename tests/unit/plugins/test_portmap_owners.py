@@ -91,7 +91,7 @@ def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
     chain.add(one, mapping(), mapping(81), mapping(82, hostIP="10.0.0.1"))
     conf = chain.of(two, mapping(), mapping(82))
     assert cid_of(one) in node.refused("ADD", conf, two)["msg"]         # the owner is alive
-    run("ip", "-n", one, "link", "del", "eth0")
+    run("ip", "link", "del", "eth0", netns=one)
     reply = node.call("ADD", conf, two)
     assert reply.status == 0
     assert f"taken over from a pod whose link is gone (net: net-a, if: eth0, id: {cid_of(one)})" \

@@ -233,10 +233,10 @@ SPOILED = {
 def test_check_finds_that_the_host_end_is_gone(node, pod, conf):
     result = node.add(conf, pod)
     mac = result["interfaces"][1]["mac"]
-    run("ip", "-n", pod, "link", "del", "eth0")
+    run("ip", "link", "del", "eth0", netns=pod)
     for command in (f"link add eth0 address {mac} type veth peer name other", "link set other up", "link set eth0 up",
                   "addr add 10.22.0.2/24 dev eth0", "route add default via 10.22.0.1"):
-        run("ip", "-n", pod, *command.split())
+        run("ip", *command.split(), netns=pod)
     assert "ptp: host end of eth0 was not found" in node.check_refused(conf, pod, result)
 
 
@@ -245,7 +245,7 @@ def test_check_reports_the_change(node, pod, conf, what):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
     command, msg = SPOILED[what]
-    run("ip", "-n", pod, *command)
+    run("ip", *command, netns=pod)
     assert msg in node.check_refused(conf, pod, result)
 
 
@@ -253,8 +253,8 @@ def test_check_needs_a_prev_result_and_a_veth(node, pod, conf):
     result = node.add(conf, pod)
     assert "ptp: Required prevResult missing" in node.refused("CHECK", conf, pod)["msg"]
     mac = result["interfaces"][1]["mac"]
-    run("ip", "-n", pod, "link", "del", "eth0")
-    run("ip", "-n", pod, "link", "add", "name", "eth0", "address", mac, "type", "ifb")
+    run("ip", "link", "del", "eth0", netns=pod)
+    run("ip", "link", "add", "name", "eth0", "address", mac, "type", "ifb", netns=pod)
     assert "Container interface eth0 not of type veth/p2p" in node.check_refused(conf, pod, result)
 
 
@@ -265,7 +265,7 @@ def test_del_leaves_nothing_and_may_be_repeated(node, pod, gone):
     if gone.startswith("netns"):
         run("ip", "netns", "del", pod)
     elif gone == "link":
-        run("ip", "-n", pod, "link", "del", "eth0")
+        run("ip", "link", "del", "eth0", netns=pod)
     elif gone == "files":
         for name in node.held():
             os.unlink(f"{node.data_dir}/net-a/{name}")

@@ -44,7 +44,7 @@ def test_packets_from_the_second_address_leave_by_the_second_link(node, pod):
 
 
 def test_each_address_has_a_table_with_the_routes_of_its_link(node, pod):
-    run("ip", "-n", pod, *"route add 198.51.100.0/24 via 10.23.0.9 dev net1 metric 7 mtu 1300".split())
+    run("ip", *"route add 198.51.100.0/24 via 10.23.0.9 dev net1 metric 7 mtu 1300".split(), netns=pod)
     node.add(SBR, pod, ifname="net1")
     assert rules(pod) == {"10.23.0.2": "100", "fd00:23::2": "101"}
     assert table(pod, 100) == [("10.23.0.0/24", ""), ("198.51.100.0/24", "10.23.0.9"), ("default", "10.23.0.1")]
@@ -64,9 +64,9 @@ def test_an_address_without_an_interface_belongs_to_the_pod(node, pod):
 
 
 def test_tables_that_a_rule_or_a_route_names_are_not_taken(node, pod):
-    run("ip", "-n", pod, "rule", "add", "from", "203.0.113.7", "lookup", "100")
-    run("ip", "-n", pod, "-6", "rule", "add", "fwmark", "1", "lookup", "101")
-    run("ip", "-n", pod, "route", "add", "203.0.113.0/24", "dev", "eth0", "table", "103")
+    run("ip", "rule", "add", "from", "203.0.113.7", "lookup", "100", netns=pod)
+    run("ip", "-6", "rule", "add", "fwmark", "1", "lookup", "101", netns=pod)
+    run("ip", "route", "add", "203.0.113.0/24", "dev", "eth0", "table", "103", netns=pod)
     node.add(SBR, pod, ifname="net1")
     assert rules(pod) == {"203.0.113.7": "100", "10.23.0.2": "102", "fd00:23::2": "104"}
     node.delete(SBR, pod, ifname="net1")
@@ -89,7 +89,7 @@ def test_several_addresses_of_a_subnet_have_a_table_each(node, pod):
 @pytest.mark.parametrize("keys, devices", [({}, ["eth0"]), ({"addSourceHints": True}, ["eth0", "net1"])])
 def test_a_route_of_another_link_to_the_same_subnet_stays(node, pod, keys, devices):
     """Two networks with one subnet are the main use of sbr."""
-    run("ip", "-n", pod, "route", "append", "10.23.0.0/24", "dev", "eth0")
+    run("ip", "route", "append", "10.23.0.0/24", "dev", "eth0", netns=pod)
     node.add({**SBR, **keys}, pod, ifname="net1")
     assert [route["dev"] for route in ip_json("route", "show", "10.23.0.0/24", netns=pod)] == devices
     assert arrives_by(pod, "10.23.0.2") == "br1"
@@ -99,7 +99,7 @@ def test_a_route_of_another_link_to_the_same_subnet_stays(node, pod, keys, devic
 
 def test_table_adds_only_rules(node, pod):
     before = table(pod, "main"), table(pod, "main", 6)
-    run("ip", "-n", pod, "route", "add", "default", "via", "10.23.0.1", "table", "1000")
+    run("ip", "route", "add", "default", "via", "10.23.0.1", "table", "1000", netns=pod)
     conf = {**SBR, "table": 1000, "gateways": ["10.23.0.77"], "addSourceHints": True}
     result = node.add(conf, pod, ifname="net1")
     assert rules(pod) == {"10.23.0.2": "1000", "fd00:23::2": "1000"}
@@ -114,7 +114,7 @@ def test_table_adds_only_rules(node, pod):
 
 
 def test_del_with_table_leaves_rules_to_other_tables(node, pod):
-    run("ip", "-n", pod, "rule", "add", "from", "10.23.0.2", "lookup", "500")
+    run("ip", "rule", "add", "from", "10.23.0.2", "lookup", "500", netns=pod)
     node.add({**SBR, "table": 7}, pod, ifname="net1")
     node.delete({**SBR, "table": 7}, pod, ifname="net1")
     assert rules(pod) == {"10.23.0.2": "500"}
@@ -131,7 +131,7 @@ def test_del_removes_the_rules_of_an_add_that_was_repeated(node, pod):
 
 def test_gateways_override_those_of_the_addresses(node, pod):
     """They also override a default route of the link, which the reference uses in place of them."""
-    run("ip", "-n", pod, "route", "append", "default", "via", "10.23.0.1", "dev", "net1")
+    run("ip", "route", "append", "default", "via", "10.23.0.1", "dev", "net1", netns=pod)
     conf = {**SBR, "gateways": ["fd00:23::77", "10.23.0.77"]}
     result = node.add(conf, pod, ifname="net1")
     assert ("default", "10.23.0.77") in table(pod, 100)
@@ -143,8 +143,8 @@ def test_gateways_override_those_of_the_addresses(node, pod):
 
 
 def test_addsourcehints_sets_the_source_address_of_routes(node, pod):
-    run("ip", "-n", pod, "route", "add", "198.51.100.0/24", "via", "10.23.0.9", "dev", "net1")
-    run("ip", "-n", pod, "route", "add", "203.0.113.0/24", "dev", "net1")
+    run("ip", "route", "add", "198.51.100.0/24", "via", "10.23.0.9", "dev", "net1", netns=pod)
+    run("ip", "route", "add", "203.0.113.0/24", "dev", "net1", netns=pod)
     result = node.add({**SBR, "addSourceHints": True}, pod, ifname="net1")
     assert table(pod, "main") == [("10.23.0.0/24", ""), ("203.0.113.0/24", "")]
     assert table(pod, "main", 6) == [("fd00:23::/64", "")]
@@ -155,8 +155,8 @@ def test_addsourcehints_sets_the_source_address_of_routes(node, pod):
 
 
 def test_a_hint_that_the_kernel_refuses_is_a_warning_and_its_route_stays(node, pod):
-    run("ip", "-n", pod, "addr", "del", "fd00:23::2/64", "dev", "net1")
-    run("ip", "-n", pod, "-6", "route", "add", "fd00:23::/64", "dev", "net1")
+    run("ip", "addr", "del", "fd00:23::2/64", "dev", "net1", netns=pod)
+    run("ip", "-6", "route", "add", "fd00:23::/64", "dev", "net1", netns=pod)
     reply = node.call("ADD", {**SBR, "addSourceHints": True}, pod, ifname="net1")
     assert reply.status == 0
     assert b"failed to add a source hint for fd00:23::2/64" in reply.stderr
@@ -186,8 +186,8 @@ def test_sbr_must_be_chained_and_needs_addresses(node, pod):
     error = node.refused("ADD", {**SBR, "prevResult": None}, pod, ifname="net1")
     assert (error["code"], error["msg"]) == (7, "This plugin must be called as chained plugin")
     assert node.refused("ADD", SBR, pod, ifname="net9")["msg"] == "No IP addresses supplied on interface: net9"
-    run("ip", "-n", pod, "link", "set", "net1", "down")
-    run("ip", "-n", pod, "link", "set", "net1", "name", "net2")
+    run("ip", "link", "set", "net1", "down", netns=pod)
+    run("ip", "link", "set", "net1", "name", "net2", netns=pod)
     assert node.refused("ADD", SBR, pod, ifname="net1")["msg"] == "Cannot find network interface net1"
 
 
@@ -215,9 +215,9 @@ def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node,
     node.behind(conf, pod, ifname="net1")
     result = node.add(SBR, pod, ifname="net1")
     node.check(conf, pod, result, ifname="net1")
-    run("ip", "-n", pod, "route", "del", "198.51.100.0/24", "table", "100")
+    run("ip", "route", "del", "198.51.100.0/24", "table", "100", netns=pod)
     assert "Expected Route 198.51.100.0/24" in node.check_refused(conf, pod, result, ifname="net1")
-    run("ip", "-n", pod, "route", "del", "10.23.0.0/24", "table", "100")
+    run("ip", "route", "del", "10.23.0.0/24", "table", "100", netns=pod)
     assert "Failed to find Gateway 10.23.0.1" in node.check_refused(conf, pod, result, ifname="net1")
 
 
@@ -237,7 +237,7 @@ def test_check_ignores_a_route_in_a_table_without_a_rule(node, pod):
 def test_check_reports_missing_rules_and_routes(node, pod, msg, change):
     result = node.add(SBR, pod, ifname="net1")
     node.check(SBR, pod, result, ifname="net1")
-    run("ip", "-n", pod, *change.split())
+    run("ip", *change.split(), netns=pod)
     assert node.check_refused(SBR, pod, result, ifname="net1") == msg
 
 
@@ -246,11 +246,11 @@ def test_del_of_missing_state_succeeds(node, pod, tmp_path, gone):
     node.add(SBR, pod, ifname="net1")
     netns = pod
     if gone == "link":
-        run("ip", "-n", pod, "link", "del", "net1")
+        run("ip", "link", "del", "net1", netns=pod)
     elif gone == "addresses":
-        run("ip", "-n", pod, "addr", "flush", "dev", "net1")
+        run("ip", "addr", "flush", "dev", "net1", netns=pod)
     elif gone == "rules":
-        run("ip", "-n", pod, "rule", "del", "from", "10.23.0.2")
+        run("ip", "rule", "del", "from", "10.23.0.2", netns=pod)
     elif gone == "netns":
         run("ip", "netns", "del", pod)
     else:

@@ -130,7 +130,7 @@ def test_device_equals_the_one_that_ip_tuntap_creates(node, pod, layer2, keys, a
     node.add({**layer2, **keys}, pod)
     with Inside(pod):
         run("ip", "tuntap", "add", "mode", "tap", "name", "other", *args.split())
-    run("ip", "-n", pod, "link", "set", "other", "up")
+    run("ip", "link", "set", "other", "up", netns=pod)
 
     def attributes(name):
         return {key: value for key, value in links(pod)[name].items() if key not in ("ifindex", "ifname", "address")}
@@ -211,16 +211,16 @@ def test_all_keys_can_be_used_together(node, pod, layer2):
 
 @pytest.mark.needs("bridge")
 def test_device_is_a_port_of_a_bridge_in_the_pod(node, pod, layer2):
-    run("ip", "-n", pod, "link", "add", "inner", "address", "0a:00:00:00:00:09", "type", "bridge")
-    run("ip", "-n", pod, "addr", "add", "10.22.0.9/24", "dev", "inner")
-    run("ip", "-n", pod, "link", "set", "inner", "up")
+    run("ip", "link", "add", "inner", "address", "0a:00:00:00:00:09", "type", "bridge", netns=pod)
+    run("ip", "addr", "add", "10.22.0.9/24", "dev", "inner", netns=pod)
+    run("ip", "link", "set", "inner", "up", netns=pod)
     conf = {**layer2, "bridge": "inner", "mac": "0a:00:00:00:00:01"}
     result = node.add(conf, pod)
     assert links(pod)["eth0"]["master"] == "inner"
     with open_tap(pod) as program:
         assert arp_of(program, "10.22.0.9") == "0a:00:00:00:00:09"
     node.check(conf, pod, result)
-    run("ip", "-n", pod, "link", "set", "eth0", "nomaster")
+    run("ip", "link", "set", "eth0", "nomaster", netns=pod)
     assert node.check_refused(conf, pod, result) == "container tap bridge (none) does not match expected value: inner"
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo", "inner"}
@@ -275,7 +275,7 @@ def test_another_process_creates_the_device_with_a_selinux_context(node, pod, la
 
 
 def test_errors_of_that_process_are_the_same(node, pod, layer2, selinux):
-    run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
+    run("ip", "link", "add", "eth0", "type", "veth", "peer", "other", netns=pod)
     before = node.left(pod)
     error = node.refused("ADD", {**layer2, "selinuxContext": CONTEXT}, pod)
     assert error["msg"] == "failed to create tap: Device or resource busy (errno 16)"
@@ -298,7 +298,7 @@ def test_pod_that_has_the_name_keeps_its_link(node, pod, conf, kind):
     if kind == "tap":
         node.add(conf, pod)
     else:
-        run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "other")
+        run("ip", "link", "add", "eth0", "type", "veth", "peer", "other", netns=pod)
     before = node.left(pod)
     assert node.refused("ADD", conf, pod) == {
         "code": 999, "msg": "failed to create tap: Device or resource busy (errno 16)",
@@ -341,7 +341,7 @@ def test_check_does_not_compare_an_owner_and_a_group_that_are_not_configured(nod
 def test_check_distinguishes_tap_from_tun(node, pod, layer2):
     result = node.add(layer2, pod)
     del result["interfaces"][0]["mac"]                  # a TUN device has none
-    run("ip", "-n", pod, "link", "del", "eth0")
+    run("ip", "link", "del", "eth0", netns=pod)
     with Inside(pod):
         run("ip", "tuntap", "add", "mode", "tun", "name", "eth0")
     assert node.check_refused(layer2, pod, result) == "container tap type tun does not match expected value: tap"

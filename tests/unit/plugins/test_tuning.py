@@ -59,11 +59,11 @@ def test_sysctls_are_set_in_the_pod_and_nowhere_else(node, pod, conf):
 def test_the_forwarding_sysctl_makes_the_pod_forward(node, pod, pod_netns, conf):
     """The pod as a router between the bridge and a namespace behind it."""
     behind = pod_netns()
-    run("ip", "-n", pod, "link", "add", "eth9", "type", "veth", "peer", "ext0", "netns", behind)
+    run("ip", "link", "add", "eth9", "type", "veth", "peer", "ext0", "netns", behind, netns=pod)
     for netns, name, address in ((pod, "eth9", "10.23.0.1/24"), (behind, "ext0", "10.23.0.2/24")):
-        run("ip", "-n", netns, "addr", "add", address, "dev", name)
-        run("ip", "-n", netns, "link", "set", name, "up")
-    run("ip", "-n", behind, "route", "add", "default", "via", "10.23.0.1")
+        run("ip", "addr", "add", address, "dev", name, netns=netns)
+        run("ip", "link", "set", name, "up", netns=netns)
+    run("ip", "route", "add", "default", "via", "10.23.0.1", netns=behind)
     node.add({**conf, "sysctl": {FORWARD: "0"}}, pod)
     assert source_seen(behind, None, "10.22.0.1", wait=0.3) is None
     node.add({**conf, "sysctl": {FORWARD: "1"}}, pod)
@@ -72,7 +72,7 @@ def test_the_forwarding_sysctl_makes_the_pod_forward(node, pod, pod_netns, conf)
 
 
 def test_a_link_may_have_dots_in_its_name(node, pod, conf):
-    run("ip", "-n", pod, "link", "add", "eth0.5", "type", "veth", "peer", "eth0.6")
+    run("ip", "link", "add", "eth0.5", "type", "veth", "peer", "eth0.6", netns=pod)
     node.add({**conf, "sysctl": {"net/ipv4/conf/eth0.5/arp_notify": "1", "net.ipv4.conf.eth0/6.arp_notify": "1"}}, pod)
     assert sysctl("net/ipv4/conf/eth0.5/arp_notify", pod) == sysctl("net/ipv4/conf/eth0.6/arp_notify", pod) == "1"
     node.add({**conf, "sysctl": {NOTIFY: "0"}}, pod, ifname="eth0.5")
@@ -122,7 +122,7 @@ def test_a_failed_add_restores_sysctls_and_link(node, pod, conf):
 
 
 def set_in(pod, name, value):
-    run("ip", "netns", "exec", pod, "sh", "-c", f"echo {value} > /proc/sys/{name}")
+    run("sh", "-c", f"echo {value} > /proc/sys/{name}", netns=pod)
 
 
 def test_a_sysctl_that_can_only_be_written_is_written_and_not_checked(node, pod, conf):
@@ -195,7 +195,7 @@ def test_args_override_the_key(node, pod, conf, key):
 
 
 def test_allmulti_false_turns_it_off_and_promisc_false_does_nothing(node, pod, conf):
-    run("ip", "-n", pod, "link", "set", "eth0", "allmulticast", "on", "promisc", "on")
+    run("ip", "link", "set", "eth0", "allmulticast", "on", "promisc", "on", netns=pod)
     node.add({**conf, "allmulti": False, "promisc": False, "mtu": 0, "mac": ""}, pod)
     assert not link(pod)["allmulti"]
     assert link(pod)["promisc"]
@@ -204,9 +204,9 @@ def test_allmulti_false_turns_it_off_and_promisc_false_does_nothing(node, pod, c
 
 
 def test_the_routes_stay_when_the_mac_changes(node, pod, conf):
-    run("ip", "-n", pod, "route", "add", "default", "via", "10.22.0.1")
+    run("ip", "route", "add", "default", "via", "10.22.0.1", netns=pod)
     node.add({**conf, "mac": "0a:00:00:00:00:01"}, pod)
-    assert "default via 10.22.0.1" in run("ip", "-n", pod, "route")
+    assert "default via 10.22.0.1" in run("ip", "route", netns=pod)
     assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"
 
 
@@ -316,7 +316,7 @@ def test_del_of_a_missing_link_leaves_no_file(node, pod, conf, tmp_path, gone):
     node.add({**conf, **ALL_KEYS}, pod)
     netns = pod
     if gone == "link":
-        run("ip", "-n", pod, "link", "del", "eth0")
+        run("ip", "link", "del", "eth0", netns=pod)
     elif gone == "netns":
         run("ip", "netns", "del", pod)
     elif gone == "file":
@@ -377,7 +377,7 @@ def test_gc_removes_files_of_this_network_without_a_valid_attachment(node, pod, 
 def test_check_reports_each_difference(node, pod, conf, msg, asked, change):
     result = node.add({**conf, **asked}, pod)
     node.check({**conf, **asked}, pod, result)
-    run("ip", "netns", "exec", pod, *change.split())
+    run(*change.split(), netns=pod)
     assert node.check_refused({**conf, **asked}, pod, result) == f"Error: Tuning {msg}"
 
 
@@ -387,7 +387,7 @@ def test_check_accepts_other_white_space_and_reports_missing_sysctls(node, pod, 
     node.check(conf, pod, result)           # the kernel separates values with tabs; the reference fails
     missing = {**conf, "sysctl": {"net.ipv4.nothing": "1"}}
     assert "no such file" in node.check_refused(missing, pod, result)
-    run("ip", "-n", pod, "link", "del", "eth0")
+    run("ip", "link", "del", "eth0", netns=pod)
     assert node.check_refused(conf, pod, result) == "Cannot find container link eth0"
 
 

@@ -10,10 +10,10 @@ DUAL = ("10.22.0.0/24", "fd00:22::/64")
 @pytest.fixture
 def neighbor(neighbor):
     """The neighbor has its addresses in VLAN 5."""
-    run("ip", "-n", neighbor, "addr", "flush", "dev", "ext0")
+    run("ip", "addr", "flush", "dev", "ext0", netns=neighbor)
     for command in ("link add ext5 link ext0 type vlan id 5", "addr add 10.22.0.254/24 dev ext5",
                   "addr add fd00:22::fe/64 dev ext5 nodad", "link set ext5 up"):
-        run("ip", "-n", neighbor, *command.split())
+        run("ip", *command.split(), netns=neighbor)
     return neighbor
 
 

@@ -68,7 +68,7 @@ def test_addresses_stay_and_routes_move(node, pod):
     for command in ("route add 198.51.100.9 dev net1 scope link src 10.23.0.2",
                   "route add 198.51.100.0/24 via 198.51.100.9 dev net1 metric 7 mtu 1300",
                   "-6 route add 2001:db8:5::/48 via fd00:23::9 dev net1 src fd00:23::2"):
-        run("ip", "-n", pod, *command.split())
+        run("ip", *command.split(), netns=pod)
     node.add(VRF, pod, ifname="net1")
     assert addresses("net1", pod) == ["10.23.0.2/24", "fd00:23::2/64"]
     assert links(pod)["net1"]["master"] == "blue"
@@ -85,7 +85,7 @@ def test_addresses_stay_and_routes_move(node, pod):
 
 @needs_vrf
 def test_ipv6_addresses_that_the_kernel_would_drop_stay(node, pod):
-    run("ip", "netns", "exec", pod, "sysctl", "-q", "-w", "net.ipv6.conf.net1.keep_addr_on_down=0")
+    run("sysctl", "-q", "-w", "net.ipv6.conf.net1.keep_addr_on_down=0", netns=pod)
     node.add(VRF, pod, ifname="net1")
     assert addresses("net1", pod) == ["10.23.0.2/24", "fd00:23::2/64"]
     assert table(pod, 1, 6) == MOVED6
@@ -94,8 +94,8 @@ def test_ipv6_addresses_that_the_kernel_would_drop_stay(node, pod):
 
 @needs_vrf
 def test_add_waits_for_duplicate_address_detection(node, pod):
-    run("ip", "netns", "exec", pod, "sysctl", "-q", "-w", "net.ipv6.conf.net1.accept_dad=1")
-    run("ip", "-n", pod, "addr", "add", "fd00:23::77/64", "dev", "net1")
+    run("sysctl", "-q", "-w", "net.ipv6.conf.net1.accept_dad=1", netns=pod)
+    run("ip", "addr", "add", "fd00:23::77/64", "dev", "net1", netns=pod)
     node.add(VRF, pod, ifname="net1")
     found, = ip_json("-6", "addr", "show", "dev", "net1", "to", "fd00:23::77", netns=pod)
     assert "tentative" not in found["addr_info"][0]
@@ -104,7 +104,7 @@ def test_add_waits_for_duplicate_address_detection(node, pod):
 
 @needs_vrf
 def test_a_link_without_ipv6_can_be_in_a_vrf(node, pod):
-    run("ip", "netns", "exec", pod, "sysctl", "-q", "-w", "net.ipv6.conf.net1.disable_ipv6=1")
+    run("sysctl", "-q", "-w", "net.ipv6.conf.net1.disable_ipv6=1", netns=pod)
     node.add(VRF, pod, ifname="net1")
     assert table(pod, 1) == MOVED
     assert arrives_by(pod, "", device="blue") == "br1"
@@ -141,29 +141,29 @@ def test_table_sets_the_vrfs_table(node, pod):
 
 @needs_vrf
 def test_table_must_be_that_of_the_existing_vrf(node, pod):
-    run("ip", "-n", pod, "link", "add", "blue", "type", "vrf", "table", "10")
+    run("ip", "link", "add", "blue", "type", "vrf", "table", "10", netns=pod)
     before = node.left(pod)
     assert node.refused("ADD", {**VRF, "table": 11}, pod, ifname="net1")["msg"] == \
         "cmdAdd failed: VRF blue already exist with different routing table 10"
     assert node.left(pod) == before
     for asked in ({}, {"table": 10}):
         node.add({**VRF, **asked}, pod, ifname="net1")
-        run("ip", "-n", pod, "link", "set", "net1", "nomaster")
+        run("ip", "link", "set", "net1", "nomaster", netns=pod)
     assert vrf_of(pod) == 10
 
 
 @needs_vrf
 def test_a_free_table_has_no_vrf_no_rule_and_no_routes(node, pod):
-    run("ip", "-n", pod, "link", "add", "red", "type", "vrf", "table", "1")
-    run("ip", "-n", pod, "rule", "add", "fwmark", "1", "lookup", "2")
-    run("ip", "-n", pod, "route", "add", "203.0.113.0/24", "dev", "eth0", "table", "3")
+    run("ip", "link", "add", "red", "type", "vrf", "table", "1", netns=pod)
+    run("ip", "rule", "add", "fwmark", "1", "lookup", "2", netns=pod)
+    run("ip", "route", "add", "203.0.113.0/24", "dev", "eth0", "table", "3", netns=pod)
     node.add(VRF, pod, ifname="net1")
     assert vrf_of(pod) == 4
 
 
 @needs_vrf
 def test_a_link_of_that_name_that_is_no_vrf_is_refused_and_stays(node, pod):
-    run("ip", "-n", pod, "link", "add", "blue", "type", "bridge")
+    run("ip", "link", "add", "blue", "type", "bridge", netns=pod)
     assert node.refused("ADD", VRF, pod, ifname="net1")["msg"] == "cmdAdd failed: Netlink blue is not a VRF"
     node.delete(VRF, pod, ifname="net1")
     assert "blue" in links(pod)
@@ -226,7 +226,7 @@ def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node,
     """The reference looks in the main table alone, and fails."""
     result = node.add(VRF, pod, ifname="net1")
     node.check(node.second_network(), pod, result, ifname="net1")
-    run("ip", "-n", pod, "route", "del", "192.0.2.0/24", "table", "1")
+    run("ip", "route", "del", "192.0.2.0/24", "table", "1", netns=pod)
     assert "Expected Route 192.0.2.0/24" in node.check_refused(node.second_network(), pod, result, ifname="net1")
 
 
@@ -235,7 +235,7 @@ def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node,
 def test_check_reports_a_link_outside_the_vrf(node, pod, change):
     result = node.add(VRF, pod, ifname="net1")
     node.check(VRF, pod, result, ifname="net1")
-    run("ip", "-n", pod, *change.split())
+    run("ip", *change.split(), netns=pod)
     assert node.check_refused(VRF, pod, result, ifname="net1") == "failed to find net1 associated to vrf blue"
 
 
@@ -245,9 +245,9 @@ def test_del_of_missing_state_succeeds(node, pod, tmp_path, gone):
     node.add(VRF, pod, ifname="net1")
     netns = pod
     if gone == "link":
-        run("ip", "-n", pod, "link", "del", "net1")
+        run("ip", "link", "del", "net1", netns=pod)
     elif gone == "vrf":
-        run("ip", "-n", pod, "link", "del", "blue")
+        run("ip", "link", "del", "blue", netns=pod)
     elif gone == "netns":
         run("ip", "netns", "del", pod)
     elif gone != "prevResult":
@@ -262,8 +262,8 @@ def test_del_of_missing_state_succeeds(node, pod, tmp_path, gone):
 @needs_vrf
 def test_del_leaves_a_link_in_another_vrf(node, pod):
     node.add(VRF, pod, ifname="net1")
-    run("ip", "-n", pod, "link", "add", "red", "type", "vrf", "table", "10")
-    run("ip", "-n", pod, "link", "set", "net1", "master", "red")
+    run("ip", "link", "add", "red", "type", "vrf", "table", "10", netns=pod)
+    run("ip", "link", "set", "net1", "master", "red", netns=pod)
     node.delete(VRF, pod, ifname="net1")
     assert links(pod)["net1"]["master"] == "red"
     assert vrfs(pod) == {"red"}

@@ -36,9 +36,9 @@ def test_a_pod_with_two_networks_keeps_the_default_route_of_the_first(node, pod_
     status = networks.set_up_pod(wanted)
     assert (status.ips, [it.ifname for it in status.interfaces]) == (("10.1.0.2",), ["eth0", "eth1"])
     assert "UP" in links(pod)["lo"]["flags"]
-    assert "dev eth0" in run("ip", "-n", pod, "route", "show", "default")
+    assert "dev eth0" in run("ip", "route", "show", "default", netns=pod)
     assert networks.pod_status(wanted, check=True).problems == ()
-    run("ip", "-n", pod, "address", "flush", "dev", "eth1")
+    run("ip", "address", "flush", "dev", "eth1", netns=pod)
     [problem] = networks.pod_status(wanted, check=True).problems
     assert problem.startswith("two eth1: ")
     networks.tear_down_pod(wanted)

@@ -228,7 +228,7 @@ def test_a_pod_is_restored_only_in_the_namespace_that_it_is_linked_to(runtime, n
 def test_a_pod_that_has_lost_its_link_is_not_restored(runtime, pod):
     it = runtime("nftables")
     it.add(pod, mapping())
-    run("ip", "-n", pod, "link", "del", "eth0")
+    run("ip", "link", "del", "eth0", netns=pod)
     run("nft", "flush", "ruleset")
     assert it.restore().elsewhere == 1
     assert run("nft", "list", "ruleset") == ""

@@ -156,7 +156,7 @@ def test_flushed_rules_for_neighbour_solicitations_are_restored(server, node, co
     assert source_seen(one, two, "fd00:22::3") == "fd00:22::2"
     run("nft", *how.split())
     assert eventually(lambda: server.lines("event=rules_restored", 'table="netdev fastcni"')), server.log_text()
-    run("ip", "-n", one, "neigh", "flush", "dev", "eth0")
+    run("ip", "neigh", "flush", "dev", "eth0", netns=one)
     assert source_seen(one, two, "fd00:22::3") == "fd00:22::2"
     server.ok("CHECK", {**conf, "prevResult": result}, two)
     server.ok("DEL", {**conf, "prevResult": result}, two)

@@ -43,8 +43,8 @@ def test_portmap_notes_the_link_of_its_add_without_a_search(node, pod, warm, mon
 def test_a_link_that_replaced_the_pods_link_is_deleted(server, node, pod):
     conf = conf_of(node)
     server.ok("ADD", conf, pod)
-    run("ip", "-n", pod, "link", "del", "eth0")
-    run("ip", "-n", pod, "link", "add", "eth0", "type", "veth", "peer", "name", "other")
+    run("ip", "link", "del", "eth0", netns=pod)
+    run("ip", "link", "add", "eth0", "type", "veth", "peer", "name", "other", netns=pod)
     server.ok("DEL", conf, pod)
     assert set(links(pod)) == {"lo"}
 

@@ -30,7 +30,8 @@ SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40        # linux/sockios.h, linux/if.h
 
 def batch(netns, *lines):
     """Run ip(8) once."""
-    run("ip", *(("-n", netns) if netns else ()), "-batch", "-", stdin="\n".join(lines))
+    with Inside(netns):
+        run("ip", "-batch", "-", stdin="\n".join(lines))
 
 
 def up(link, addresses):
@@ -71,15 +72,19 @@ class Node:
             with Inside(netns):             # link-local addresses are of use at once
                 sysctl.write("net/ipv6/conf/default/accept_dad", "0")
         self.listeners, self.streams, self.open = {}, [], contextlib.ExitStack()
-        batch(None, "link add br0 type bridge", *up("br0", NODE))
+        on_node, in_pods = ["link add br0 type bridge", *up("br0", NODE)], {}
         for name, netns in self.names.items():
             bridged = name in ON_BRIDGE
             gateways = NODE if bridged else ROUTED_NODE
-            batch(None, f"link add port-{name} {'master br0' if bridged else ''} type veth peer eth0 "
+            on_node += [f"link add port-{name} {'master br0' if bridged else ''} type veth peer eth0 "
                         f"address {mac_of_pod(name)} netns {netns}",
-                  *up(f"port-{name}", () if bridged else gateways))
-            batch(netns, "link set lo up", *up("eth0", ADDRESSES[name]),
-                  *(f"route add default via {gateway}" for gateway in gateways))
+                        *up(f"port-{name}", () if bridged else gateways)]
+            in_pods[netns] = ["link set lo up", *up("eth0", ADDRESSES[name]),
+                              *(f"route add default via {gateway}" for gateway in gateways)]
+        batch(None, *on_node)
+        for netns, lines in in_pods.items():
+            batch(netns, *lines)
+        for name in self.names:
             self.listen(name)
         await_running(*((None, f"port-{name}") for name in self.names),
                       *((netns, "eth0") for netns in self.names.values()))

@@ -61,7 +61,7 @@ def test_a_routed_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F8
     run("ip", "link", "del", "port-d")
     run("ip", "link", "add", "port-d", "type", "veth", "peer", "eth0", "address", mac, "netns", site.names("d")[0])
     run("ip", "link", "set", "port-d", "up")
-    run("ip", "-n", site.names("d")[0], "link", "set", "eth0", "up")
+    run("ip", "link", "set", "eth0", "up", netns=site.names("d")[0])
     for address in ADDRESSES["d"]:
         run("ip", "route", "add", address, *route)
     sent = {source: ipv4(mac, source, ADDRESSES["c"][0], udp(), to=site.gateway_mac("d"))
@@ -79,7 +79,7 @@ def test_a_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F811
     run("ip", "link", "add", "port-a", "master", "br0", "type", "veth", "peer", "eth0", "address", MAC_A, "netns",
         site.names("a")[0])
     run("ip", "link", "set", "port-a", "up")
-    run("ip", "-n", site.names("a")[0], "link", "set", "eth0", "up")
+    run("ip", "link", "set", "eth0", "up", netns=site.names("a")[0])
     pod = frames.Pod(MAC_A, ADDRESSES["a"], ADDRESSES["b"], NODE[0], MAC_C)
     own = pod.own()
     assert site.arrived({**pod.forged(), **own}, "a", "b", "c") == set(own)

@@ -95,7 +95,7 @@ def test_pods_resolve_each_other_and_reach_what_policies_allow(site):
         site.add(name)
     site.add("b", app="db")
     for netns in site.names(*"abcd"):
-        run("ip", "-n", netns, "neigh", "flush", "all")
+        run("ip", "neigh", "flush", "all", netns=netns)
     asked = {(source, address, protocol, 80)
              for source in "acd" for address in ADDRESSES["b"] for protocol in (TCP, UDP)}
     expected = {one for one in asked if one[0] == "c"}

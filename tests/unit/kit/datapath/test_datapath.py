@@ -146,7 +146,7 @@ def test_a_forged_source_is_not_redirected(datapath_pods, node, datapath_conf, p
     third = pod_netns()
     node.add(datapath_conf, third)
     one, two = datapath_pods
-    run("ip", "-n", one, "addr", "add", "10.22.0.4/32", "dev", "lo")
+    run("ip", "addr", "add", "10.22.0.4/32", "dev", "lo", netns=one)
     with Inside(two):
         server = socket.socket(type=socket.SOCK_DGRAM)
         server.bind(("", 5001))

@@ -137,7 +137,7 @@ def test_flushed_table_is_made_again_for_other_subnets_too(node, pod_netns, conf
 
 def test_del_finds_elements_of_addresses_that_the_pod_took_off_itself(node, pod, conf):
     node.add(conf, pod)
-    run("ip", "-n", pod, "addr", "del", "fd00:22::2/64", "dev", "eth0")
+    run("ip", "addr", "del", "fd00:22::2/64", "dev", "eth0", netns=pod)
     node.delete(conf, pod)
     assert masqueraded() == masqueraded("pods6") == []
 

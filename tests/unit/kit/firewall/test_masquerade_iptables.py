@@ -114,8 +114,8 @@ def test_traffic_is_masqueraded(node, pod_netns, conf):
     run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "ext0", "netns", outside)
     run("ip", "addr", "add", "198.51.100.1/24", "dev", "up0")
     run("ip", "link", "set", "up0", "up")
-    run("ip", "-n", outside, "addr", "add", "198.51.100.9/24", "dev", "ext0")
-    run("ip", "-n", outside, "link", "set", "ext0", "up")
+    run("ip", "addr", "add", "198.51.100.9/24", "dev", "ext0", netns=outside)
+    run("ip", "link", "set", "ext0", "up", netns=outside)
     node.add({**conf, "isDefaultGateway": True}, pod)
     assert source_seen(pod, outside, "198.51.100.9") == "198.51.100.1"
 
