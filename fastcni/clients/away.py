@@ -9,3 +9,8 @@ class Away(Exception):
 class Busy(Away):
     """The service is overloaded: it answered with an error that says so, or did not answer in time. If the caller soon
     repeats the request, the service may answer."""
+
+
+class Rejected(Away):
+    """The service answered that it does not accept this request, for example because a webhook of Kubernetes denied it.
+    The service may accept other requests."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from _thread import allocate_lock
 
-from fastcni.clients.away import Away, Busy
+from fastcni.clients.away import Away, Busy, Rejected
 from fastcni.clients.http import Answer, Http, Stream
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kernel import waiting
@@ -42,6 +42,7 @@ BUSY_WAITS_S, MAX_RETRY_AFTER_S = (0.1, 0.5, 1.0), 10.0
 TOO_LARGE = "Too large resource version"        # in the answer to a list, with status 504
 OK, CREATED, ACCEPTED = 200, 201, 202
 UNAUTHORIZED, NOT_FOUND, CONFLICT, GONE, BUSY = 401, 404, 409, 410, 429
+REJECTED = (400, 403, 413, 422)         # of admission webhooks, quotas, rights, and the checks of an object
 
 
 class Conflict(Exception):
@@ -301,7 +302,8 @@ class Api:
         where = f"kubernetes at {answer.endpoint}: {method} {path.partition('?')[0]}"
         if answer.status == NOT_FOUND:
             raise NoSuchKind(f"{where}: the cluster has no such objects; are their CRDs applied?")
-        raise (Busy if answer.status == BUSY else Away)(f"{where}: status {answer.status}: {message}")
+        kind = Busy if answer.status == BUSY else Rejected if answer.status in REJECTED else Away
+        raise kind(f"{where}: status {answer.status}: {message}")
 
     # -- address and credentials ----------------------------------------------------------------------
 

@@ -48,14 +48,15 @@ MAX_NOTE = 1024                 # bytes, the API's limit
 class Series:
     """The lines of one event about one subject. fields: the fields of the first line. count: the number of lines. sent:
     the count that the API server has. name: the name of the Kubernetes Event; "" before it exists. last: the Unix time
-    of the last line. due: when the next count may be sent, in monotonic seconds."""
+    of the last line. due: when the next count may be sent, in monotonic seconds. failed: when the last try failed, in
+    monotonic seconds; 0.0: the last try did not fail."""
 
-    __slots__ = ("count", "due", "event", "fields", "last", "name", "sent")
+    __slots__ = ("count", "due", "event", "failed", "fields", "last", "name", "sent")
 
     def __init__(self, event: str, fields: dict[str, Any]) -> None:
         self.event, self.fields, self.name = event, fields, ""
         self.count = self.sent = 0
-        self.last, self.due = time.time(), 0.0
+        self.last, self.due, self.failed = time.time(), 0.0, 0.0
 
 
 class KubernetesEvents:
@@ -132,15 +133,16 @@ class KubernetesEvents:
         if self.left_out:
             self.unsent("kubernetes_event_unsent", lines=self.left_out, why=f"{MAX_SERIES} others wait")
             self.left_out = 0
-        for one in self._waiting():
+        for one in sorted(self._waiting(), key=lambda one: one.failed):
             if everything or now >= one.due:
                 try:
                     self._send(one)
                 except (Away, Conflict) as e:
                     self.unsent("kubernetes_event_unsent", reason=reason_of(one.event), why=str(e))
                     self.retry_at = now + RETRY_S
-                    return RETRY_S      # the other series would fail, too: they need the same API server
-                one.due = now + SERIES_S
+                    one.failed = now            # last from now on: the API server may reject this Event alone
+                    return RETRY_S
+                one.due, one.failed = now + SERIES_S, 0.0
             if one.sent < one.count:    # further lines arrived while the series was sent
                 pause = min(pause or SERIES_S, max(0.1, one.due - now))
         return pause

@@ -10,7 +10,8 @@ from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
 
 from fastcni.agent.egress.claims import TABLE, open_claims
 from fastcni.agent.egress.claims.contract import LEASE_S
-from fastcni.clients.away import Away
+from fastcni.agent.egress.claims.kubernetes import name_of
+from fastcni.clients.away import Away, Rejected
 from fastcni.spec.address import read_ip
 from fastcni.testing.witnesses import eventually
 
@@ -82,6 +83,24 @@ def test_a_claim_that_is_given_up_is_free_for_others_without_a_wait(store):
     one.release([FOUR])
     assert eventually(lambda: two.free_at(FOUR) == 0.0)
     assert two.claim(FOUR)
+
+
+@pytest.mark.parametrize("store", ["kubernetes"], indirect=True)
+def test_a_lease_that_the_api_rejects_costs_the_node_no_other_address(store, monkeypatch):
+    """The renewal ended at the first error: the addresses of the other Leases were lost after LEASE_S, too."""
+    one = store.node("one")
+    assert all(map(one.claim, ADDRESSES))
+    patch = one.api.patch
+
+    def reject(path, changes):
+        if path.endswith(name_of(FOUR)):
+            raise Rejected("status 403: denied")
+        return patch(path, changes)
+
+    monkeypatch.setattr(one.api, "patch", reject)
+    assert one.renew(ADDRESSES).keys() == {SIX}
+    with pytest.raises(Rejected):
+        one.renew([FOUR])
 
 
 def test_a_claim_that_is_not_renewed_ends_and_its_node_learns_that_it_has_lost_it(store):

@@ -6,6 +6,7 @@ import select
 import socket
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -20,9 +21,11 @@ from fastcni.agent.policy import attached, priority
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.in_kernel import decisions
 from fastcni.agent.policy.ruleset import see_bridged_traffic
+from fastcni.agent.policy.sources import events as unreadable_events
 from fastcni.agent.policy.sources.events import UnreadableEvents
 from fastcni.agent.policy.sources.kubernetes import Kubernetes
 from fastcni.cli.commands import cli
+from fastcni.clients.away import Away
 from fastcni.clients.kubernetes import open_api
 from fastcni.kit import policies as client
 from fastcni.testing.namespaces import Inside
@@ -145,6 +148,28 @@ def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
     finally:
         for source in sources:
             source.close()
+
+
+def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(monkeypatch):
+    """The agent sent the Events in order, and tried the first one again until it was sent. Its namespace was gone."""
+    monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
+    sent = []
+
+    def create(path, event):
+        if "/gone/" in path:
+            raise Away("status 404: namespaces \"gone\" not found")
+        sent.append(event["metadata"]["namespace"])
+
+    events = UnreadableEvents(SimpleNamespace(create=create), "n1", structlog.testing.CapturingLogger())
+    for namespace in ("gone", "shop"):
+        events.report("NetworkPolicy", {"name": "web", "namespace": namespace}, "spec: expected an object")
+    events.start()
+    try:
+        assert eventually(lambda: sent == ["shop"])
+        events.report("NetworkPolicy", {"name": "db", "namespace": "shop"}, "spec: expected an object")
+        assert eventually(lambda: sent == ["shop", "shop"])
+    finally:
+        events.close()
 
 
 def test_the_command_asks_the_api_too(server, tmp_path):

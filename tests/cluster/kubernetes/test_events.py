@@ -121,6 +121,24 @@ def test_an_api_server_that_is_away_gets_all_later(mock, events):
     assert [it["series"]["count"] for it in stored(mock)] == [2]
 
 
+def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(events, monkeypatch):
+    """The server sent the waiting Events in order, and stopped at the first error: a webhook refused one of them."""
+    sent = []
+
+    def create(_, event):
+        if "network=bad" in event["note"]:
+            raise Away("status 403: denied")
+        sent.append(event["note"].partition("network=")[2][:1])
+
+    monkeypatch.setattr(events.api, "create", create)
+    for network in ("bad", "a", "b"):
+        receive(events, **{**FULL, "network": network})
+    events.send_due()
+    assert sent == []                   # the API server may be away
+    events.send_due()
+    assert sent == ["a", "b"]
+
+
 def test_a_create_whose_answer_was_lost_makes_one_event(mock, events, monkeypatch):
     """The client sends a request again if the connection breaks."""
     create = events.api.create

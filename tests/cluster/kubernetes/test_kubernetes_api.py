@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcni.clients import kubernetes as kubernetes_api
-from fastcni.clients.away import Away
+from fastcni.clients.away import Away, Rejected
 from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, LOST, NODE_TTL_S, SHARED, Block, Changed, Single
 from fastcni.kit.ipam.cluster.stores import kubernetes_nodes, open_store
 from fastcni.kit.ipam.cluster.stores.kubernetes_nodes import Signs
@@ -69,8 +69,9 @@ def test_a_server_that_stays_busy_is_a_store_that_is_away(mock, store):
 @pytest.mark.parametrize("status", [400, 403, 422, 500])
 def test_an_error_names_the_request_and_the_servers_text(mock, store, status):
     mock.do(lambda api: api.next.append((status, {})))
-    with pytest.raises(Away, match=rf"^kubernetes at http://127\.\S+: GET \S+/ipblocks: status {status}: as told"):
+    with pytest.raises(Away, match=rf"^kubernetes at http://127\.\S+: GET \S+/ipblocks: status {status}: as told") as e:
         store.blocks()
+    assert isinstance(e.value, Rejected) is (status != 500)
 
 
 def test_missing_crds_are_named(mock, store):

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni.agent.egress.claims.contract import LEASE_S, REQUEST_S
-from fastcni.clients.away import Away
+from fastcni.clients.away import Away, Rejected
 from fastcni.clients.kubernetes import Conflict, Missing, open_api
 from fastcni.clients.kubernetes_watch import follow
 
@@ -68,11 +68,16 @@ class Kubernetes:
         self.api.close()
 
     def renew(self, held: Collection[bytes]) -> Mapping[bytes, float]:
-        found = {}
+        found, rejected = {}, None
         for address in held:
             began, seen = monotonic(), self._seen.get(address)
-            if seen and seen.holder == self.node and self._write(address, seen):
-                found[address] = began + LEASE_S
+            try:
+                if seen and seen.holder == self.node and self._write(address, seen):
+                    found[address] = began + LEASE_S
+            except Rejected as e:       # this node gives the address up; the next claim() raises the error, too
+                rejected = e
+        if rejected and not found:
+            raise rejected
         return found
 
     def claim(self, address: bytes) -> float:

@@ -46,7 +46,7 @@ class UnreadableEvents:
 
     def report(self, kind: str, metadata: dict[str, Any], text: str) -> None:
         """Let the thread send an Event about the object with this kind and metadata. text: the error."""
-        self._waiting.append(document(self.node, kind, metadata, text))
+        self._waiting.appendleft(document(self.node, kind, metadata, text))
         self._wake.set()
 
     def _run(self) -> None:
@@ -67,7 +67,8 @@ class UnreadableEvents:
                 if not failed:
                     self.log.warning("kubernetes_event_unsent", reason=event["reason"], why=str(e))
                 failed = True
-                self._waiting.appendleft(event)
+                if len(self._waiting) < MAX_WAITING:        # last: the API server may reject this Event alone
+                    self._waiting.append(event)
                 self._stop.wait(RETRY_S)
 
 
