@@ -16,7 +16,7 @@ from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.kit.call.similar import meant_id
 from fastcni.node.attachments.inventory import Places, collect
-from fastcni.node.attachments.records import LOOPBACK, RUNNING, UNKNOWN, NodeAttachment
+from fastcni.node.attachments.records import GONE, LOOPBACK, RUNNING, UNKNOWN, NodeAttachment
 from fastcni.runtime import (
     CNI,
     Bandwidth,
@@ -118,7 +118,8 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
                        f"fastcni pod down {container_id} /nonexistent")
     netns = os.path.abspath(netns) if netns else ""
     done = pods.tear_down_pod(Pod(container_id, netns))
-    if left := not_cached(on_node(pods), container_id):
+    # The listing takes long on a node with many pods: DEL of an attachment with a cached result needs no other proof
+    if left and (left := not_cached(on_node(pods), container_id)):
         lost = [PodNetwork(it.network, it.ifname) for it in left if it.network]
         netns = netns or next((it.netns for it in cached), "")
         done += pods.tear_down_pod(Pod(container_id, netns, networks=lost))
@@ -153,9 +154,9 @@ def not_cached(attachments: Iterable[NodeAttachment], container_id: str) -> list
 
 def successors(attachments: Sequence[NodeAttachment], container_id: str) -> Iterator[NodeAttachment]:
     """Yield the attachments of other containers that now have the namespace and interface of this container, see
-    merge.replaced()."""
+    runtime/replaced.py."""
     ended = {(it.netns, it.ifname) for it in attachments
-             if it.container_id == container_id and it.cached and it.state == UNKNOWN}
+             if it.container_id == container_id and it.cached and it.state in (GONE, UNKNOWN)}
     return (it for it in attachments
             if it.container_id != container_id and it.state == RUNNING and (it.netns, it.ifname) in ended)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from fastcni.kernel.presence import state_of
 from fastcni.runtime.cache import Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR
+from fastcni.runtime.collect import link_kinds
+from fastcni.runtime.replaced import gone, key_of
 from fastcni.runtime.restore import restore
 from fastcni.server.cluster.configured import read_configured
 from fastcni.server.cluster.pods import Pods
@@ -33,8 +35,8 @@ class Served(NodeView):
 
     def __init__(self, cache_dir: str = "") -> None:
         self.cache = Cache(cache_dir)
-        super().__init__(Pods(state_of, lambda: {(it.network, it.container_id, it.ifname): (it.netns, it.since)
-                                                 for it in self._attachments()}))
+        super().__init__(Pods(state_of, lambda: {key_of(it): (it.netns, it.since) for it in self._attachments()},
+                              lambda: gone(self._attachments(), link_kinds)))
 
     def replay(self, deleted_at: DeletedAt) -> Restored:
         return restore(self.cache, deleted_at=deleted_at)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastcni.handle import REPORT
+from fastcni.kernel import wire
 from fastcni.kernel.presence import GONE, state_of
+from fastcni.kit.links import find
 from fastcni.kit.networks import other_caches
 from fastcni.kit.networks.keys import CNI_DIR
 from fastcni.kit.networks.network import RUNS_NETWORKS
@@ -16,6 +18,7 @@ from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.call import NO_CONTAINER, Call, to_pair
 from fastcni.runtime.errors import PluginError
 from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
+from fastcni.runtime.replaced import Key, key_of, replaced, successors
 from fastcni.runtime.report import Collected, Deleted, GcReport, Judged, Released
 from fastcni.runtime.trace import Trace
 from fastcni.spec import errors, json, version
@@ -31,31 +34,44 @@ Pair = tuple[str, str]
 class Plan:
     """The plan of a GC of one network. kept, stale: the cached attachments that GC keeps or deletes. valid: (container
     id, ifname) of attachments that the plugins must keep, even if they are not in the cache. of_multus: directories
-    with the results of multus, whose pods may be in the network, too."""
+    with the results of multus, whose pods may be in the network, too. taken: attachments whose namespace's path a later
+    attachment has: with this path, DEL would delete the interface of the later attachment."""
 
     kept: tuple[Judged, ...]
     stale: tuple[Judged, ...]
     valid: frozenset[Pair]
     of_multus: tuple[str, ...] = ()
+    taken: frozenset[Key] = frozenset()
 
 
 def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pair] = (),
               everything: bool = False, of_multus: Iterable[str] = ()) -> Plan:
     """Return the Plan of a network. The plan keeps the valid attachments and, unless `everything` is set, the
     attachments whose network namespace may exist. remembered: the cached attachments of all networks. of_multus: see
-    Plan."""
-    pairs, kept, stale = frozenset(valid), [], []
+    Plan. Raises OSError."""
+    remembered = list(remembered)
+    pairs, kept, stale, ended = frozenset(valid), [], [], replaced(remembered, link_kinds)
+    taken = frozenset(key_of(it) for it, _ in successors(remembered))
     for it in remembered:
         if it.network != network:
             continue
-        state, why = state_of(it.netns, it.since)
+        state, why = ended.get(key_of(it)) or state_of(it.netns, it.since)
         if to_pair(it) in pairs:
             kept.append(Judged(it, "said to be valid"))
         elif state == GONE or everything:
             stale.append(Judged(it, why))
         else:
             kept.append(Judged(it, why))
-    return Plan(tuple(kept), tuple(stale), pairs, tuple(of_multus))
+    return Plan(tuple(kept), tuple(stale), pairs, tuple(of_multus), taken)
+
+
+def link_kinds() -> dict[str, str]:
+    """Return {name: kind} of the links of the calling thread's network namespace. Raises OSError."""
+    sock = wire.open_socket()
+    try:
+        return {link.name: link.kind for link in find.all_links(sock)}
+    finally:
+        sock.close()
 
 
 def find_others(cni: "CNI", net: NetworkList, of_multus: Sequence[str]) -> tuple[Judged, ...]:
@@ -114,7 +130,7 @@ def run(cni: "CNI", net: NetworkList, plan: Plan, *, trace: Trace | None = None)
 
 
 def delete_stale(cni: "CNI", net: NetworkList, plan: Plan, trace: Trace | None) -> tuple[Deleted, ...]:
-    return tuple(delete_one(cni, net, it, trace) for it in plan.stale)
+    return tuple(delete_one(cni, net, it, key_of(it.attachment) in plan.taken, trace) for it in plan.stale)
 
 
 def still_valid(cni: "CNI", net: NetworkList, plan: Plan) -> list[Pair]:
@@ -125,10 +141,10 @@ def still_valid(cni: "CNI", net: NetworkList, plan: Plan) -> list[Pair]:
     return sorted(plan.valid | {to_pair(it.attachment) for it in plan.kept} | (now - stale))
 
 
-def delete_one(cni: "CNI", net: NetworkList, stale: Judged, trace: Trace | None) -> Deleted:
-    """Run DEL of a stale attachment, with the args of its ADD."""
+def delete_one(cni: "CNI", net: NetworkList, stale: Judged, taken: bool, trace: Trace | None) -> Deleted:
+    """Run DEL of a stale attachment, with the args of its ADD. taken: see Plan."""
     it = stale.attachment
-    rt = RuntimeConf(it.container_id, it.netns, it.ifname, it.args, it.capability_args)
+    rt = RuntimeConf(it.container_id, "" if taken else it.netns, it.ifname, it.args, it.capability_args)
     try:
         cni.delete(net, rt, trace=trace)
     except CniError as e:

@@ -16,7 +16,6 @@ from fastcni.node.attachments.records import (
     CACHE,
     FILE,
     GONE,
-    LOOPBACK,
     NAMESPACE,
     ORPHANED,
     RUNNING,
@@ -27,6 +26,8 @@ from fastcni.node.attachments.records import (
     NodeAttachment,
     Sighting,
 )
+from fastcni.runtime.records import Attachment
+from fastcni.runtime.replaced import replaced
 
 Key = tuple[str, str, str]          # network, container id, ifname
 
@@ -98,7 +99,7 @@ class Group:
 def merge(facts: Facts) -> Inventory:
     """Return the inventory: the attachments that the sightings show, and the sightings without an attachment."""
     groups = group([it for it in facts.sightings if it.container_id])
-    interfaces, ended = Interfaces(facts, groups), replaced(facts)
+    interfaces, ended = Interfaces(facts, groups), ended_pods(facts)
     for each in groups:
         if each.key not in ended:
             each.sightings += interfaces.of(each, facts.cached.get(each.key))
@@ -112,20 +113,14 @@ def merge(facts: Facts) -> Inventory:
     return Inventory(tuple(found), tuple(unowned), tuple(dict.fromkeys(facts.unseen)))
 
 
-def replaced(facts: Facts) -> dict[Key, str]:
-    """Return {attachment: why its state is unknown} of the pods at whose namespace's path another pod now is: a later
-    ADD made an interface of the same name at this path, and the pod's own links on the host no longer exist. The
-    namespace at the path then says nothing about the previous pod."""
-    newest: dict[tuple[str, str], tuple[float, Key]] = {}
-    added = {(it.network, it.container_id, it.ifname): it for it in facts.sightings if it.kind == CACHE}
-    for key, cached in facts.cached.items():
-        at = cached.netns, key[2]
-        if cached.netns and key in added and key[2] != LOOPBACK:
-            newest[at] = max(newest.get(at, (0.0, key)), (added[key].since, key))
-    there = {link.name for link in facts.links.values() if link.kind == "veth"}
-    return {key: f"{cached.netns} is now the namespace of {found[1][1]}" for key, cached in facts.cached.items()
-            if (found := newest.get((cached.netns, key[2]))) and found[1][1] != key[1] and found[0] > added[key].since
-            and not there.intersection(added[key].links)}
+def ended_pods(facts: Facts) -> dict[Key, tuple[str, str]]:
+    """Return {attachment: (state, why)} of the pods at whose namespace's path another pod now is, see replaced()."""
+    sightings = [it for it in facts.sightings if it.kind == CACHE]
+    return replaced(
+        (Attachment(it.container_id, it.network, it.ifname, netns=facts.cached[key].netns, host_links=it.links,
+                    since=it.since)
+         for it in sightings if (key := (it.network, it.container_id, it.ifname)) in facts.cached),
+        lambda: {link.name: link.kind for link in facts.links.values()})
 
 
 def group(sightings: Iterable[Sighting]) -> list[Group]:
@@ -222,14 +217,15 @@ class Interfaces:
                         links=(host.name,) if host else (), alive=True)
 
 
-def attachment(each: Group, facts: Facts, kinds: Mapping[str, str], ended: Mapping[Key, str]) -> NodeAttachment:
-    """Return the NodeAttachment of a group. kinds: {name: kind} of the host's links. ended: see replaced()."""
+def attachment(each: Group, facts: Facts, kinds: Mapping[str, str],
+               ended: Mapping[Key, tuple[str, str]]) -> NodeAttachment:
+    """Return the NodeAttachment of a group. kinds: {name: kind} of the host's links. ended: see ended_pods()."""
     cached = facts.cached.get(each.key)
     order = (CACHE, NAMESPACE, ADDRESS_FILE, FILE)
     sightings = sorted(each.sightings, key=lambda it: order.index(it.kind) if it.kind in order else len(order))
     links = tuple(dict.fromkeys(name for it in sightings for name in it.links if kinds.get(name, "bridge") != "bridge"))
     # A veth pair shows that the pod runs, because the kernel deletes the pair with the pod; an ifb stays.
-    state, why = (UNKNOWN, ended[each.key]) if each.key in ended else state_of(
+    state, why = ended.get(each.key) or state_of(
         each, cached, [name for name in links if kinds[name] == "veth"], facts)
     authors = {it.author for it in sightings if it.author}
     namespaces = [it.place for it in sightings if it.kind == NAMESPACE]

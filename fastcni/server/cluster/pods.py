@@ -6,7 +6,7 @@ from fastcni.kernel.presence import GONE, UNKNOWN, unseen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     Attachment = tuple[str, str, str]           # network, container id, ifname
     Place = tuple[str, float]                   # path of the namespace, and when it existed; see Pods.state_of
@@ -14,21 +14,28 @@ if TYPE_CHECKING:
 
 class Pods:
     """The pods of the node. state_of: see kernel/presence.py. cached(): returns the Place of each attachment that the
-    runtimes' result caches have."""
+    runtimes' result caches have. replaced(): returns the attachments that have ended and at whose namespace's path a
+    later pod is, see runtime/replaced.py."""
 
     def __init__(self, state_of: Callable[[str, float], tuple[str, str]],
-                 cached: Callable[[], Mapping[Attachment, Place]]) -> None:
-        self.state_of, self.cached = state_of, cached
+                 cached: Callable[[], Mapping[Attachment, Place]],
+                 replaced: Callable[[], Collection[Attachment]] = tuple) -> None:
+        self.state_of, self.cached, self.replaced = state_of, cached, replaced
         self.places: Mapping[Attachment, Place] | None = None
+        self.ended: Collection[Attachment] | None = None
 
     def forget(self) -> None:
         """Forget the contents of the result caches, so that the next is_gone() reads the caches again."""
-        self.places = None
+        self.places = self.ended = None
 
-    def is_gone(self, attachment: Attachment, path: str = "", since: float = 0.0) -> bool:
+    def is_gone(self, attachment: Attachment, path: str = "", since: float = 0.0, *, shared: bool = False) -> bool:
         """Return whether the pod of an attachment no longer exists. path: the path of its network namespace, which ADD
         wrote into the address file at the time `since`. If a result cache has another path, True only if both
-        namespaces no longer exist. False if no path is known."""
+        namespaces no longer exist. False if no path is known. shared: whether another pod has this path, too."""
+        if shared:
+            self.ended = self.replaced() if self.ended is None else self.ended
+            if attachment in self.ended:
+                return True
         if path and not self._is_gone(path, since):
             return False
         if self.places is None:

@@ -29,12 +29,16 @@ class Reconcile:
         self.space, self.pods = space, pods
         self.gone: dict[Key, float] = {}            # {key: since when the pod is missing, in monotonic seconds}
         self.gone_singles: dict[Key, float] = {}
+        self.containers: dict[tuple[str, str], set[str]] = {}       # {(path of a namespace, ifname): its containers}
         self.jobs = [Job(self._look, 0.0, remote=False), Job(self._look_at_singles, 0.0)]
 
     def _look(self, now: float) -> float:
         self.pods.forget()
         space = self.space
         holders = {key_of(one): one for one in space.local.all_holders()}
+        self.containers = {}
+        for one in holders.values():
+            self.containers.setdefault((one.get("netns", ""), one["ifname"]), set()).add(one["container"])
         due, self.gone = self._due(holders, self.gone, now)
         for key in due:
             if space.local.release(holders[key], self._is_gone):
@@ -79,7 +83,9 @@ class Reconcile:
     def _is_gone(self, record: Mapping[str, Any]) -> bool:
         """Return whether the pod of an address no longer exists."""
         attachment = record.get("network", ""), record["container"], record["ifname"]
-        return self.pods.is_gone(attachment, record.get("netns", ""), record.get("since", 0.0))
+        path = record.get("netns", "")
+        shared = len(self.containers.get((path, record["ifname"]), ())) > 1
+        return self.pods.is_gone(attachment, path, record.get("since", 0.0), shared=bool(path) and shared)
 
     def _next(self, now: float, gone: Mapping[Key, float]) -> float:
         times = self.space.times

@@ -222,7 +222,8 @@ def test_a_pod_that_is_deleted_meanwhile_has_no_finding(pods, doctor, monkeypatc
 
 
 def test_a_pod_whose_namespace_s_path_another_pod_has_is_not_said_to_run_there(directories, host_netns, pod_netns, fastcni, bin_dir):
-    """The runtime lost pod c0 without DEL. Doctor advised to give the interface of c1 the address of c0."""
+    """The runtime lost pod c0 without DEL. Doctor advised to give the interface of c1 the address of c0. The address of
+    c0 stayed taken."""
     directories.configure(DUAL)
     name = pod_netns()
     link = next(it["name"] for it in directories.add("c0", name)["interfaces"] if it["name"].startswith("veth"))
@@ -233,7 +234,7 @@ def test_a_pod_whose_namespace_s_path_another_pod_has_is_not_said_to_run_there(d
     _, found = diagnosed(fastcni, "--bin-dir", bin_dir)
     assert "pod-links" not in found
     listed = fastcni("list", "--json").document["attachments"]
-    assert {it["containerID"]: it["state"] for it in listed} == {"c0": "unknown", "c1": "running"}
+    assert {it["containerID"]: it["state"] for it in listed} == {"c0": "gone", "c1": "running"}
     assert f"/run/netns/{name} is now the namespace of c1" in [it["why"] for it in listed]
 
 

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from fastcni.cli import pod as pod_command
 from fastcni.launcher.install import install
+from fastcni.node.attachments.inventory import collect
 from fastcni.testing.namespaces import run
 
 SECOND = {"cniVersion": "1.0.0", "name": "net2", "plugins": [
@@ -38,6 +40,16 @@ def test_pod_down_without_a_cached_result_needs_the_namespace(host, pod_netns, f
     assert "eth0" not in run("ip", "-br", "link", netns=pod)
     assert not (host.data / "net1" / "10.88.0.2").exists()
     assert fastcni("pod", "down", "c1", "--bin-dir", plugin_files).status == 0      # nothing is left
+
+
+def test_pod_down_lists_the_node_once_if_all_results_are_cached(host, pod_netns, fastcni, plugin_files, monkeypatch):
+    """It listed all attachments of the node two or three times."""
+    listed = []
+    monkeypatch.setattr(pod_command, "collect", lambda places: listed.append(places) or collect(places))
+    host.add("c1", pod_netns())
+    answer = fastcni("pod", "down", "c1", "--bin-dir", plugin_files)
+    assert answer.status == 0 and "eth0 of c1 in network net1 is detached" in answer.out
+    assert len(listed) == 1
 
 
 def test_pod_down_leaves_the_interface_of_a_pod_that_has_the_namespace_now(host, pod_netns, fastcni, plugin_files):

@@ -11,6 +11,7 @@ from lab.node import cid_of, elements
 from fastcni.launcher.install import install
 from fastcni.runtime import CNI, Exec, InProcess, RuntimeConf, collect, parse_list
 from fastcni.testing.namespaces import ip
+from fastcni.testing.witnesses import eventually
 
 FOREIGN_IPAM = """#!/bin/sh
 [ "$CNI_COMMAND" = ADD ] && echo '{"cniVersion":"1.0.0","ips":[{"address":"10.22.0.77/16"}]}'
@@ -32,8 +33,8 @@ class Runtime:
         chain = [first, *({"type": kind} for kind in plugins)]
         self.net = parse_list(json.dumps({"cniVersion": version, "name": "net-a", "plugins": chain}).encode())
 
-    def add(self, pod):
-        result = self.cni.add(self.net, RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0"))
+    def add(self, pod, container=""):
+        result = self.cni.add(self.net, RuntimeConf(container or cid_of(pod), f"/run/netns/{pod}", "eth0"))
         return next(ip["address"].partition("/")[0] for ip in result["ips"])
 
     def forget(self, pod):
@@ -65,6 +66,42 @@ def test_gc_releases_and_reports_a_leak_in_every_version(node, bin_dir, tmp_path
     assert any(plugin == "firewall" for plugin, _, _ in output)
     assert list(node.held()) == [kept]
     assert len(elements("pods4")) == 1
+
+
+def test_gc_releases_a_pod_whose_namespace_s_path_another_pod_has(node, bin_dir, tmp_path, pod_netns):
+    """The pod ended without DEL, and its address stayed taken as long as the path existed."""
+    it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=InProcess()), "1.1.0")
+    pod = pod_netns()
+    it.add(pod)
+    ip("netns", "del", pod)
+    assert eventually(lambda: "veth" not in ip("-br", "link"))
+    ip("netns", "add", pod)
+    kept = it.add(pod, "later")
+    report = it.collect()
+    (deleted,) = report.deleted
+    assert (deleted.attachment.container_id, deleted.why, deleted.error) == (
+        cid_of(pod), f"/run/netns/{pod} is now the namespace of later", None)
+    assert [each.attachment.container_id for each in report.kept] == ["later"]
+    assert list(node.held()) == [kept] and f" {kept}/" in ip("-n", pod, "-br", "addr", "show", "eth0")
+    assert it.collect().deleted == ()
+
+
+def test_gc_keeps_a_pod_that_runs_without_the_path_that_another_pod_has(node, bin_dir, tmp_path, pod_netns):
+    """A GC of all but the other pod sent a DEL with the path, which deleted the other pod's interface, as libcni does.
+    """
+    it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=InProcess()), "1.1.0")
+    pod = pod_netns()
+    first = it.add(pod)
+    process = os.open(f"/run/netns/{pod}", os.O_RDONLY)         # as a process in the namespace
+    try:
+        ip("netns", "del", pod)
+        ip("netns", "add", pod)
+        kept = it.add(pod, "later")
+        assert it.collect().deleted == () and {*node.held()} == {first, kept}
+        it.cni.gc(it.net, [("later", "eth0")])
+        assert list(node.held()) == [kept] and f" {kept}/" in ip("-n", pod, "-br", "addr", "show", "eth0")
+    finally:
+        os.close(process)
 
 
 @needs_peer

@@ -151,6 +151,17 @@ def test_a_claim_without_a_file_ends_with_its_pod(cluster_node, sticky):
     assert left.state == KEPT if sticky else left is None
 
 
+def test_an_address_whose_pod_s_namespace_path_a_later_pod_has_is_released(cluster_node):
+    """The pod ended without DEL. Its address stayed taken as long as the later pod ran."""
+    a = cluster_node(reconcile_s=0.01, apart_s=0.02)
+    a.states["/run/netns/p"] = "alive"
+    addresses = [a.add(cid, netns="p") for cid in ("c1", "c2")]
+    assert not eventually(lambda: len(a.held) < 2, 0.3)     # the links of both exist
+    a.cluster.pods.replaced = lambda: {("net", "c1", "eth0")}
+    assert a.logged("cluster_address_released")["container"] == "c1"
+    assert a.held == {addresses[1]: "c2"}
+
+
 def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node, monkeypatch):
     """For instance, the store was restored: the pod keeps the address."""
     a = cluster_node(list_s=0.02)
