@@ -99,6 +99,7 @@ def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, *
     from fastcni.agent.run import Agent
     from fastcni.clients.away import Away
     from fastcni.daemon import log as logs
+    from fastcni.daemon.stop_signals import stop_signals
     from fastcni.daemon.systemd_notify import Notifier
 
     options = read_options(**network)
@@ -110,7 +111,7 @@ def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, *
         if leave:
             it.leave()
             return
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             # In a thread, because a signal handler may interrupt a function that holds the lock of stop().
             signal.signal(number, lambda *_: threading.Thread(target=it.stop).start())
         with page.shown(it) if page else nullcontext():

@@ -13,6 +13,7 @@ import threading
 import time
 
 from fastcni.daemon import listening
+from fastcni.daemon.stop_signals import stop_signals
 from fastcni.dhcp import flags as flag
 from fastcni.dhcp.client import Settings
 from fastcni.dhcp.daemon_log import Log
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 RETRY_S = 1.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Daemon:
@@ -99,7 +99,7 @@ class Daemon:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `dhcp daemon` with these flags until SIGTERM or SIGINT. Return the exit status, the same as the reference
+    """Run `dhcp daemon` with these flags until one of stop_signals(). Return the exit status, the same as the reference
     plugin's: 2 for a wrong command line, 1 for an error, otherwise 0."""
     gc.enable()                         # a plugin file switches the garbage collector off
     try:
@@ -112,16 +112,17 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     log = Log()
     raise_descriptor_limit()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)      # until the handler can stop a daemon
+    ends = stop_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)      # until the handler can stop a daemon
     try:
         write_pidfile(flags.pidfile)
         daemon = Daemon(flags, log)
     except (OSError, listening.ListenError) as e:
         log.error("dhcp_not_started", why=str(e))
         return 1
-    for number in STOP_SIGNALS:
+    for number in ends:
         signal.signal(number, lambda *_: daemon.stop())
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
     daemon.run()
     remove_pidfile(flags.pidfile)
     return 0

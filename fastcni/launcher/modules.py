@@ -19,11 +19,11 @@ PACKAGE = os.path.dirname(os.path.abspath(fastcni.__file__))
 ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # packages whose modules go into a plugin file
 # Modules of the packages in ROWS that only the server, the agent, commands and type checkers import
 NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/nft_trace.py",
-              "kit/datapath/restrict.py", "kit/firewall/contract.py", "kit/ipam/cluster/stores/whereabouts_pools.py",
-              "kit/ipam/cluster/upkeep.py")
+              "kit/datapath/restrict.py", "kit/firewall/contract.py", "kit/firewall/doubled.py",
+              "kit/ipam/cluster/stores/whereabouts_pools.py", "kit/ipam/cluster/upkeep.py")
 # Modules of fastcni that only `dhcp daemon` imports, no plugin; the daemon takes other modules from the standard
 # library
-DAEMON_DIRECTORY, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py")
+DAEMON_DIRECTORY, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py", "daemon/stop_signals.py")
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/netavark.py",
           "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # modules that bootstrap.py calls

@@ -12,6 +12,7 @@ from time import monotonic
 from fastcni import _ipam_bitmap
 from fastcni.daemon import garbage, listening, log
 from fastcni.daemon.background import Background
+from fastcni.daemon.stop_signals import stop_signals
 from fastcni.daemon.systemd_notify import Notifier
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns, procfs, sysctl
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 
 MAX_BACKGROUND_THREADS = 64     # background threads, which wait for the kernel's deferred work
 DRAIN_TIMEOUT_S = 80            # seconds; systemd usually waits for 90
-STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 # GIL: if another thread computes when a system call returns, the caller waits at most this time for the GIL.
 SWITCH_INTERVAL_S = 0.0005
 
@@ -94,14 +94,15 @@ class Options:
 
 
 def serve(path: str = listening.PATH, options: Options | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, then finish the requests that have begun. Return the exit status.
+    """Serve until one of stop_signals(), then finish the requests that have begun. Return the exit status.
 
     serve() must run in the main thread. Raises ListenError.
     """
     started, options = monotonic(), options or Options()
     faulthandler.enable()           # systemd ends a stuck server by SIGABRT: the log shows where each thread is
     # Threads inherit this mask, so the signals stay pending until sigwait() below
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    ends = stop_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     events = kubernetes_events(options)
     logger = log.make(*options.log, [*(it.receive for it in events), *options.receivers])
     listen = listening.listen(path, open_to_all=not set(options.uids) <= {0, os.geteuid()})
@@ -114,7 +115,7 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     prepare_process(logger)
     server = Server(options, listen, beside, logger, started, parts)
     server.start()
-    signal.sigwait(STOP_SIGNALS)    # sigtimedwait() may return a signal that never came, after its timeout
+    signal.sigwait(ends)            # sigtimedwait() may return a signal that never came, after its timeout
     return server.stop()
 
 

@@ -2,13 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 
 import conftest as shared
 import pytest
 from click.testing import CliRunner
 from unit.dhcp.fixtures import FIRST, leases, own_files
-from unit.dhcp.process import Daemon, call, ok
+from unit.dhcp.process import RUN, Daemon, call, ok
 from unit.dhcp.server import Server, addresses
 
 from fastcni.cli.commands import cli
@@ -150,6 +152,13 @@ def test_a_plugin_that_leaves_ends_the_attempt(network, daemon, tmp_path):
         plugin.kill()
     daemon.wait_for("lease_abandoned")
     assert eventually(lambda: sockets_of(pod) == "")
+
+
+def test_a_terminal_that_closes_ends_the_daemon_like_sigterm(tmp_path):
+    """SIGHUP killed the daemon, and the socket's file stayed."""
+    with Daemon(tmp_path, command=["env", "--default-signal=HUP", sys.executable, "-c", RUN]) as daemon:
+        assert daemon.stop(signal.SIGHUP) == 0
+        assert "event=dhcp_stopped" in daemon.log() and not os.path.exists(daemon.path)
 
 
 def test_a_lease_stays_while_the_daemon_cannot_see_the_namespace(network, server, tmp_path):

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -289,6 +290,22 @@ def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, p
     assert [each.answer().status for each in (under_way, *behind)] == [0] * 21
     assert server.process.wait(ANSWER_TIMEOUT_S) == 0
     assert server.lines("event=server_stopped") and not server.lines("level=error")
+
+
+def test_a_terminal_that_closes_ends_the_server_like_sigterm(start):
+    """SIGHUP killed the server: its requests had no answer, and the socket's file stayed."""
+    server = start(before=("env", "--default-signal=HUP"))
+    server.process.send_signal(signal.SIGHUP)
+    assert server.process.wait(ANSWER_TIMEOUT_S) == 0
+    assert not server.path.exists() and server.lines("event=server_stopped")
+
+
+def test_a_server_that_nohup_has_started_ignores_sighup(start, node):
+    """sigwait() returns a signal that is blocked, also if the process ignores it."""
+    server = start(before=("env", "--ignore-signal=HUP"))
+    server.process.send_signal(signal.SIGHUP)
+    assert server.ok("VERSION", node.conf()) and not server.lines("event=server_stopping")
+    assert server.stop() == 0
 
 
 def test_a_server_whose_sockets_directory_is_removed_ends_and_leaves_the_next_ones_socket(start, node):
