@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     Field = tuple[int, int, int]
 
 NFTA_RULE_TABLE, NFTA_RULE_CHAIN, NFTA_RULE_HANDLE, NFTA_RULE_EXPRESSIONS, NFTA_RULE_USERDATA = 1, 2, 3, 4, 7
-NFTA_EXPR_NAME, NFTA_EXPR_DATA = 1, 2
-NFTA_IMMEDIATE_DATA = 2
+NFTA_EXPR_NAME, NFTA_EXPR_DATA, NFTA_IMMEDIATE_DATA = 1, 2, 2
 NFTA_MATCH_NAME, NFTA_MATCH_INFO = 1, 3         # linux/netfilter/nf_tables_compat.h
 
 NFT_REG_VERDICT, NFT_REG_1, NFT_REG_2 = 0, 1, 2
@@ -34,13 +33,12 @@ NFT_META_PKTTYPE, NFT_META_IIFKIND = 19, 26
 NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER = 0, 1, 2
 NFT_LOOKUP_F_INV = 1
 NFT_CMP_EQ, NFT_CMP_NEQ = 0, 1
-NFT_CT_STATE, NFT_CT_STATUS, NFT_CT_SRC_IPS = 0, 2, {4: 19, 16: 21}        # NFT_CT_SRC_IP, _IP6, by length
+NFT_CT_STATE, NFT_CT_STATUS, NFT_CT_MARK = 0, 2, 3
+NFT_CT_SRC_IPS = {4: 19, 16: 21}        # NFT_CT_SRC_IP, _IP6, by length
 IP_CT_DIR_ORIGINAL, IP_CT_DIR_REPLY = 0, 1
 NF_CT_STATE_ESTABLISHED, NF_CT_STATE_RELATED = 1 << 1, 1 << 2      # linux/netfilter/nf_conntrack_common.h
-NFT_CT_MARK = 3
 NFT_FIB_RESULT_ADDRTYPE, NFTA_FIB_F_SADDR, NFTA_FIB_F_DADDR = 3, 1 << 0, 1 << 1
-NFT_DYNSET_OP_UPDATE = 1
-NFT_NAT_DNAT = 1
+NFT_DYNSET_OP_UPDATE, NFT_NAT_DNAT = 1, 1
 NF_NAT_RANGE_PROTO_RANDOM_FULLY = 1 << 4      # linux/netfilter/nf_nat.h
 IPPROTO_ICMPV6 = 58
 ICMPV6_MGM_QUERY, ICMPV6_MGM_REPORT, ICMPV6_MGM_REDUCTION, ICMPV6_MLD2_REPORT = 130, 131, 132, 143  # linux/icmpv6.h
@@ -105,6 +103,12 @@ def read_rule(payload: bytes) -> tuple[int, str]:
     if NFTA_RULE_HANDLE not in found:
         raise ValueError("nftables rule without a handle")
     return int.from_bytes(found[NFTA_RULE_HANDLE], "big"), nft.read_comment(found.get(NFTA_RULE_USERDATA, b""))
+
+
+def read_content(payload: bytes) -> tuple[str, bytes]:
+    """Read an NFT_MSG_NEWRULE payload: (the rule's chain, its expressions as the kernel encodes them)."""
+    found = attributes(payload, 4)
+    return nft.as_text(found.get(NFTA_RULE_CHAIN, b"")), found.get(NFTA_RULE_EXPRESSIONS, b"")
 
 
 def read_jump(payload: bytes) -> tuple[bytes, str, str]:

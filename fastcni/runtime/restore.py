@@ -14,6 +14,7 @@ from fastcni._netlink import Batch
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import netns, rtnl, wire
 from fastcni.kernel.presence import ALIVE, GONE, UNKNOWN, state_of
+from fastcni.kit.firewall import doubled
 from fastcni.kit.links import find
 from fastcni.runtime import inject
 from fastcni.runtime.cache import Cache
@@ -70,11 +71,12 @@ def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
 
     environ: the environment of programs (iptables); None: this process's environment. deleted_at: returns when the last
     DEL of an attachment began, in seconds since the epoch, 0.0 if unknown. An attachment that was not added again after
-    its last DEL is skipped. Raises OSError if the cache cannot be listed.
+    its last DEL is skipped. Raises OSError if the cache cannot be listed, or the kernel refuses the reading of rules.
     """
     environ = os.environ if environ is None else environ
     batch, mode = BatchMode(), SharedMode()
     try:
+        doubled.replace(mode.firewall)
         done = walk(cache, environ, batch, deleted_at)
         try:
             batch.carry_out(environ, mode)

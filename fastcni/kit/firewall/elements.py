@@ -81,8 +81,11 @@ class Store:
     def ensure(self, req: Request, items: Sequence[Item] = ()) -> None:
         """Add the missing chains and rules, including the chains to which `items` lead."""
         if not self.complete(req):
-            sock = req.mode.firewall
-            self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self._chains_led_to(sock))])
+            self.write_rules(req.mode.firewall, items)
+
+    def write_rules(self, sock: Socket, items: Sequence[Item] = ()) -> None:
+        """Replace the rules of the chains, including the chains to which elements lead. Add what `items` need."""
+        self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self._chains_led_to(sock))])
 
     def _where_set_up(self, req: Request, items: Sequence[Item],
                       attempt: Callable[[], list[NetlinkError]]) -> list[NetlinkError]:
@@ -177,6 +180,10 @@ class Store:
     def keeps(self, chain: str) -> bool:
         """Return whether the chain is one that fastcni never deletes."""
         return chain in self.chains
+
+    def has(self, chain: str) -> bool:
+        """Return whether fastcni writes the rules of the chain, by its name."""
+        return chain in self.chains or (bool(self.leads_to) and chain.startswith(self.leads_to))
 
     def complete_on(self, sock: Socket) -> bool:
         """Do complete() with a socket instead of a request."""

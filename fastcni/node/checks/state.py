@@ -10,7 +10,7 @@ from contextlib import closing
 
 import fastcni
 from fastcni.kernel import nft, uapi, wire
-from fastcni.kit.firewall import backends
+from fastcni.kit.firewall import backends, doubled
 from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.adopt import gc_command, gc_networks
 from fastcni.node.attachments.caches import addresses_of, types_of
@@ -247,6 +247,18 @@ def flushed_chains(node: Node) -> Iterator[Finding]:
     if flushed:
         yield Finding(ERROR, f"nftables chains of running pods have lost rules, among {some(flushed, 6)}",
                       "another program has flushed them: the elements of the sets have no effect", "fastcni restore")
+
+
+def doubled_rules(node: Node) -> Iterator[Finding]:
+    """Each rule of fastcni's own nftables tables exists once."""
+    if not node.seen.facts.firewall:
+        return
+    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+        found = [f"{nft.FAMILIES[family]} {table} {chain}" for family, table, chain in sorted(doubled.chains(sock))]
+    if found:
+        yield Finding(WARNING, f"nftables chains have rules twice: {some(found, 6)}", "`nft -f` with a saved ruleset "
+                      "has added them again: packets pass more rules than necessary, and GC keeps unused chains",
+                      "fastcni restore")
 
 
 def running(node: Node) -> Iterator[NodeAttachment]:

@@ -340,6 +340,26 @@ def test_guards_and_isolation_that_were_flushed_alone_are_found(directories, hos
     directories.delete("c1", pod)
 
 
+def test_rules_that_a_saved_ruleset_has_added_again_are_found_and_restore_replaces_them(
+        directories, host_netns, pod_netns, fastcni, bin_dir):
+    """`nft -f` without a flush adds each rule again. GC kept the chain of a subnet for ever."""
+    bridge, portmap = LIST["plugins"]
+    directories.configure({**LIST, "plugins": [bridge, portmap, {   # nft reads no rules of ipspoofchk
+        "type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}]})
+    pod = pod_netns()
+    directories.add("c1", pod, ports=[(8080, 80)])
+    before = run("nft", "list", "ruleset")
+    assert "doubled-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1]
+    for _ in range(2):
+        run("nft", "-f", "-", stdin=before)
+    found = diagnosed(fastcni, "--bin-dir", bin_dir)[1]["doubled-rules"]
+    assert "inet fastcni hostport-output" in found["what"] and found["do"] == "fastcni restore"
+    assert restore(directories.cni.cache).failed == ()
+    assert sorted(run("nft", "list", "ruleset").split("\n")) == sorted(before.split("\n"))
+    assert "doubled-rules" not in diagnosed(fastcni, "--bin-dir", bin_dir)[1]
+    directories.delete("c1", pod)
+
+
 def test_a_chain_of_another_kind_with_a_name_of_fastcnis_is_an_error_with_a_remedy(directories, host_netns, pod_netns,
                                                                                     fastcni, bin_dir):
     """The kernel rejects fastcni's chain, so no ADD and no restore can set up the table. Nothing said what to do."""
