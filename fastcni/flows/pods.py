@@ -105,7 +105,7 @@ def read(path: str) -> Iterator[tuple[bytes, Pod]]:
     """Yield (address, pod) for each address of the result in the file `path`. Yield nothing if the file is damaged or
     no longer exists."""
     try:
-        found = caches.read(path, read_file(path), 0.0)
+        found = caches.read(path, read_file(path), 0.0, [])
     except (OSError, ValueError):
         return                              # `fastcni doctor` names the file
     if found is None:

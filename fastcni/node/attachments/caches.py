@@ -27,7 +27,7 @@ def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
         path = os.path.join(directory, name)
         try:
             raw, since = read_file(path), os.stat(path).st_mtime
-            found = read(path, raw, since)
+            found = read(path, raw, since, unseen)
         except FileNotFoundError:
             continue                        # a DEL has just removed the file
         except (OSError, ValueError) as e:
@@ -38,9 +38,9 @@ def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
             yield found
 
 
-def read(path: str, raw: bytes, since: float) -> tuple[Sighting, Cached] | None:
-    """Read the bytes of a cache file. Return None if the file is not libcni's. Raises ValueError for a damaged file,
-    and for a file of a later kind."""
+def read(path: str, raw: bytes, since: float, unseen: list[str]) -> tuple[Sighting, Cached] | None:
+    """Read the bytes of a cache file. Return None if the file is not libcni's. Add a text to `unseen` if its result
+    cannot be read. Raises ValueError for a damaged file, and for a file of a later kind."""
     document = read_document(raw, os.path.basename(path))
     it = document.attachment
     if document.kind not in (KIND, ""):
@@ -48,7 +48,12 @@ def read(path: str, raw: bytes, since: float) -> tuple[Sighting, Cached] | None:
     if not (it.network and it.container_id and it.ifname):
         return None
     values = json.read(raw)
-    result = read_result(values.get("result") if document.kind else values)
+    result: Mapping[str, Any] = {}
+    try:
+        result = read_result(values.get("result") if document.kind else values)
+    except (CniError, ValueError) as e:
+        if document.kind:
+            unseen.append(f"result cache {path}: its result cannot be read: {e}; CHECK fails, and DEL works without it")
     if not document.kind and not result:
         return None
     cached = Cached(path, it.netns, read_config(it.config), result, it.args, it.capability_args)
@@ -59,13 +64,9 @@ def read(path: str, raw: bytes, since: float) -> tuple[Sighting, Cached] | None:
 
 
 def read_result(document: Any) -> Mapping[str, Any]:
-    """Return the result in version 1.1.0; {} if the result is missing or invalid."""
-    if not isinstance(document, dict):
-        return {}
-    try:
-        return results.to_version(results.create_any(document), "1.1.0")
-    except (CniError, ValueError):
-        return {}
+    """Return the result in version 1.1.0; {} if the result is missing. Raises CniError if the result is invalid, or has
+    an unknown version."""
+    return {} if document is None else results.to_version(results.create_any(document), "1.1.0")
 
 
 def addresses_of(result: Mapping[str, Any]) -> Iterator[str]:

@@ -91,6 +91,19 @@ def test_a_cache_file_of_an_old_libcni_is_read(directories):
     assert len(unseen) == 2 and "net1-c1-eth0" in unseen[0] and "unknown kind somethingElse" in unseen[1]
 
 
+@pytest.mark.parametrize("result, why", [
+    ({**RESULT, "cniVersion": "9.9.9"}, 'unsupported CNI result version "9.9.9"'), ([], "decoding version"),
+    ({**RESULT, "ips": 1}, "result.ips: ")])
+def test_a_cached_result_that_cannot_be_read_is_named(directories, result, why):
+    """doctor said nothing, and CHECK of the pod failed. The attachment stays known."""
+    directories.cached("c1", netns="/run/netns/p", result=result)
+    unseen = []
+    ((sighting, cached),) = caches.read_cache(Cache(directories.cache), unseen)
+    assert (sighting.container_id, sighting.addresses, cached.netns) == ("c1", (), "/run/netns/p")
+    (text,) = unseen
+    assert text.startswith(f"result cache {cached.path}: its result cannot be read: {why}")
+
+
 def test_address_files_name_their_attachments(directories):
     directories.hold("10.88.0.2", "c1\r\neth0")
     directories.hold("10.88.0.3", "oldid")
