@@ -9,6 +9,7 @@ requests are not queued, so the server answers them even if all workers are busy
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 from typing import Any
@@ -45,7 +46,8 @@ def ask(path: str, name: str, variables: Mapping[str, str], timeout_s: float = T
     """Send a control request to the server at a socket. Return the decoded answer. None: the server declines,
     because it does not know the request or could not read it.
 
-    Raises OSError: no server listens, this user is not served, or there was no answer in time (TimeoutError).
+    Raises OSError: no server listens, this user is not served, there was no answer in time (TimeoutError), or the
+    answer is longer than MAX_MEMORY_BYTES (EMSGSIZE).
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(timeout_s)
@@ -68,9 +70,12 @@ def read_memory(fd: int) -> bytes:
     """Read and close the memfd of a long answer. Raises OSError."""
     parts, at = [], 0
     try:
-        while at < MAX_MEMORY_BYTES and (part := os.pread(fd, MAX_MEMORY_BYTES - at, at)):
+        while part := os.pread(fd, MAX_MEMORY_BYTES + 1 - at, at):
             parts.append(part)
             at += len(part)
+            if at > MAX_MEMORY_BYTES:
+                raise OSError(errno.EMSGSIZE, f"the answer is longer than {MAX_MEMORY_BYTES >> 20} MB; restart the "
+                              "server with a smaller --history")
     finally:
         os.close(fd)
     return b"".join(parts)

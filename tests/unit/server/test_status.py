@@ -109,13 +109,16 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path):
         late.cancel()
 
 
-def test_a_longer_answer_is_cut_at_the_limit(monkeypatch):
-    monkeypatch.setattr(control, "MAX_MEMORY_BYTES", 10)
-    fd = os.memfd_create("answer")
-    os.write(fd, b"0123456789abc")
-    assert control.read_memory(fd) == b"0123456789"
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.close(fd)
+def test_an_answer_longer_than_the_limit_is_an_error_with_a_remedy(answered, monkeypatch):
+    """The answer was cut, so that commands said: invalid JSON."""
+    size = 1 << 20
+    monkeypatch.setattr(control, "MAX_MEMORY_BYTES", size)
+    before = len(os.listdir("/proc/self/fd"))
+    longest = {"a": "x" * (size - 9)}
+    assert answered(lambda: b'{"a": "%b"}' % longest["a"].encode()) == longest
+    with pytest.raises(OSError, match="the answer is longer than 1 MB; restart the server with a smaller --history"):
+        answered(lambda: b'{"a": "%b"}' % (longest["a"] + "x").encode())
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_caller_that_left_is_no_error():
