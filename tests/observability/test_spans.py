@@ -36,6 +36,12 @@ def traced(outcome="0", error="", phases=(), merged=None):
                   TO_UNIX)
 
 
+def send(sender, *requests):
+    for each in requests:
+        sender.add(each)
+    return sender.send()
+
+
 def tree(sent):
     """[(name, its parent's name, begin, end)], in the order of the begin; times as in traced()."""
     names = {span.context.span_id: span.name for span in sent}
@@ -48,7 +54,7 @@ def test_a_phase_is_inside_the_shortest_one_that_lasts_at_least_as_long(sender):
     phases = [(ROUTE, 220, 10), ("program", 215, 20), (ROUTE, 250, 50), ("delegate", 210, 90), ("ipam", 210, 190),
               (NFT, 450, 50), (ROUTE, 500, 20),
               ("late", 990, 20)]
-    assert sender.send([traced(phases=phases)]) == ""
+    assert send(sender, traced(phases=phases)) == ""
     assert tree(sender.sent) == [
         ("ADD bridge", None, 100, 1000), ("queue", "ADD bridge", 100, 110), ("ipam", "ADD bridge", 210, 400),
         ("delegate", "ipam", 210, 300), ("program", "delegate", 215, 235), ("netlink", "program", 220, 230),
@@ -57,11 +63,25 @@ def test_a_phase_is_inside_the_shortest_one_that_lasts_at_least_as_long(sender):
 
 
 def test_each_request_is_sent_once_with_its_own_phases(sender):
-    sender.send([traced(phases=[(ROUTE, 200, 1)]), traced(phases=[(NFT, 300, 1)])])
+    send(sender, traced(phases=[(ROUTE, 200, 1)]), traced(phases=[(NFT, 300, 1)]))
     assert len({span.context.trace_id for span in sender.sent}) == 2
     assert sorted(span.name for span in sender.sent) == ["ADD bridge"] * 2 + ["netlink", "nftables", "queue", "queue"]
     sender.sent.clear()
-    assert sender.send([]) == "" and not sender.sent
+    assert send(sender) == "" and not sender.sent
+
+
+def test_a_request_whose_spans_cannot_be_made_leaves_none_of_them(sender, monkeypatch):
+    add_phases = sender.add_phases
+
+    def fail(*request):
+        add_phases(*request)
+        raise ValueError
+
+    monkeypatch.setattr(sender, "add_phases", fail)
+    with pytest.raises(ValueError):
+        sender.add(traced(phases=[(ROUTE, 200, 1)]))
+    monkeypatch.setattr(sender, "add_phases", add_phases)
+    assert send(sender, traced()) == "" and [span.name for span in sender.sent] == ["queue", "ADD bridge"]
 
 
 @pytest.mark.parametrize("outcome, error, expected", [
@@ -70,14 +90,14 @@ def test_each_request_is_sent_once_with_its_own_phases(sender):
     ("7", '{"msg": "%s"}' % ("x" * 600), "CNI error 7: " + "x" * 499),
     ("7", '{"msg": "GET http://u:p@host/"}', "CNI error 7: GET http://(hidden)@host/")])
 def test_an_error_is_the_status_in_at_most_512_characters(sender, outcome, error, expected):
-    sender.send([traced(outcome, error)])
+    send(sender, traced(outcome, error))
     status = sender.sent[-1].status
     assert (status.status_code, status.description) == (
         (StatusCode.ERROR, expected) if expected else (StatusCode.UNSET, None))
 
 
 def test_attributes_have_the_outcome_and_the_phases_beyond_the_limit(sender):
-    sender.send([traced(), traced("7", merged={ROUTE: 1_500_000, "ipam": 2000})])
+    send(sender, traced(), traced("7", merged={ROUTE: 1_500_000, "ipam": 2000}))
     good, bad = (span.attributes for span in sender.sent if span.name == "ADD bridge")
     assert dict(good) == {"cni.command": "ADD", "cni.plugin": "bridge", "cni.network": "net-a", "cni.outcome": "0",
                           "fastcni.request_id": "a-1", "cni.caller_pid": 7}
@@ -89,9 +109,9 @@ def test_why_an_export_failed_is_the_last_line_of_the_sdk_which_no_other_log_get
     other = spans.LastLine()
     monkeypatch.setattr(logging.getLogger(), "handlers", [other])
     sender.result = SpanExportResult.FAILURE
-    assert sender.send([traced()]) == "the export failed"
+    assert send(sender, traced()) == "the export failed"
     sender.line = "Connection refused"
-    assert sender.send([traced()]) == "Connection refused"
+    assert send(sender, traced()) == "Connection refused"
     sender.line = ""
-    assert sender.send([traced()]) == "the export failed"
+    assert send(sender, traced()) == "the export failed"
     assert other.text == ""

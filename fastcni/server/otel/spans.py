@@ -30,7 +30,7 @@ from fastcni.server.records import secrets
 from fastcni.server.records.ended import DECLINED, NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from opentelemetry.sdk.trace import ReadableSpan
 
@@ -82,10 +82,8 @@ class Sender:
         self.tracer = provider.get_tracer("fastcni.server", __version__)
         self.exporter = OTLPSpanExporter(url.rstrip("/") + PATH)
 
-    def send(self, requests: Iterable[Traced]) -> str:
-        """Send the spans of these requests. Return why sending failed, or ""."""
-        for each in requests:
-            self.make(each)
+    def send(self) -> str:
+        """Send the spans of the requests since the last call. Return why sending failed, or ""."""
         spans, self.finished.spans = self.finished.spans, []
         self.last_line.text = ""
         if not spans or self.exporter.export(spans) is SpanExportResult.SUCCESS:
@@ -95,6 +93,15 @@ class Sender:
     def close(self) -> None:
         """Stop sending. Any thread may call close()."""
         self.exporter.shutdown()
+
+    def add(self, traced: Traced) -> None:
+        """Make the spans of a request, for the next send(). An exception leaves no span of the request."""
+        made = len(self.finished.spans)
+        try:
+            self.make(traced)
+        except BaseException:
+            del self.finished.spans[made:]
+            raise
 
     def make(self, traced: Traced) -> None:
         """Make the spans of a request."""

@@ -25,6 +25,7 @@ BATCH = 128                     # requests whose spans are sent together
 DELAY_S = 1.0                   # seconds in which ended requests are collected before their spans are sent
 STOP_S = 1.5                    # seconds that the server's stop waits for the last spans
 LOG_S = 30.0                    # seconds between two lines about lost spans
+FAULT = "a fault of fastcni"
 
 
 class UrlError(ValueError):
@@ -124,15 +125,22 @@ class Traces:
             self._send([self.waiting.popleft() for _ in range(min(BATCH, len(self.waiting)))])
 
     def _send(self, batch: list[Traced]) -> None:
-        self.sending = len(batch)
+        self.sending, why = len(batch), ""
+        for each in batch:
+            try:
+                self.sender.add(each)
+            except Exception:           # a defect of fastcni or of the SDK: the other requests' spans are sent
+                if not why:
+                    self.log.exception("server_fault")
+                self.sending, self.lost, why = self.sending - 1, self.lost + 1, FAULT
         try:
-            why = self.sender.send(batch)
-        except Exception:               # a defect of fastcni or of the SDK: the server continues
+            failed = self.sender.send()
+        except Exception:
             self.log.exception("server_fault")
-            why = "a fault of fastcni"
+            failed = FAULT
+        if failed:
+            self.lost, why = self.lost + self.sending, failed
         self.sending = 0
-        if why:
-            self.lost += len(batch)
         if self.lost and monotonic() >= self.next_line:
             self.log.warning("traces_lost", requests=self.lost, url=self.url,
                              why=why or f"more than {MAX_WAITING} requests waited for the collector")

@@ -24,16 +24,21 @@ class Sender:
     """Takes the place of spans.Sender. `why`: of send(). It hangs until `free` is set."""
 
     def __init__(self):
-        self.sent, self.why, self.free, self.entered = [], "", threading.Event(), threading.Event()
+        self.added, self.sent, self.why = [], [], ""
+        self.free, self.entered = threading.Event(), threading.Event()
         self.free.set()
 
     def __call__(self, _url):
         return self
 
-    def send(self, requests):
+    def add(self, traced):
+        self.added.append(traced)
+
+    def send(self):
         self.entered.set()
         self.free.wait(30)
-        self.sent += requests
+        self.sent += self.added
+        self.added.clear()
         return self.why
 
     def close(self):
@@ -128,10 +133,11 @@ def test_a_collector_that_is_back_gets_no_line(sender, monkeypatch):
 def test_a_fault_of_the_sdk_costs_its_spans_and_no_others(sender):
     faults, send = [ValueError()], sender.send
 
-    def fail(requests):
+    def fail():
         if faults:
+            sender.added.clear()
             raise faults.pop()
-        return send(requests)
+        return send()
 
     sender.send = fail
     it = Traces("http://x", log := Log())
@@ -143,6 +149,26 @@ def test_a_fault_of_the_sdk_costs_its_spans_and_no_others(sender):
     assert [event for event, _ in log.lines] == ["traces_ready", "server_fault", "traces_lost"]
     assert log.lines[-1][1]["why"] == "a fault of fastcni"
     assert [one.id for one in sender.sent] == ["a-2"] and it.sending == 0
+
+
+def test_a_request_whose_spans_cannot_be_made_costs_the_spans_of_no_other(sender, monkeypatch):
+    """The requests before it in the batch counted as lost although they were sent, and those after it were lost."""
+    add = sender.add
+
+    def fail(traced):
+        if traced.id in ("a-1", "a-2"):
+            raise ValueError
+        add(traced)
+
+    monkeypatch.setattr(sender, "add", fail)
+    it = Traces("http://x", log := Log())
+    for number in range(4):
+        it.note(ended(number))
+    it.start()
+    it.stop()
+    assert [one.id for one in sender.sent] == ["a-0", "a-3"] and it.sending == 0
+    assert [event for event, _ in log.lines] == ["traces_ready", "server_fault", "traces_lost"]
+    assert (log.lines[-1][1]["requests"], log.lines[-1][1]["why"]) == (2, "a fault of fastcni")
 
 
 def test_a_thread_is_started_once(sender):
