@@ -124,21 +124,23 @@ class Journal(Syslog):
 
 
 class RateLimited:
-    """A limit for the log lines of an event that any caller can cause: one line in `seconds`. The line has the number
-    of lines dropped before it.
+    """A limit for the log lines of events that any caller can cause: one line of each event in `seconds`. The line has
+    the number of the event's lines that were dropped before it.
 
     log: a method of a logger. Threads use no lock, so the number may be slightly wrong.
     """
 
     def __init__(self, log: Callable[..., Any], seconds: float = 10.0) -> None:
-        self.log, self.seconds, self.next, self.left_out = log, seconds, 0.0, 0
+        self.log, self.seconds = log, seconds
+        self.events: dict[str, tuple[float, int]] = {}      # {event: (when its next line may be logged, dropped lines)}
 
     def __call__(self, event: str, **fields: object) -> None:
         now = monotonic()
-        if now < self.next:
-            self.left_out += 1
+        due, left_out = self.events.get(event, (0.0, 0))
+        if now < due:
+            self.events[event] = due, left_out + 1
             return
-        self.next, left_out, self.left_out = now + self.seconds, self.left_out, 0
+        self.events[event] = now + self.seconds, 0
         self.log(event, **fields, left_out=left_out)
 
 

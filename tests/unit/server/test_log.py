@@ -35,6 +35,15 @@ def test_a_caller_cannot_flood_the_log(monkeypatch):
     assert lines == [("user_refused", {"uid": 1, "left_out": 0}), ("user_refused", {"uid": 1, "left_out": 2})]
 
 
+def test_one_event_hides_no_other():
+    """A store that changed and a space that could not be read were one limit: the log had only the first line."""
+    lines = []
+    failed = log.RateLimited(lambda event, **fields: lines.append((event, fields["left_out"])))
+    for event in ("cluster_changed", "cluster_failed", "cluster_changed"):
+        failed(event)
+    assert lines == [("cluster_changed", 0), ("cluster_failed", 0)]
+
+
 def test_line_goes_to_syslog_with_its_severity(tmp_path):
     path = str(tmp_path / "log")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
