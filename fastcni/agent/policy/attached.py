@@ -19,6 +19,7 @@ from fastcni._system import read_file, write_file
 from fastcni.agent.policy import ports, renames, salvage
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import Pod
+from fastcni.agent.policy.ports import FAST
 from fastcni.agent.policy.state import IN, MAPS, OUT, PREFIXES, TO_NODE, VERSIONS
 from fastcni.spec import address
 
@@ -239,10 +240,12 @@ class AttachedCompiler(Compiler):
         self._tunnels = wanted
 
     def _exchange(self, old: set[Element], wanted: set[Element]) -> None:
+        for element in old - wanted:            # first, because a set of FAST may be full
+            self._release(element)
         for element in wanted - old:
             self._hold(element)
-        for element in old - wanted:
-            self._release(element)
+        for name in FAST.intersection(name for name, _ in old - wanted):
+            self._journal.fill(name, self._held[name])
 
     def _lead(self, map_name: str, packed: bytes, direction: str, names: tuple[str, ...]) -> None:
         """Also replace the elements of the pod's ports, when policies begin or cease to restrict the address."""

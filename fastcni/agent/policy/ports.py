@@ -74,7 +74,7 @@ SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(LINK_SENDERS.values(), "i
         **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether", SHUT_MACS: "ether", DHCP4: "address"}
 # These sets only accept packets that later rules would accept, too. In a set of fixed size, a lookup takes 60
 # instructions less than in a set that grows (docs/policy-figures.md). Each set takes MAX_FAST elements; Journal.put()
-# leaves out further elements. The hash tables of the six sets take 384 KiB of kernel memory.
+# leaves out further elements, until others are removed. The hash tables of the six sets take 384 KiB of kernel memory.
 FAST, MAX_FAST = {*SENDERS.values(), *RECEIVERS.values(), *LINK_SENDERS.values()}, 4096
 # An ADD does not wait for elements of these sets: until commit() writes them, the maps drop a restricted pod's traffic.
 LATER = {*STATIONS.values(), *FAST, POD_MACS, SHUT_MACS, DHCP4, MUTE}

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.objects import EGRESS, INGRESS
@@ -25,7 +26,7 @@ from fastcni.agent.policy.ports import FAST, MAX_FAST, VERSIONS
 from fastcni.agent.policy.ports import SETS as PORT_SETS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from fastcni.agent.policy.http.documents import Request
 
@@ -194,6 +195,14 @@ class Journal:
             elements.pop(key, None)
         else:
             elements[key] = value
+
+    def fill(self, name: str, keys: Collection[bytes]) -> None:
+        """Add elements of `keys`, which put() has left out, to a set of FAST, until the set is full."""
+        elements = self.state.elements[name]
+        if len(keys) > len(elements):
+            left_out = (key for key in keys if key not in elements)
+            for key in [*islice(left_out, max(0, MAX_FAST - len(elements)))]:
+                self.put(name, key, "")
 
     def take(self) -> Change:
         it, state = Change(), self.state

@@ -1,5 +1,6 @@
 """A pod's port whose link a program of the node renames: its checks follow. Needs root for the real kernel."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ from unit.agent.policy.pods import ADDRESSES, mac_of_pod
 from unit.agent.policy.test_leaving import forgotten, policed
 from unit.agent.policy.test_ports import FROM_C, elements, site, to  # noqa: F401
 
+from fastcni.agent.policy import state
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.ports import Port
 from fastcni.kernel.nft_elements import read_ifname
@@ -85,6 +87,29 @@ def followed(links, *attachments):
     names = {read_ifname(key) for key in it.state.elements["ports"]}
     assert names == {each.port.name for each in it.attachments.values() if each.port}
     return {each.id[1]: each.port and (each.port.name, each.port.index) for each in it.attachments.values()}
+
+
+def senders(it):
+    """The link indexes in the set senders4 of fixed size."""
+    return {int.from_bytes(key[:4], sys.byteorder) for key in it.state.elements["senders4"]}
+
+
+def test_a_port_whose_index_changes_stays_in_a_full_set_and_a_port_that_leaves_makes_room(monkeypatch):
+    """The agent added the element of the new index before it removed the old one: a full set took neither."""
+    monkeypatch.setattr(state, "MAX_FAST", 1)
+    it, indexes = AttachedCompiler(), {"veth1": 3, "veth2": 4}
+    it.link_of = indexes.get
+    it.attach(attachment("a", ONE, "veth1", 3))
+    it.attach(attachment("b", TWO, "veth2", 4))
+    assert senders(it) == {3}
+    it.take()
+    indexes["veth1"] = 7
+    it.follow([link("veth1", 7), link("veth2", 4)])
+    assert senders(it) == {7}
+    change = it.take()
+    assert len(change.added["senders4"]) == len(change.removed["senders4"]) == 1
+    it.detach(("net", "a", "eth0"))
+    assert senders(it) == {4}
 
 
 def test_links_that_exchange_their_names_keep_their_pods():
