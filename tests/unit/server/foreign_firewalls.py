@@ -70,9 +70,17 @@ def ufw(directory, kind="nft"):
     shutil.copytree("/etc/ufw", own)
     prepare = f"mount --bind {own} /etc/ufw && mount -t tmpfs none /run && {LEGACY if kind == 'legacy' else ''}"
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{prepare}exec ufw "$@"', "sh"]
-    run(*command, "--force", "enable")
-    yield lambda *args: run(*command, *(args or ("reload",)))
-    run(*command, "disable")
+
+    def call(*args):
+        """ufw calls iptables-restore without -w: it fails if the server writes rules at the same moment."""
+        for _ in range(3):
+            with contextlib.suppress(AssertionError):
+                return run(*command, *args)
+        return run(*command, *args)
+
+    call("--force", "enable")
+    yield lambda *args: call(*(args or ("reload",)))
+    call("disable")
 
 
 @contextlib.contextmanager

@@ -157,10 +157,10 @@ class World:
                 socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as it:
             it.sendto(text.encode(), (address, 80))
 
-    def connection(self, pod, address):
+    def connection(self, pod, address, seconds=10):
         """Open a connection of a pod to port 80 of a host."""
         with Inside(self.node.names[pod]):
-            return socket.create_connection((address, 80), 10)
+            return socket.create_connection((address, 80), seconds)
 
     def connects(self, pod, address, seconds=0.9):
         """Whether a pod can connect to port 80 of a host, by its first packet: TCP repeats it after a second."""
