@@ -9,6 +9,7 @@ In this module `req` is the delegate's request, as Request.delegate() returns it
 
 from __future__ import annotations
 
+from fastcni import plugins  # only this module of the kit imports from a higher layer
 from fastcni.kernel import waiting
 from fastcni.kit.call import search
 from fastcni.spec import errors, version
@@ -83,8 +84,6 @@ def status(req: Request) -> None:
 def restore(req: Request) -> None:
     """Restore the host's firewall state of the delegate, if it is a plugin of fastcni. Other plugins have no such
     command."""
-    from fastcni import plugins  # as in _find()
-
     plugin = plugins.load(req.plugin) if req.plugin in plugins.BUILT_IN else None
     if plugin and hasattr(plugin, "restore"):
         plugin.restore(req, plugin.read(req))
@@ -93,24 +92,18 @@ def restore(req: Request) -> None:
 def check_version(spoken: str, kind: str) -> None:
     """Raise CniError 1 if `kind` is a plugin of fastcni that does not support the spec version `spoken`. Other plugins
     check the version themselves."""
-    from fastcni import plugins  # as in _find()
-
     if kind in plugins.TABLE:
         version.check_supported(spoken, getattr(plugins.load(kind), "VERSIONS", version.ALL))
 
 
 def gives_addresses(kind: str) -> bool:
     """Return whether a plugin named `kind` can be an IPAM plugin."""
-    from fastcni import plugins  # as in _find()
-
     return plugins.gives_addresses(kind)
 
 
 def _find(req: Request) -> tuple[ModuleType | None, str]:
     """Return (plugin module, "") for a plugin of fastcni, (None, path) for another plugin. Raises CniError if the
     plugin is not found."""
-    from fastcni import plugins  # only this module of the kit imports from a higher layer
-
     own = req.plugin in plugins.TABLE
     if own and (req.found_own or req.prefers_own):
         return plugins.load(req.plugin), ""

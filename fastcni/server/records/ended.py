@@ -31,21 +31,23 @@ DECLINED, CALLER_GONE, ABANDONED, FAULT = "declined", "caller_gone", "abandoned"
 class Phases:
     """The phases of a running request, in the order of their ends.
 
-    Phases can be nested: the netlink messages of an IPAM plugin are "netlink" within "ipam". merged: {kind:
-    nanoseconds} of the phases beyond MAX_PHASES. steps: the request's steps, see stories.py; None: none are recorded.
+    Phases can be nested: the netlink messages of an IPAM plugin are "netlink" within "ipam". sums: {kind: nanoseconds} of
+    all phases. merged: {kind: nanoseconds} of the phases beyond MAX_PHASES. steps: the request's steps, see stories.py;
+    None: none are recorded.
     """
 
     __slots__ = ("entries", "merged", "steps", "sums")
 
     def __init__(self) -> None:
         self.entries: list[Phase] = []
+        self.sums: dict[int | str, int] = {}
         self.merged: dict[int | str, int] = {}
         self.steps: Steps | None = None
-        self.sums: dict[str, int] | None = None         # the result of the last totals()
 
     def note(self, what: int | str, started: int) -> None:
         """Record a phase that ends now; see kernel.waiting.Request.spent()."""
-        took, self.sums = perf_counter_ns() - started, None
+        took = perf_counter_ns() - started
+        self.sums[what] = self.sums.get(what, 0) + took
         if len(self.entries) < MAX_PHASES:
             self.entries.append((what, started, took))
         else:
@@ -54,12 +56,7 @@ class Phases:
     def totals(self) -> dict[str, int]:
         """Return {name: nanoseconds in all phases of that name}: "netlink", "nftables", "ipam", "delegate",
         "program"."""
-        if self.sums is None:
-            sums = {**self.merged}
-            for what, _, took in self.entries:
-                sums[what] = sums.get(what, 0) + took
-            self.sums = {NAMES.get(what) or str(what): took for what, took in sums.items()}
-        return self.sums
+        return {NAMES.get(what) or str(what): took for what, took in self.sums.items()}
 
 
 class Ended:

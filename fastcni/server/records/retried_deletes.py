@@ -22,6 +22,8 @@ class RetriedDeletes:
         self.failed: dict[tuple[str, ...], int] = {}    # {(plugin, network, container, ifname): number of failed DELs}
 
     def note(self, ended: Ended) -> None:
+        if ended.outcome == "0" and not self.failed:
+            return                      # the usual case
         call = ended.call
         if call.command != "DEL" or ended.outcome == DECLINED or (attachment := call.attachment) is None:
             return

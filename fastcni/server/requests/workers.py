@@ -20,7 +20,7 @@ from fastcni._run_token import give_token, take_token
 from fastcni.daemon.background import CANNOT_START
 from fastcni.daemon.log import RateLimited
 from fastcni.handle import UPDATE, error_document, handle, update
-from fastcni.kernel import netns, waiting
+from fastcni.kernel import netns, uapi, waiting
 from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.kit.call.request import Reply
 from fastcni.server.records.ended import ABANDONED, CALLER_GONE, DECLINED, FAULT, code_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fastcni.server.requests.slots import Running
     from fastcni.spec.config import Section
 
-LOGGED_PHASES = ("ipam", "netlink", "nftables")
+LOGGED_PHASES = {"ipam_ms": waiting.IPAM, "netlink_ms": uapi.NETLINK_ROUTE, "nftables_ms": uapi.NETLINK_NETFILTER}
 FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()
 STARTING_PAUSE_S = 0.001        # seconds between checks of a thread that another thread is starting
 
@@ -225,11 +225,11 @@ class Workers:
             answer.send(reply.status, reply.stdout, reply.stderr)
 
     def _report(self, running: Running, answer: Answer, queued: float, took: float) -> None:
-        call, spent = running.call, running.phases.totals()
+        call, spent = running.call, running.phases.sums
         if call.connection is self.acceptor.probe_connection:
             return                      # the watchdog's probe, every few seconds
         values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued)}
-        values |= {f"{name}_ms": ms(spent.get(name, 0) / 1e9) for name in LOGGED_PHASES}
+        values |= {field: ms(spent.get(phase, 0) / 1e9) for field, phase in LOGGED_PHASES.items()}
         if answer.unsent:
             self.log.warning("caller_gone", **values, run=True)
         elif answer.status:

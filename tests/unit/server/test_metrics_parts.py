@@ -52,11 +52,15 @@ def test_phases_are_named_and_bounded():
     assert all(took >= 1000 and started > 0 for _, started, took in phases.entries)
 
 
-def test_the_total_of_phases_is_their_sum():
+def test_the_total_of_phases_is_their_sum(monkeypatch):
+    monkeypatch.setattr(records, "perf_counter_ns", lambda: 10)
+    monkeypatch.setattr(records, "MAX_PHASES", 3)
     phases = Phases()
-    phases.entries += [(uapi.NETLINK_ROUTE, 0, 5), ("program", 0, 1), (uapi.NETLINK_ROUTE, 9, 7)]
-    phases.merged["program"] = 2
+    for what, started in ((uapi.NETLINK_ROUTE, 5), ("program", 9), (uapi.NETLINK_ROUTE, 3), ("program", 8)):
+        phases.note(what, started)
     assert phases.totals() == {"netlink": 12, "program": 3}
+    assert phases.entries == [(uapi.NETLINK_ROUTE, 5, 5), ("program", 9, 1), (uapi.NETLINK_ROUTE, 3, 7)]
+    assert phases.merged == {"program": 2}
 
 
 def test_a_fault_of_a_receiver_fails_no_request():
