@@ -21,6 +21,7 @@ cdef extern from *:
     """
     #include <fcntl.h>
     #include <linux/sockios.h>
+    #include <poll.h>
     #include <sched.h>
     #include <sys/file.h>
     #include <sys/ioctl.h>
@@ -42,6 +43,11 @@ cdef extern from *:
     int c_setns "setns"(int fd, int nstype)
     int c_getsockopt "getsockopt"(int fd, int level, int name, void* value, unsigned int* size) nogil
     int flock(int fd, int operation) nogil
+    enum: POLLIN
+    struct pollfd:
+        int fd
+        short events
+    int poll(pollfd* fds, unsigned long count, int milliseconds)
     int linkat(int old, const char* old_path, int directory, const char* path, int flags) nogil
     int unlinkat(int directory, const char* path, int flags) nogil
     enum: STATX_BTIME, STATX_MTIME
@@ -166,6 +172,13 @@ def unlock(int fd):
     """Release the flock(2) of a namespace, whose file is on no disk. close() is not enough while a child that was just
     forked has the descriptor, too."""
     flock(fd, LOCK_UN)
+
+
+def has_input(int fd):
+    """Return whether a datagram or an error waits on a socket: poll(2)."""
+    cdef pollfd asked
+    asked.fd, asked.events = fd, POLLIN
+    return poll(&asked, 1, 0) != 0
 
 
 # -- small files, each in one go: the lock is released once, since a disk may take its time ----------------------

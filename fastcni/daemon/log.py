@@ -172,10 +172,12 @@ def logfmt(_: object, __: str, event: MutableMapping[str, Any]) -> str:
 
 def logfmt_fields(fields: Mapping[str, Any]) -> str:
     """Return the fields as key=value, separated by spaces."""
-    texts: Iterable[str] = [*map(str, fields.values())]
-    if "" in texts or not plain("".join(texts)):        # one check for most lines, not one for each value
-        texts = map(text, texts)
-    return " ".join(map("{}={}".format, fields, texts))
+    line = " ".join([f"{name}={value}" for name, value in fields.items()])
+    # In most lines no value needs quotes: the line has an equals sign for each field, and spaces only between fields
+    if (line.count("=") == len(fields) == line.count(" ") + 1 and "= " not in line and not line.endswith("=")
+            and '"' not in line and "\\" not in line and line.isprintable()):
+        return line
+    return " ".join([f"{name}={text(str(value))}" for name, value in fields.items()])
 
 
 def journal_fields(_: object, __: str, event: MutableMapping[str, Any]) -> tuple[tuple[dict[str, str]], dict[str, Any]]:

@@ -51,9 +51,9 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
     nodad = dad is False and not ndisc_notify       # the kernel does not announce an address that skips detection
     if arp_notify:
         rtnl.set_arp_notify(batch, link.index, what=f'failed to set arp_notify of "{link.name}"')
-    for packed, prefix in ips:
+    for (packed, prefix), ip in zip(ips, result.get("ips", ()), strict=True):
         rtnl.new_address(batch, link.index, packed, prefix, broadcast=broadcast(packed, prefix), nodad=nodad,
-                         what=f'failed to add IP addr {addresses.cidr_text(packed, prefix)} to "{link.name}"')
+                         what=f'failed to add IP addr {ip["address"]} to "{link.name}"')
     rtnl.set_link(batch, link.index, up=True, what=f'failed to set "{link.name}" UP')
     if dad and 16 in gateways:
         send_and_settle(pod, link, batch)
@@ -81,26 +81,25 @@ def ipv6_sysctls(dad: bool | None, ndisc_notify: bool) -> Iterator[tuple[str, st
         yield "ndisc_notify", "1"
 
 
-def first_gateways(result: dict[str, Any]) -> dict[int, bytes]:
-    """Return {4: packed, 16: packed}: the first gateway of each family, by the length of its address."""
-    found: dict[int, bytes] = {}
+def first_gateways(result: dict[str, Any]) -> dict[int, str]:
+    """Return {4: text, 16: text}: the first gateway of each family, by the length of its address."""
+    found: dict[int, str] = {}
     for ip in result.get("ips", ()):
         if ip.get("gateway"):
-            packed = addresses.read_ip(ip["gateway"])
-            found.setdefault(len(packed), packed)
+            found.setdefault(len(addresses.read_ip(ip["gateway"])), ip["gateway"])
     return found
 
 
-def add_route(batch: Batch, link: Link, item: dict[str, Any], gateways: dict[int, bytes]) -> None:
+def add_route(batch: Batch, link: Link, item: dict[str, Any], gateways: dict[int, str]) -> None:
     """Add the request for one route of a result. A route without gw goes to the first gateway of its family."""
     dst, prefix = addresses.read_cidr(item["dst"])
-    gateway = addresses.read_ip(item["gw"]) if item.get("gw") else gateways.get(len(dst))
-    via = addresses.ip_text(gateway) if gateway else "<nil>"
+    via = item.get("gw") or gateways.get(len(dst))
+    gateway = addresses.read_ip(via) if via else None
     numbers = {key: route_number(item, key) if item.get(key) else 0 for key in ROUTE_NUMBERS}
     scope, table, metric = numbers["scope"], numbers["table"], numbers["priority"]
     rtnl.route(batch, addresses.network(dst, prefix), prefix, index=link.index, gateway=gateway, metric=metric,
                table=table or uapi.RT_TABLE_MAIN, scope=scope, mtu=numbers["mtu"], advmss=numbers["advmss"],
-               what=f"failed to add route '{item['dst']} via {via} dev {link.name} metric {metric} "
+               what=f"failed to add route '{item['dst']} via {via or '<nil>'} dev {link.name} metric {metric} "
                     f"(Scope: {SCOPES.get(scope, scope)}, Table: {table})'")
 
 

@@ -21,9 +21,10 @@ def configure_host(pod: Pod, host: Link, result: dict[str, Any], *, dad: bool) -
     if any(":" in ip["address"] for ip in result["ips"]):
         configure.check_mtu(host)
     batch = Batch()
-    for gateway in dict.fromkeys(addresses.read_ip(ip["gateway"]) for ip in result["ips"]):
+    for text in dict.fromkeys(ip["gateway"] for ip in result["ips"]):
+        gateway = addresses.read_ip(text)
         rtnl.new_address(batch, host.index, gateway, 8 * len(gateway), nodad=not dad,
-                         what=f"failed to add IP addr ({addresses.ip_text(gateway)}) to veth")
+                         what=f"failed to add IP addr ({text}) to veth")
     for ip in result["ips"]:
         packed, _ = addresses.read_cidr(ip["address"])
         rtnl.route(batch, packed, 8 * len(packed), index=host.index, scope=uapi.RT_SCOPE_HOST,

@@ -31,9 +31,9 @@ DECLINED, CALLER_GONE, ABANDONED, FAULT = "declined", "caller_gone", "abandoned"
 class Phases:
     """The phases of a running request, in the order of their ends.
 
-    Phases can be nested: the netlink messages of an IPAM plugin are "netlink" within "ipam". sums: {kind: nanoseconds} of
-    all phases. merged: {kind: nanoseconds} of the phases beyond MAX_PHASES. steps: the request's steps, see stories.py;
-    None: none are recorded.
+    Phases can be nested: the netlink messages of an IPAM plugin are "netlink" within "ipam". sums: {kind: nanoseconds}
+    of all phases. merged: {kind: nanoseconds} of the phases beyond MAX_PHASES. steps: the request's steps, see
+    stories.py; None: none are recorded.
     """
 
     __slots__ = ("entries", "merged", "steps", "sums")

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from fastcni.server.requests.slots import Running
     from fastcni.spec.config import Section
 
-LOGGED_PHASES = {"ipam_ms": waiting.IPAM, "netlink_ms": uapi.NETLINK_ROUTE, "nftables_ms": uapi.NETLINK_NETFILTER}
+LOGGED_PHASES: dict[str, int | str] = {"ipam_ms": waiting.IPAM, "netlink_ms": uapi.NETLINK_ROUTE,
+                                       "nftables_ms": uapi.NETLINK_NETFILTER}
 FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()
 STARTING_PAUSE_S = 0.001        # seconds between checks of a thread that another thread is starting
 
@@ -295,7 +296,8 @@ def fields(call: Call) -> dict[str, Any]:
 
 
 def ms(seconds: float) -> float:
-    return round(seconds * 1e3, 3)
+    """Return milliseconds, rounded to a microsecond. round() takes four times as long."""
+    return int(seconds * 1e6 + 0.5) / 1e3
 
 
 def preload() -> None:

@@ -193,6 +193,7 @@ def test_dropped_notifications_invalidate_all_facts(bridge, warm, monkeypatch):
         return real(sock, *milliseconds)
 
     monkeypatch.setattr(wire, "receive", receive)
+    monkeypatch.setattr("fastcni.server.requests.facts.has_input", lambda _: True)
     assert bridge() and bridge.ask.again()
 
 

@@ -20,6 +20,10 @@ def test_only_a_value_with_special_characters_is_quoted(value, shown):
     assert line == f"timestamp=now level=info event=request_done command=ADD container={shown} ms=0.25"
 
 
+def test_the_last_value_is_quoted_if_it_is_empty():
+    assert log.logfmt_fields({"ms": 0.25, "error": ""}) == 'ms=0.25 error=""'
+
+
 @pytest.mark.parametrize(("value", "shown"), [("dé", '"dé"'), ("\udcff", '"?"'), ('"\n', '"\\"\\n"'), (0.5, "0.5")])
 def test_a_line_of_json_is_utf8(value, shown):
     assert log.as_json({"event": "done", "container": value}) == f'{{"event":"done","container":{shown}}}'

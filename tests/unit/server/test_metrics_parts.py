@@ -17,6 +17,7 @@ from fastcni.server.metrics import requests
 from fastcni.server.metrics.one_shot import OneShotCount
 from fastcni.server.records import ended as records
 from fastcni.server.records.ended import Ended, Phases, Records
+from fastcni.server.requests.workers import ms
 from fastcni.server.web import address, listener
 from fastcni.server.web.listener import Listener, Page
 from fastcni.testing.witnesses import eventually
@@ -61,6 +62,11 @@ def test_the_total_of_phases_is_their_sum(monkeypatch):
     assert phases.totals() == {"netlink": 12, "program": 3}
     assert phases.entries == [(uapi.NETLINK_ROUTE, 5, 5), ("program", 9, 1), (uapi.NETLINK_ROUTE, 3, 7)]
     assert phases.merged == {"program": 2}
+
+
+def test_milliseconds_are_rounded_to_microseconds():
+    assert [ms(seconds) for seconds in (0.0, 4e-7, 6e-7, 0.0012344, 0.0012346, 61.5)] == [
+        0.0, 0.0, 0.001, 1.234, 1.235, 61500.0]
 
 
 def test_a_fault_of_a_receiver_fails_no_request():
