@@ -119,7 +119,7 @@ show node-a ipam show "$lost"
 say "5. Kill node-b: its server and its pods are gone at once"
 kill -9 "$server_b"
 for path in /run/netns/"$id"-node-b*; do ip netns del "${path##*/}"; done
-echo "node-a's server sees that node-b gives no sign of life. After a time of grace it declares node-b dead."
+echo "node-a's server sees that node-b's heartbeat has stopped. After a time of grace it declares node-b dead."
 wait_for "node-b is declared dead" 60 state_is node-b dead
 show node-a ipam nodes
 

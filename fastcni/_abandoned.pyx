@@ -8,7 +8,7 @@ request must change nothing more, and must not roll back either: the present sta
 request ends as if the server had died; the runtime's DEL removes the request's changes.
 
 So each call that changes something checks the clock first, and note_running() checks it at least once a second. If no
-check happened for longer than a stall, the server was stopped. Then the requests whose callers left meanwhile are
+check happened for longer than a stall, the server was stopped. Then the requests whose callers left during the stop are
 over. So is every request that takes longer than its caller waits.
 """
 
@@ -73,7 +73,7 @@ cdef int check() except -1:
     now = read_clock()
     if request_stalls != stalls:
         if peer_has_closed(request_conn):
-            raise Abandoned("the server was stopped, and the caller has left meanwhile")
+            raise Abandoned("the server was stopped, and its caller has left since")
         request_stalls = stalls             # the caller has waited, so no other request touched this attachment
     if now > request_end:
         raise Abandoned("it has taken longer than its caller waits")

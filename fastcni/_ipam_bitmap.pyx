@@ -356,7 +356,7 @@ cdef class Index:
         return good
 
     def sign(self):
-        """Write the changes, set the directory's mtime and record it: the index is fresh. False if that fails."""
+        """Write the changes, and mark the index as fresh by the directory's mtime. Return False on an error."""
         cdef Header* head = self.t.head
         cdef int refused
         self.check_open()

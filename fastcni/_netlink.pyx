@@ -42,8 +42,8 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void* buffer, size_t size, int flags)
 
 cdef enum:
-    CAPACITY = 32768            # bytes in one Batch; a list that does not fit goes out as two
-    USUAL = 512                 # bytes of one; CAPACITY is a power of two times that
+    CAPACITY = 32768            # bytes in one Batch; a longer list is sent in two
+    USUAL = 512                 # bytes of a usual Batch; CAPACITY is this times a power of two
     DATAGRAM = 65536            # the kernel fills dumps up to 32 KiB; twice that is never cut short
     DEPTH = 16                  # nested attributes that may be open at once
     HEADER = 16                 # sizeof(struct nlmsghdr)
@@ -72,7 +72,7 @@ cdef class Batch:
     Sequence numbers are `first` + 1 to `last`. finish() continues the socket's sequence numbers.
     """
 
-    cdef uint8_t* buffer                    # it grows: clearing 32 KiB for each would empty a processor's cache
+    cdef uint8_t* buffer                    # grows: clearing 32 KiB for each Batch would empty a processor's cache
     cdef Py_ssize_t size
     cdef Py_ssize_t used
     cdef Py_ssize_t message                 # where the open message begins, -1: none yet
@@ -357,7 +357,7 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     memcpy(&code, base, 4)
     if not flags & NLM_F_ACK_TLVS:
         return -<int64_t>code, "", 0
-    if kind == NLMSG_ERROR:                 # it repeats the request, NLMSG_DONE does not
+    if kind == NLMSG_ERROR:                 # which repeats the request, unlike NLMSG_DONE
         memcpy(&length, base + 4, 4)
         at += HEADER if flags & NLM_F_CAPPED else align4(length)
     found = attributes(payload, at)

@@ -22,11 +22,11 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fastcni.agent.beside import AgentBeside
     from fastcni.agent.contract import Address
     from fastcni.agent.metrics import AgentCollector
     from fastcni.agent.policy.service import Settings as PolicySettings
     from fastcni.agent.run import Agent, Options
+    from fastcni.agent.thread import AgentThread
     from fastcni.daemon.log import LogOptions
 
 
@@ -176,10 +176,10 @@ def read_beside(text: str) -> Options:
         return read_options(**{key: value for key, value in context.params.items() if key not in NOT_BESIDE})
 
 
-def make_beside(text: str, collectors: Sequence[AgentCollector]) -> Callable[[Any], AgentBeside]:
+def make_agent_thread(text: str, collectors: Sequence[AgentCollector]) -> Callable[[Any], AgentThread]:
     """Return a function that makes the agent inside the server from the server's log. text: the TEXT of `--agent TEXT`.
     collectors: each gets the running agent, whose metrics it shows. Raises the errors of read_beside()."""
-    from fastcni.agent.beside import AgentBeside
+    from fastcni.agent.thread import AgentThread
 
     options = read_beside(text)
 
@@ -187,7 +187,7 @@ def make_beside(text: str, collectors: Sequence[AgentCollector]) -> Callable[[An
         for collector in collectors:
             collector.agent = agent
 
-    return lambda log: AgentBeside(options, log, note)
+    return lambda log: AgentThread(options, log, note)
 
 
 class MetricsPage:

@@ -149,12 +149,12 @@ def release(site: Site, places: Places, as_json: bool, address: str, space: str,
 @ipam.command()
 @site_command
 def nodes(site: Site, places: Places, as_json: bool) -> None:
-    """List the nodes: state, epoch, last sign of life, blocks, and how many of their addresses are held and free.
+    """List the nodes: state, epoch, last heartbeat, blocks, and how many of their addresses are held and free.
 
     \b
-    alive   it has sent a heartbeat within the last minute
-    lost    it has not; its blocks stay its own
-    dead    it was declared dead: its blocks are in quarantine
+    alive   sent a heartbeat within the last minute
+    lost    sent none; keeps its blocks
+    dead    was declared dead; its blocks are in quarantine
     """
     views = node_views(site.survey())
     if not as_json:

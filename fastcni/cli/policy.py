@@ -18,9 +18,9 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from fastcni.agent.policy.asked import Answer, Direction, Sources
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.objects import Pod
+    from fastcni.agent.policy.verdicts import Answer, Direction, Sources
 
 SETTLED_S = 1.0                 # seconds; the agent writes changes sooner, so a difference that stays is real
 REREAD_S = 0.1
@@ -78,7 +78,7 @@ def test(source: str, destination: str, port: str, directory: str, kubernetes: s
     NetworkPolicies always allow traffic between a pod and its own node. Cluster policies can deny what a pod sends to
     its node, and no pod may send packets of the node's tunnels.
     """
-    from fastcni.agent.policy.asked import DIFFERS
+    from fastcni.agent.policy.verdicts import DIFFERS
 
     until = time.monotonic() + SETTLED_S
     while True:
@@ -101,8 +101,8 @@ SEVERITY = (0, 1, 2, 3)         # the worst answer of all connections gives the 
 
 def answers(sources: Sources, source: str, destination: str, port: str) -> list[Answer]:
     """Return one Answer for each pair of addresses of FROM and TO of the same family. Raises CniError."""
-    from fastcni.agent.policy.asked import answer
     from fastcni.agent.policy.evaluate import Connection
+    from fastcni.agent.policy.verdicts import answer
 
     cluster = sources.cluster
     protocol, number = read_port(port, cluster.pods.get(pod_key(destination)))
@@ -118,11 +118,11 @@ def answers(sources: Sources, source: str, destination: str, port: str) -> list[
 
 def read_sources(directory: str, kubernetes: str | None, agent_folder: str, node_name: str) -> Sources:
     """Read the kernel's tables, the policies, and the pods that the agent knows from their ADD. Raises CniError."""
-    from fastcni.agent.policy import asked, attached, own_addresses
+    from fastcni.agent.policy import attached, own_addresses, verdicts
 
     try:
-        tables = asked.read_tables(agent_folder)
-        attachments = asked.read_attachments(agent_folder)
+        tables = verdicts.read_tables(agent_folder)
+        attachments = verdicts.read_attachments(agent_folder)
     except OSError as e:
         raise CniError(errors.IO_FAILURE, f"what holds on this node cannot be read: {e}",
                        'be root, or ask only what the policies say, by --agent-folder ""') from None
@@ -135,7 +135,7 @@ def read_sources(directory: str, kubernetes: str | None, agent_folder: str, node
         unread = e.msg
     for each in attachments:
         it.attach(each)
-    it.cluster.resolved = asked.resolved(it.domains, tables or ())
+    it.cluster.resolved = verdicts.resolved(it.domains, tables or ())
     own = {packed for each in attachments for packed in each.addresses}
     node = node_name or os.uname().nodename
 
@@ -143,7 +143,7 @@ def read_sources(directory: str, kubernetes: str | None, agent_folder: str, node
         return (kubernetes is None or packed in own            # policies from files apply to all pods
                 or any(pod.node == node for pod in it.cluster.pods_at(packed)))
 
-    return asked.Sources(it.cluster, unread, tables, local, () if tables is None else own_addresses.node_addresses())
+    return verdicts.Sources(it.cluster, unread, tables, local, () if tables is None else own_addresses.node_addresses())
 
 
 def read_files(directory: str) -> Cluster:
@@ -226,7 +226,7 @@ def read_port(port: str, pod: Pod | None) -> tuple[int, int]:
 # -- the output --------------------------------------------------------------------------------------------------------
 
 def document(answer: Answer) -> dict[str, Any]:
-    from fastcni.agent.policy.asked import ALLOWED, DENIED, VERDICTS
+    from fastcni.agent.policy.verdicts import ALLOWED, DENIED, VERDICTS
 
     return {"from": addresses.ip_text(answer.connection.source), "to": addresses.ip_text(answer.connection.destination),
             "allowed": {ALLOWED: True, DENIED: False}.get(answer.verdict), "answer": VERDICTS[answer.verdict],
@@ -237,7 +237,7 @@ def document(answer: Answer) -> dict[str, Any]:
 
 def direction_document(direction: Direction) -> dict[str, Any] | None:
     """Return the JSON values of a direction. None if the address belongs to no pod, or if a pod connects to itself."""
-    from fastcni.agent.policy.asked import ALLOWED
+    from fastcni.agent.policy.verdicts import ALLOWED
 
     kernel = decision_document(direction.kernel) if direction.kernel else None
     if direction.policies is None:
@@ -253,7 +253,7 @@ def decision_document(decision: Any) -> dict[str, Any]:
 
 
 def text(answer: Answer, unread: str) -> str:
-    from fastcni.agent.policy.asked import DIFFERS, VERDICTS
+    from fastcni.agent.policy.verdicts import DIFFERS, VERDICTS
 
     verdict = "the kernel and the policies differ" if answer.verdict == DIFFERS else VERDICTS[answer.verdict]
     source, destination = answer.connection.source, answer.connection.destination
@@ -269,7 +269,7 @@ def text(answer: Answer, unread: str) -> str:
 
 
 def direction_lines(name: str, direction: Direction) -> list[str]:
-    from fastcni.agent.policy.asked import DIFFERS, UNKNOWN
+    from fastcni.agent.policy.verdicts import DIFFERS, UNKNOWN
 
     if direction.verdict == DIFFERS:
         said = str(direction.policies) if direction.policies else "allowed: no pod has this address"

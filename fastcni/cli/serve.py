@@ -92,9 +92,9 @@ def serve(path: str, cache_dir: str, dhcp: bool, dhcp_socket: str, dhcp_leases: 
     collectors = agent_collectors() if agent_options is not None and options["metrics"] else []
     parts = [kept_flows(cache_dir)] if keep_flows else []
     if agent_options is not None:
-        from fastcni.cli.agent import make_beside
+        from fastcni.cli.agent import make_agent_thread
 
-        beside.append(make_beside(agent_options, collectors))
+        beside.append(make_agent_thread(agent_options, collectors))
     receivers = [it.receive for it in collectors]
     try:
         status = run(path, Options(

@@ -123,8 +123,8 @@ def state_lines(state: "State", dry_run: bool) -> list[str]:
     if state.needed_files:
         found += [f"{plural(len(state.needed_files), 'file')} of pods stay:", *shown(state.needed_files)]
     if state.needed or state.needed_files:
-        found += ["when they are gone: repeat this command",
-                  "to remove the state of each pod as soon as it is gone: add --wait"]
+        found += ["when these pods have ended: repeat this command",
+                  "to remove each pod's state when the pod ends: add --wait"]
     return found
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Key = tuple[str, str]                               # namespace or "", name
 
 # The watches of all nodes may end at the same time. Each node waits for a random time before it lists from the cache,
-# so that one processor of the API server can encode the lists: 20 us for a pod, with 20 pods on each node.
+# so that one processor of the API server can encode the lists. n pods on n / 20 nodes, and 20 us for a pod: n * n us.
 LIST_S_OF_AN_OBJECT, MAX_SPREAD_S = 1e-6, 10.0
 PAUSE_S = 1.0                   # seconds between two watches, if the server ends them immediately; randomised by half
 

@@ -38,7 +38,7 @@ EVENTS = {
                                 "Stale state: addresses of pods from before a reboot were released."),
     "addresses_unread": Event("warning", ("network", "error"), "Address files of a network cannot be read."),
     "ovs_ports_removed": Event("info", ("address", "number", "ports", "owners"),
-                               "Stale state: ports of Open vSwitch whose pod is gone were removed."),
+                               "Stale state: ports of Open vSwitch whose pod no longer exists were removed."),
     "ovs_ports_unread": Event("warning", ("address", "error"),
                               "A database of Open vSwitch, or a cache file that names one, cannot be read."),
     "datapath_unswept": Event("warning", ("error",), "Flows of the datapath ebpf that have ended stay in its map."),

@@ -218,4 +218,4 @@ def check_directory(directory: str) -> None:
     found = os.stat(directory)
     others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX
     if others_write or found.st_uid not in (0, os.geteuid()):
-        raise ListenError(f"{directory} can be changed by others; a socket in it could be replaced by theirs")
+        raise ListenError(f"other users can write to {directory}, and could replace the socket in it")

@@ -299,7 +299,7 @@ class Client:
 
     def renew(self, _: object) -> None:
         self._begin()
-        self._renew(self.lease.t2)      # type: ignore[union-attr]  # it is BOUND
+        self._renew(self.lease.t2)      # type: ignore[union-attr]  # the client is BOUND
 
     def renew_again(self, _: object) -> None:
         assert self.lease
@@ -310,7 +310,7 @@ class Client:
 
     def rebind(self, _: object) -> None:
         self._begin()
-        self._renew(self.lease.expires)         # type: ignore[union-attr]  # it has a lease
+        self._renew(self.lease.expires)         # type: ignore[union-attr]  # the client has a lease
 
     def rebind_again(self, _: object) -> None:
         assert self.lease

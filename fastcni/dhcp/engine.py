@@ -105,7 +105,7 @@ class Engine:
         client, saved = self.clients.get(key), self.former.pop(key, None)
         if client:
             lease = client.lease
-            self.settle(client, "released meanwhile")
+            self.settle(client, "released before the server answered")
             self._let_go(client)
             return address.ip_text(lease.address) if lease else ""
         if saved:
@@ -240,7 +240,7 @@ class Engine:
     # The World of a client: files, addresses, plugins -----------------------------------------------
 
     def keep(self, client: Client) -> None:
-        lease: Lease = client.lease             # type: ignore[assignment]  # it has just been acknowledged
+        lease: Lease = client.lease             # type: ignore[assignment]  # the server has just acknowledged the lease
         try:
             self.files.write(client.owner, lease, time.time() + lease.expires - self.now())
         except OSError as e:

@@ -103,7 +103,7 @@ class Finder:
         code has not run yet."""
         if is_builtin(name):
             return create_builtin(ModuleSpec(name, self))  # type: ignore[arg-type]  # by protocol
-        return create_dynamic(self.spec(name))  # type: ignore[arg-type]  # it is there
+        return create_dynamic(self.spec(name))  # type: ignore[arg-type]  # spec() knows the name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return create_dynamic(spec) if spec.origin else sys.modules.get(spec.name)

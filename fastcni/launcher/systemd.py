@@ -32,7 +32,7 @@ SOCKET = """\
 [Unit]
 Description=Socket of the fastcni server
 Documentation=https://www.cni.dev/docs/spec/
-# If the server cannot start, the socket fails at once, too. Then plugins find no socket and run one-shot.
+# If the server cannot start, the socket fails immediately, too. Then plugins find no socket and run one-shot.
 
 [Socket]
 ListenSequentialPacket=/run/fastcni/fastcni.sock

@@ -47,7 +47,7 @@ def names_text(ip: str, name: str, told: list[str]) -> str:
     answer to `explain`."""
     more = f" and {len(told) - MAX_SHOWN} more" if len(told) > MAX_SHOWN else ""
     return (f"{ip} may reach {name} at {', '.join(told[:MAX_SHOWN])}{more}" if told else
-            f"{ip} may reach {name}, but its resolver has told it no address that is open now")
+            f"{ip} may reach {name}, but no DNS answer to {ip} has an address that is open now")
 
 
 def egress_text(ip: str, found: dict[str, str]) -> str:

@@ -16,7 +16,7 @@ from policy_attacks.node import NETWORKS
 from fastcni.testing.namespaces import Inside
 
 PAIRS = (("intruder", "victim"), ("jailed", "bystander"), ("jailed", "outside"))
-ROUNDS = 3                      # at least, while there is time: neighbours and flows of an earlier round may help
+ROUNDS = 3                      # at least, if the time suffices: an earlier round's neighbours and flows may help
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,14 @@ ATTACKS = (
     Attack("plain", "a datagram without any forgery", forged.plain),
     Attack("broadcast", "broadcast and multicast, IPv4 and IPv6, also to the victim's MAC and from 0.0.0.0",
            forged.broadcast),
-    Attack("forged source", "the address of the allowed peer, of the victim, of the node, of nobody, of a host outside",
+    Attack("forged source",
+           "the address of the allowed peer, of the victim, of the node, of no host, of an outside host",
            forged.forged_sources),
     Attack("forged MAC", "another pod's MAC as the source of a frame", forged.forged_macs),
-    Attack("misdirected frame", "packets to an allowed address in frames to the MAC of another pod, of all, of nobody",
+    Attack("misdirected frame", "packets to an allowed address in frames to another MAC: a pod's, broadcast, unknown",
            forged.misdirected),
     Attack("stolen MAC", "a frame with another pod's MAC draws that pod's traffic", scenario=scenarios.stolen_mac),
-    Attack("reversed flow", "a forged packet from the victim makes a connection, and its answer comes in, UDP and TCP",
+    Attack("reversed flow", "a forged packet from the victim makes a connection whose answers arrive, UDP and TCP",
            forged.reversed_flow),
     Attack("behind ARP", "bytes behind an ARP request, more than the padding of a frame", forged.behind_arp),
     Attack("DHCP", "datagrams from the ports of DHCP's client and server, by broadcast", forged.dhcp),
@@ -77,7 +78,7 @@ ATTACKS = (
 
 
 def campaign(row, options):
-    """Run the attacks, again and again until the row's time is over; each one once at least."""
+    """Run the attacks repeatedly until the row's time is over, each attack at least once."""
     chosen = [each for each in ATTACKS if options.only in each.name]
     row.note(f"{len(chosen)} attacks")
     networks = ("bridge", "ptp", "bridge-full", "ptp-full")
@@ -110,7 +111,7 @@ def campaign(row, options):
 
 def just_added(row, networks, possible):
     """Repeat the attacks by frames on pods that the agent has just added, before it writes their rules. possible:
-    {attack: what control() found}."""
+    {attack: the result of control()}."""
     with Arena(networks) as arena, Inside(arena.node.name):
         arena.begin("policy_attacks.held_agent")
         for each, titles in possible.items():
@@ -121,7 +122,7 @@ def just_added(row, networks, possible):
 def control(arena, attack):
     """{(network, to): titles of the frames that get through without policies}; to: "" for a pod, or "outside"."""
     found = {}
-    for network in arena.networks:          # one after the other: stolen MACs would mix them up
+    for network in arena.networks:          # one network after the other, because the stolen MACs would be confused
         loose, mark = (arena.pods[f"{name}@{network}"] for name in ("loose", "mark"))
         for name, to in (("", mark), ("outside", arena.pods["outside"])):
             (found[network, name],) = arena.got_through([(attack.frames(loose, to, loose), loose, to)])
@@ -129,7 +130,8 @@ def control(arena, attack):
 
 
 def alive(arena, row):
-    """The allowed peer reaches the victim, and the jailed pod reaches the peer: else nothing would be said."""
+    """Check that the allowed peer reaches the victim, and that the jailed pod reaches the peer. Otherwise the attacks
+    prove nothing."""
     for network in arena.networks:
         for source, to in (("peer", "victim"), ("jailed", "peer")):
             one, other = (arena.pods[f"{name}@{network}"] for name in (source, to))
@@ -139,7 +141,7 @@ def alive(arena, row):
 
 
 def run(arena, row, attack, possible):
-    """Yield what got through."""
+    """Yield the frames that got through."""
     if attack.scenario:
         tried, texts = attack.scenario(arena)
         row.attempt(tried)

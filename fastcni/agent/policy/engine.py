@@ -163,7 +163,7 @@ class Engine:
 
         The kernel takes ten times as long for an element that leads to a chain as for an element that drops, because it
         then checks all chains for loops. One commit() writes the rules of all pods added since the last commit(). The
-        next cut ends connections of an earlier pod with the same addresses.
+        next end_cut() ends connections of an earlier pod with the same addresses.
         """
         self.changed = True
         self._added.update(attachment.all_addresses)

@@ -41,7 +41,7 @@ def addresses_of(text: str) -> tuple[bytes, ...]:
 
 
 def port_of(text: str) -> Port | None:
-    """Return the port in the text of a damaged record; None if no readable port is there."""
+    """Return the port in the text of a damaged record; None if the text has no readable port."""
     for match in PORT.finditer(text):
         try:
             return ports.read(json.JSONDecoder().raw_decode(text, match.end())[0])

@@ -89,8 +89,8 @@ def print_nodes(where: str, views: Sequence[NodeView], console: Console | None =
     put(console, f"{plural(len(views), 'node') if views else 'no node'}{': ' if states else ''}{states}; {where}")
     for it in views:
         if it.node.state == DEAD:
-            put(console, f"{it.node.name} was declared dead: nobody gives the {it.quarantine} addresses of its blocks. "
-                "If its pods have stopped, free them:")
+            put(console, f"{it.node.name} was declared dead: no node gives the {it.quarantine} addresses of its "
+                "blocks. If its pods have stopped, free them:")
             console.print(Text(f"  fastcni ipam forget-node {printable(it.node.name)}"), soft_wrap=True)
 
 
@@ -118,7 +118,7 @@ def facts(place: Place, now: float) -> list[tuple[str, str]]:
         found += [("since", when(holder.since, now))]
         found += [("reported", f"{when(holder.written, now)}, by its node")] if holder.written else []
     if node:
-        sign = f", last sign of life {age(node.seen, now)} ago" if node.seen else ""
+        sign = f", last heartbeat {age(node.seen, now)} ago" if node.seen else ""
         found += [("node", f"{node.name} ({node.state}, epoch {node.epoch}{sign})")]
     if place.held:
         block = place.held.block
@@ -142,7 +142,7 @@ def print_forgetting(plan: Forgetting, dry_run: bool, console: Console | None = 
     """Print what forgetting a node frees, and what the user must confirm."""
     console, now = console or Console(), time.time()
     node = plan.node
-    sign = f", last sign of life {age(node.seen, now)} ago" if node.seen else ""
+    sign = f", last heartbeat {age(node.seen, now)} ago" if node.seen else ""
     put(console, f"node {node.name}: {node.state}, epoch {node.epoch}{sign}", "bold")
     named = ", ".join(it.block.cidr for it in plan.blocks[:MAX_NAMED])
     more = len(plan.blocks) - MAX_NAMED

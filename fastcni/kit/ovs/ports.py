@@ -115,7 +115,7 @@ def add(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str, vlan
                        after=operations(req, conf, args, bridge, name, vlan))
         except Refused as e:
             raise CniError(errors.INTERNAL, f"failed to add port {name} to bridge {bridge}: {e}",
-                           "a wait that timed out says that the bridge was deleted meanwhile") from None
+                           "a wait that timed out means that the bridge was deleted") from None
         db.stream.deadline = waiting.monotonic() + conf.link_timeout_s
         try:
             await_port(db, bridge, name)

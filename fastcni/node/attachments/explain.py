@@ -213,7 +213,7 @@ def meaning_of_chain(node: Node, text: str) -> Iterator[Explanation]:
     """Explain the name of a chain or set, whether or not the kernel has it."""
     for prefix, what in POD_CHAINS.items():
         owners = node.owners(lambda it: names.container_chain(
-            prefix, it.network, it.container_id) == text)          # noqa: B023 - called at once
+            prefix, it.network, it.container_id) == text)          # noqa: B023 - called in this iteration
         if owners:
             yield Explanation(CHAIN, f"{text} is the iptables chain of {those(owners)}, for {what}", owners)
             return

@@ -69,7 +69,7 @@ def dead_nodes(found: Survey, own: str) -> Iterator[Finding]:
                           "systemctl restart fastcni.service (or an ADD) makes it join again; see `fastcni ipam nodes`")
         else:
             yield Finding(WARNING, f"node {name} is dead; {plural(view.blocks, 'block')} of it "
-                          f"{'is' if view.blocks == 1 else 'are'} in quarantine", "nobody gives these addresses",
+                          f"{'is' if view.blocks == 1 else 'are'} in quarantine", "no node gives these addresses",
                           f"if its pods have stopped: fastcni ipam forget-node {name}")
 
 

@@ -18,7 +18,7 @@ from fastcni.spec.errors import CniError
 
 
 def conf_files(node: Node) -> Iterator[Finding]:
-    """There are configuration files, and each is valid."""
+    """Configuration files exist, and each is valid."""
     where = node.places.conf_dir
     if not node.seen.files and not any(where in text for text in node.inventory.unseen):
         yield Finding(ERROR, f"{where} has no network configuration", "no pod can be added; kubelet says that the "
@@ -58,7 +58,7 @@ def keys(node: Node) -> Iterator[Finding]:
 
 
 def plugin_files(node: Node) -> Iterator[Finding]:
-    """Plugin files are whole and of this version; their interpreter and python_core.elf are the installed ones."""
+    """Plugin files are complete and of this version; their interpreter and python_core.elf are the installed ones."""
     for directory, kinds in own_files(node).items():
         damaged: list[str] = []
         old: dict[str, list[str]] = defaultdict(list)

@@ -135,7 +135,7 @@ def off(node: Node, paths: Iterable[str], severity: str, why: str) -> Iterator[F
 
 
 def forward_policy(node: Node) -> Iterator[Finding]:
-    """Each chain that drops forwarded packets lets those of pods through."""
+    """Each chain that drops forwarded packets accepts the pods' packets."""
     for chain in {it.name: it for it in node.seen.facts.chains_that_drop()}.values():
         cut = [it for it in node.inventory.attachments if chain.name in it.dropped_by]
         given = [it for it in cut if FIREWALL in it.plugins]
@@ -206,7 +206,7 @@ def rp_filter(node: Node) -> Iterator[Finding]:
 
 
 def neighbours(node: Node) -> Iterator[Finding]:
-    """The neighbour tables, which all namespaces share, have room."""
+    """The neighbour tables, which all namespaces share, are not full."""
     for family, (cache, directory) in CACHES.items():
         limit = node.number(f"net.{directory}.neigh.default.gc_thresh3")
         rows = [line.split() for line in node.text(f"proc/net/stat/{cache}").splitlines()]
@@ -226,7 +226,7 @@ def neighbours(node: Node) -> Iterator[Finding]:
 
 
 def conntrack(node: Node) -> Iterator[Finding]:
-    """The table of connections has room."""
+    """The table of connections is not full."""
     held, limit = (node.number(f"net.netfilter.nf_conntrack_{name}") for name in ("count", "max"))
     if held is not None and limit and held >= limit * NEARLY:
         yield Finding(ERROR, f"the table of connections is nearly full: {held} of {limit}",
@@ -235,7 +235,7 @@ def conntrack(node: Node) -> Iterator[Finding]:
 
 
 def bridge_ports(node: Node) -> Iterator[Finding]:
-    """The bridges have room for pods."""
+    """The bridges have free ports for pods."""
     for bridge in node.links:
         if bridge.kind == "bridge":
             ports = sum(link.master == bridge.index for link in node.links)

@@ -24,9 +24,9 @@ def agent(node: Node) -> Iterator[Finding]:
                 node.unseen.append(f"network policies: the agent at {path}: {e}")
                 continue
             why = e.msg if isinstance(e, CniError) else f"no agent answers at {path}: {e}"
-            yield Finding(ERROR, f"network policies: {why}", "each ADD of that network fails with code 11; what is in "
-                          "force stays as it is", "run `fastcni agent` with --policies; its log says what it "
-                          "waits for")
+            yield Finding(ERROR, f"network policies: {why}", "each ADD of that network fails with code 11; the "
+                          "policies in force do not change", "run `fastcni agent` with --policies; the agent logs "
+                          "the reason of a wait")
         else:
             yield from unreadable(status)
             for address in status.get("unheld", []):
@@ -63,6 +63,6 @@ def unreadable(status: dict[str, Any]) -> Iterator[Finding]:
     if status.get("more"):
         texts = [*texts, f"{status['more']} more documents"]
     for text in texts:
-        yield Finding(WARNING, f"network policies: {text}", "a document that cannot be read counts as it was last "
-                      "read; a policy that was never read, or whose selector is not known, closes pods",
-                      "mend the document; docs/policy-failures.md says what is closed until then")
+        yield Finding(WARNING, f"network policies: {text}", "the last readable version of the document stays in "
+                      "force; a policy without one, or without a readable selector, closes pods",
+                      "correct the document; docs/policy-failures.md says which pods are closed until then")

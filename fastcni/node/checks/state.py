@@ -42,7 +42,7 @@ DECLINES = "the server declines to tell its state"
 
 
 def server(node: Node) -> Iterator[Finding]:
-    """The server answers, if there is one, with room in its queue."""
+    """If a server runs, it answers, and its queue is not full."""
     if not node.socket:
         return
     start = "systemctl restart fastcni.service"
@@ -101,7 +101,7 @@ def ranges(node: Node) -> Iterator[Finding]:
 
 
 def state_directories(node: Node) -> Iterator[Finding]:
-    """The directories of cached results and of addresses can be written, and have room."""
+    """The directories of cached results and of addresses are writable, and have free space."""
     seen: set[int] = set()              # devices, to yield only one finding for each file system
     for path in (*(os.path.join(it, "results") for it in node.places.cache_dirs), *node.seen.data_dirs):
         path = os.path.abspath(path)            # a relative path has no directory above that surely exists
@@ -126,13 +126,13 @@ def namespaces(node: Node) -> Iterator[Finding]:
     """This process sees the network namespaces of all pods."""
     for directory, why in node.seen.facts.blind:
         yield Finding(WARNING, f"{directory} {why}", "pods whose namespace cannot be seen count as unknown: `fastcni "
-                      "gc` and the server keep what they have, and `fastcni restore` leaves them out",
+                      "gc` and the server keep their addresses and rules, and `fastcni restore` skips these pods",
                       f"in a container: mount {directory} of the node by rslave (Kubernetes: mountPropagation: "
                       "HostToContainer); on the node: remove files there that no pod uses")
 
 
 def stale(node: Node) -> Iterator[Finding]:
-    """No address and no rule is left of pods that are gone."""
+    """Pods that no longer exist have no address and no rule."""
     left: dict[tuple[str, str], list[NodeAttachment]] = defaultdict(list)
     network_of = gc_networks(node.inventory, node.networks)
     for it in node.inventory.attachments:
@@ -153,8 +153,8 @@ def stale(node: Node) -> Iterator[Finding]:
             do = f"rm {' '.join(each.place for it in found for each in it.sightings)}"  # no file has this network
         elif of_gc not in configured:
             do = f"no configuration has this network: put its file back, then {do}"
-        yield Finding(WARNING, f"{what}: {', '.join(parts) or 'links'} left", "addresses and ports stay taken; the "
-                      "next pod with such an address may get rules of the old one", do)
+        yield Finding(WARNING, f"{what}: {', '.join(parts) or 'links'} left", "their addresses and ports stay in use; "
+                      "the next pod with such an address may get the old pod's rules", do)
 
 
 def verb(found: list[NodeAttachment]) -> str:

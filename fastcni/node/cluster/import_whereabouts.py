@@ -140,15 +140,15 @@ def apply(store: Store, plan: Plan) -> list[str]:
         try:
             store.share(space, cidr)
         except Taken as e:
-            lost.append(f"block {cidr} of space {space}: node {e.by.node} has claimed it meanwhile")
+            lost.append(f"block {cidr} of space {space}: node {e.by.node} has claimed it since")
     nodes = {node.name: node for node in store.nodes()}
     for single in plan.singles:
         try:
             store.claim_single(nodes.get(single.node) or join(store, single.node, nodes), single)
         except Taken as e:
-            lost.append(f"{single.address} ({owner(single)}): node {e.by.node} has claimed it meanwhile")
+            lost.append(f"{single.address} ({owner(single)}): node {e.by.node} has claimed it since")
         except Changed:
-            lost.append(f"{single.address} ({owner(single)}): its block was given back meanwhile; import again")
+            lost.append(f"{single.address} ({owner(single)}): its block was returned since; import again")
     return lost
 
 

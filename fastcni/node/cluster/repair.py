@@ -63,7 +63,7 @@ def release(store: Store, place: Place, own_node: str, inventory: Inventory, rel
     """
     holder = place.holder or holder_here(place, own_node, inventory)
     if holder is None:
-        raise refused(f"nobody holds {place.address}: it is {place.state}",
+        raise refused(f"no pod has {place.address}: it is {place.state}",
                       f"`fastcni ipam show {place.address}` shows its block")
     guard(place, holder, own_node, life_of(holder, own_node, inventory), force, now or time.time())
     if holder.single is not None:
@@ -71,7 +71,7 @@ def release(store: Store, place: Place, own_node: str, inventory: Inventory, rel
     else:
         done = release_here(holder)
     if not done:
-        raise CniError(errors.TRY_AGAIN_LATER, f"{holder.address} has changed meanwhile; nothing was released",
+        raise CniError(errors.TRY_AGAIN_LATER, f"{holder.address} has changed since; nothing was released",
                        f"`fastcni ipam show {holder.address}` shows who has it now")
     if holder.single is not None and holder.node == own_node:
         release_here(holder)                # removes the address's file, if this node has one
@@ -136,8 +136,8 @@ def plan_forget(found: Survey, name: str, now: float = 0.0) -> Forgetting:
     if node is None:
         raise refused(f"the store has no node {name}", f"its nodes: {', '.join(found.nodes) or 'none'}")
     if node.state == ALIVE:
-        ago = f" {max(0, int((now or time.time()) - node.seen))} s ago" if node.seen else ""
-        raise refused(f"node {name} is alive: it gave a sign of life{ago}",
+        ago = f": its last heartbeat was {max(0, int((now or time.time()) - node.seen))} s ago" if node.seen else ""
+        raise refused(f"node {name} is alive{ago}",
                       "stop its pods and its fastcni server first; a minute later it is lost, and can be forgotten")
     own = tuple(found.of_node(name))
     mine = {held.block.cidr for held in own}
@@ -154,5 +154,5 @@ def forget(store: Store, plan: Forgetting) -> None:
         node = plan.node if plan.node.state == DEAD else store.declare_dead(plan.node)
         store.forget(node)
     except Changed:
-        raise CniError(errors.TRY_AGAIN_LATER, f"node {plan.node.name} came back meanwhile; it was not forgotten",
+        raise CniError(errors.TRY_AGAIN_LATER, f"node {plan.node.name} has returned since; it was not forgotten",
                        "`fastcni ipam nodes` shows its state now") from None

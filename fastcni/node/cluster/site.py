@@ -96,8 +96,8 @@ class Site:
             return read_source(store, namespace)
         except Away as e:
             raise CniError(errors.TRY_AGAIN_LATER, f"cannot read whereabouts' objects from "
-                           f"{stores.store_text(settings)}: {e}", "is whereabouts there, and may this user list its "
-                           "objects and pods? --kubeconfig and --namespace name another place") from None
+                           f"{stores.store_text(settings)}: {e}", "is whereabouts installed, and may this user list "
+                           "its objects and pods? See --kubeconfig and --namespace") from None
         finally:
             store.close()
 

@@ -30,7 +30,7 @@ TABLE = (
     Metric("fastcni_requests_waiting", GAUGE, (), "Requests in the queue."),
     Metric("fastcni_requests_running", GAUGE, (), "Requests that a worker has begun."),
     Metric("fastcni_queue_size", GAUGE, (), "Requests that may wait in the queue (--queue-size)."),
-    Metric("fastcni_workers", GAUGE, (), "Requests that may run at once (--workers)."),
+    Metric("fastcni_workers", GAUGE, (), "Requests that may run at the same time (--workers)."),
     Metric("fastcni_workers_busy", GAUGE, (), "Requests that run and do not wait for a lock, a program or the kernel."),
     Metric("fastcni_one_shot_requests_total", COUNTER, ("reason",),
            "Requests that went one-shot. reason: no_server, busy, unread (the server did not read in time), declined, "

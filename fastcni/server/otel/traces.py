@@ -108,7 +108,7 @@ class Traces:
             self.thread.join(STOP_S)
         if self.thread.is_alive():      # a daemon thread: it does not delay the end of the process
             self.log.warning("traces_lost", requests=self.lost + len(self.waiting) + self.sending, url=self.url,
-                             why=f"the collector did not take them within {STOP_S} s of the server's stop")
+                             why=f"the collector did not accept the spans within {STOP_S} s of the server's stop")
             self.sender.close()
 
     def _run(self) -> None:

@@ -302,7 +302,7 @@ def decline(conn: Connection) -> None:
 def refuse(call: Call, why: str) -> None:
     """Reject a call: answer with error code 11, try again later."""
     call.message.close()
-    error = CniError(errors.TRY_AGAIN_LATER, why, "the node has more to do than it can; it is safe to try again")
+    error = CniError(errors.TRY_AGAIN_LATER, why, "the node is overloaded; it is safe to try again")
     try:
         protocol.answer(call.connection, 1, error_document(error))
     except OSError:

@@ -64,7 +64,7 @@ class Running(waiting.Request):
         why = f"{stuck} requests hang in the same wait ({kind})"
         if kind in SAME_ONE_SHOT:
             raise CniError(errors.TRY_AGAIN_LATER, f'network "{self.call.network}": {why}',
-                           "the server logs what each of them waited for, when it ends")
+                           "the server logs the wait of each request when the request ends")
         raise waiting.Crowded(why)
 
     def pause(self, kind: str) -> None:

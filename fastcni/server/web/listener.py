@@ -159,7 +159,7 @@ class Listener:
         if method not in ("GET", "HEAD"):
             return response(405, TEXT, b"only GET and HEAD\n", "Allow: GET, HEAD\r\n")
         if not page:
-            return response(404, TEXT, f"there is {', '.join(self.pages)}\n".encode())
+            return response(404, TEXT, f"the pages are {', '.join(self.pages)}\n".encode())
         if page.local and not all(map(is_local, hosts(lines) or [""])):
             return response(403, TEXT, b"expected localhost or a loopback address as the host\n")
         status, kind, headers = 200, page.kind, page.headers

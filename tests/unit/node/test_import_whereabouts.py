@@ -1,4 +1,4 @@
-"""The import of whereabouts' addresses: every address once, no block for a node, and again without a change."""
+"""The import of whereabouts' addresses: every address once, no block for a node, and no change if repeated."""
 
 import ipaddress
 
@@ -16,7 +16,7 @@ from fastcni.node.cluster.whereabouts import Source, ranges_of, read_given
 
 
 def pool(range_, given, network=""):
-    """An IPPool; given: {offset: (container, pod)}."""
+    """Return an IPPool. given: {offset: (container, pod)}."""
     first = ipaddress.ip_interface(range_).ip
     return Pool(f"{network}-{range_}".strip("-").replace("/", "-"), range_, network, "", [
         Allocation(str(first + offset), container, pod, "net1") for offset, (container, pod) in given.items()])
@@ -40,7 +40,7 @@ def store(tmp_path):
 
 
 def run(store, *pools, headroom=1, **more):
-    """Import; return (plan, texts on what was lost)."""
+    """Import. Return (plan, texts on lost addresses)."""
     source = source_of(*pools, **more)
     grids = site.grids(store, ranges_of(source), dry_run=False)
     plan = make_plan(source, survey(store), grids, 1000.0, headroom)
@@ -53,7 +53,7 @@ def test_addresses_become_singles_of_their_pods_nodes_in_shared_blocks(store):
     assert [(it.address, it.pod, it.container, it.node, it.state, it.block) for it in store.singles()] == [
         ("10.5.0.1", "ns/a", "c1", "node-1", HELD, "10.5.0.0/28"), ("10.5.0.20", "ns/b", "c2", "node-2", HELD,
                                                                     "10.5.0.16/28")]
-    # the block behind the last one is free for whereabouts, and for no node
+    # the block after the last one is free for whereabouts, but not for a node
     assert [(it.cidr, it.state) for it in store.blocks()] == [
         ("10.5.0.0/28", SHARED), ("10.5.0.16/28", SHARED), ("10.5.0.32/28", SHARED)]
 
@@ -69,7 +69,7 @@ def test_a_second_import_takes_over_what_is_new_only(store):
 
 
 def test_a_second_import_releases_addresses_of_pods_that_ended(store):
-    """The pools may still have their entries: whereabouts, which deleted entries, does not run any more."""
+    """The pools may still have the entries, because whereabouts, which deleted such entries, no longer runs."""
     run(store, POOL)
     plan, _ = run(store, POOL, pods={"ns/a": "node-1"})
     assert [it.address for it in plan.ended] == ["10.5.0.20"]
@@ -135,8 +135,8 @@ class Racing:
 def test_a_block_that_a_node_claims_meanwhile_is_named_and_nothing_is_given_twice(store):
     racing = Racing(store, store.join("node-9", "boot"), "10.5.0.16/28")
     _, lost = run(racing, POOL)
-    assert lost == ["block 10.5.0.16/28 of space default: node node-9 has claimed it meanwhile",
-                    "10.5.0.20 (pod ns/b): node node-9 has claimed it meanwhile"]
+    assert lost == ["block 10.5.0.16/28 of space default: node node-9 has claimed it since",
+                    "10.5.0.20 (pod ns/b): node node-9 has claimed it since"]
     assert [it.address for it in store.singles()] == ["10.5.0.1"]
 
 
@@ -172,7 +172,8 @@ def test_ipv6_blocks(store):
 
 @given(st.lists(st.tuples(st.integers(1, 2000), st.sampled_from(sorted(PODS))), max_size=30), st.integers(0, 3))
 def test_every_address_is_in_a_shared_block_or_a_conflict(given_, headroom):
-    """Whatever whereabouts has given: an address of a pod is claimed once, and its block is no node's."""
+    """Whatever addresses whereabouts has given, each pod's address is claimed once, and its block belongs to no
+    node."""
     source = source_of(pool("10.5.0.0/20", dict.fromkeys((at for at, _ in given_), ("c", "ns/a"))),
                        pool("10.5.0.0/22", {at: ("c", pod) for at, pod in given_ if at < 1000}))
     grids = {"default": {"4": 26}}
@@ -187,7 +188,7 @@ def test_every_address_is_in_a_shared_block_or_a_conflict(given_, headroom):
 
 
 class Empty:
-    """A store without anything."""
+    """A store without any record."""
 
     def nodes(self) -> list[Node]:
         return []

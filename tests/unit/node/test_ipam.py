@@ -18,7 +18,7 @@ LONG_ID = "8f" * 32
 
 
 class Cluster:
-    """A local store, with this node, another one, and what they have given."""
+    """A local store, with this node, another node, and the addresses that they have given."""
 
     def __init__(self, directories):
         self.directories, self.path = directories, directories.conf.parent / "store"
@@ -46,7 +46,7 @@ class Cluster:
         return self.store.claim_single(me, Single(address=address, block=block, state=state, **fields))
 
     def silence(self, node, seconds=3600):
-        """The node has given no sign of life for so long."""
+        """Make the node's last heartbeat this old."""
         file = self.path / "store.json"
         data = json.loads(file.read_text())
         data["nodes"][node]["seen"] -= seconds
@@ -65,7 +65,7 @@ def cluster(directories):
 
 @pytest.fixture
 def two(cluster):
-    """Two nodes with a block each, and a shared block with one address."""
+    """Return two nodes with a block each, and a shared block with one address."""
     cluster.use(HERE, "10.9.0.0/26", ("10.9.0.2", "ns/web-0", "c1"), ("10.9.0.10", "", LONG_ID))
     cluster.use(OTHER, "10.9.0.64/26", ("10.9.0.65", "a-namespace-of-people/a-pod-with-a-long-name-7d9f8b-x2v", "c3"))
     cluster.store.share("default", "10.9.1.0/26")
@@ -79,7 +79,7 @@ def lines(answer):
 
 
 def words(answer):
-    """The text without its line breaks."""
+    """Return the text without its line breaks."""
     return " ".join((answer.out + answer.err).split())
 
 
@@ -197,7 +197,7 @@ def test_nodes_says_what_to_do_about_a_dead_node(two, fastcni):
 
 def test_a_node_that_lives_is_not_forgotten(two, fastcni):
     answer = fastcni("ipam", "forget-node", OTHER, "--yes")
-    assert answer.status == 1 and f"node {OTHER} is alive: it gave a sign of life" in answer.err
+    assert answer.status == 1 and f"node {OTHER} is alive: its last heartbeat was " in answer.err
     assert "stop its pods and its fastcni server" in answer.err
     assert two.node(OTHER).epoch == 1
 
@@ -276,7 +276,7 @@ def test_an_address_that_a_running_add_asks_for_is_not_released(two, fastcni):
 
 def test_a_free_address_is_not_released(two, fastcni):
     answer = fastcni("ipam", "release", "10.9.0.3")
-    assert answer.status == 1 and "nobody holds 10.9.0.3: it is free" in answer.err
+    assert answer.status == 1 and "no pod has 10.9.0.3: it is free" in answer.err
 
 
 def test_an_address_of_two_spaces_needs_the_space(two, fastcni):
@@ -299,7 +299,7 @@ class Files:
             assert space.take(read_ip(ip), owner_of(container, "eth0"))
 
     def join(self):
-        """Note the block of this node, as the plugin does when it has claimed it."""
+        """Record the block of this node, as the plugin does after a claim."""
         with node_state.Space(self.keys, print, create=True) as space:
             state = space.state.copy()
             state.node, state.grid = HERE, {"4": 26}
@@ -324,7 +324,7 @@ def test_an_address_of_an_own_block_is_released_if_its_pod_is_gone(two, files, f
 
 
 def test_an_address_of_an_own_block_is_not_released_if_its_pod_runs(two, files, fastcni):
-    """The store has no report on it yet: the node's own file names the owner."""
+    """The store has no report on the pod yet, but the node's own file names the owner."""
     files.give("10.9.0.20", "runs")
     two.directories.cached("runs", netns="/proc/self/ns/net")
     answer = fastcni("ipam", "release", "10.9.0.20")
@@ -336,7 +336,7 @@ def test_an_address_of_an_own_block_is_not_released_if_its_pod_runs(two, files, 
 def test_an_address_that_another_pod_has_meanwhile_is_not_released(two, files, fastcni):
     files.give("10.9.0.2", "another")
     answer = fastcni("ipam", "release", "10.9.0.2")
-    assert answer.status == 1 and "has changed meanwhile" in answer.err
+    assert answer.status == 1 and "has changed since" in answer.err
     assert files.held() == ["10.9.0.2"]
 
 

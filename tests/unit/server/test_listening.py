@@ -23,7 +23,7 @@ HAND_OVER = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$0" "$@" 3<&0 0</dev/null'
 
 @pytest.fixture
 def umask():
-    """Set the umask; it is restored at the end."""
+    """Set the umask; restore it at the end."""
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
@@ -31,7 +31,7 @@ def umask():
 
 @pytest.fixture
 def make():
-    """listening.make(). Its sockets are closed at the end."""
+    """Return listening.make(). Its sockets are closed at the end."""
     made = []
 
     def call(path, open_to_all=False):
@@ -62,7 +62,7 @@ def test_other_users_cannot_reach_the_socket_whatever_the_umask(make, umask, tmp
 
 @pytest.mark.parametrize("mask", [0, 0o077])
 def test_other_users_reach_the_socket_if_some_are_allowed(make, umask, tmp_path, mask):
-    """The umask of a service is often 077: the directory was closed to those that --allow-uid names."""
+    """The umask of a service is often 077: users that --allow-uid names could not enter the directory."""
     umask(mask)
     make(tmp_path / "run" / "s", open_to_all=True)
     assert (mode(tmp_path / "run"), mode(tmp_path / "run" / "s")) == (0o711, 0o666)
@@ -72,7 +72,7 @@ def test_other_users_reach_the_socket_if_some_are_allowed(make, umask, tmp_path,
 def test_a_directory_that_others_can_change_is_refused(make, tmp_path, open_to):
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(open_to)
-    with pytest.raises(ListenError, match="can be changed by others"):
+    with pytest.raises(ListenError, match="other users can write to"):
         make(tmp_path / "run" / "s")
     assert os.listdir(tmp_path / "run") == []
 
@@ -84,7 +84,7 @@ def test_a_sticky_directory_is_accepted(make, tmp_path):
 
 
 def lock_by_another_user(path):
-    """A process of another user that has created and locked this file."""
+    """Run a process of another user that has created and locked this file."""
     code = ("import fcntl, os, sys, time\nos.setuid(12345)\n"
             "fcntl.flock(os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o666), fcntl.LOCK_EX)\n"
             "print('locked', flush=True)\ntime.sleep(600)")
@@ -95,7 +95,7 @@ def lock_by_another_user(path):
 
 @pytest.fixture
 def sticky():
-    """A directory in which every user may create files, as /tmp."""
+    """Return a directory in which every user may create files, as in /tmp."""
     if os.geteuid() != 0:
         pytest.skip("needs root: files of another user")
     with tempfile.TemporaryDirectory(prefix="fastcni-") as directory:
@@ -104,7 +104,7 @@ def sticky():
 
 
 def test_another_users_lock_in_a_sticky_directory_prevents_no_start(make, sticky):
-    """The server took that lock for another server."""
+    """The server took the other user's lock for another server's."""
     process = lock_by_another_user(sticky / "s.lock")
     try:
         make(sticky / "s")
@@ -157,7 +157,7 @@ def test_a_lock_that_is_replaced_while_it_is_taken_is_taken_again(make, tmp_path
 def test_a_directory_of_another_user_is_refused(make, tmp_path):
     (tmp_path / "run").mkdir()
     os.chown(tmp_path / "run", 12345, 0)
-    with pytest.raises(ListenError, match="can be changed by others"):
+    with pytest.raises(ListenError, match="other users can write to"):
         make(tmp_path / "run" / "s")
 
 
@@ -202,10 +202,10 @@ def test_a_socket_is_lost_when_its_file_is_removed_or_replaced(make, tmp_path):
     path.touch()
     assert first.lost
     first.unlink()
-    assert path.exists()                # it is another program's
+    assert path.exists()                # the file belongs to another program
     second = make(tmp_path / "other" / "s")
     second.unlink()
-    assert not second.lost              # it was this server that removed it
+    assert not second.lost              # this server has removed the file
 
 
 @pytest.mark.parametrize(("path", "text"), [("missing/directory/s", "No such file or directory"),
@@ -232,7 +232,7 @@ def test_more_than_one_socket_from_systemd_is_refused():
 
 
 def serve_handed(listener):
-    """A server that gets this descriptor as systemd passes it."""
+    """Run a server that gets this descriptor as systemd passes it."""
     return subprocess.Popen(["sh", "-c", HAND_OVER, sys.executable, "-m", "fastcni", "serve"], stdin=listener,
                             stderr=subprocess.PIPE, text=True)
 
@@ -280,7 +280,7 @@ def test_after_a_kill_callers_are_refused_and_a_new_server_takes_the_path(start,
 
 
 def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, pod_netns, slow, tmp_path):
-    """A server that stops accepts no new connection, and answers every request that it has accepted."""
+    """A server that stops accepts no new connection, and answers every accepted request."""
     (keys, env), server = slow(0.7), start("--workers", "1")
     under_way = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
     assert slow.started()
@@ -309,7 +309,8 @@ def test_a_server_that_nohup_has_started_ignores_sighup(start, node):
 
 
 def test_a_server_whose_sockets_directory_is_removed_ends_and_leaves_the_next_ones_socket(start, node):
-    """No caller found the first server, but it went on restoring rules, and its end removed the second one's socket."""
+    """No caller found the first server, but it still restored rules, and at its end removed the second server's
+    socket."""
     first = start(program=("-c", OFTEN_TIDY))
     shutil.rmtree(first.path.parent)
     second = start()
@@ -320,7 +321,8 @@ def test_a_server_whose_sockets_directory_is_removed_ends_and_leaves_the_next_on
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_a_server_with_closed_streams_listens(host_netns, tmp_path, closed):
-    """The server ended with status 1 and no word. With stdin or stdout closed, its lock file was descriptor 0 or 1."""
+    """The server ended with status 1 and without a message. With stdin or stdout closed, its lock file was descriptor 0
+    or 1."""
     path = tmp_path / "s"
     with subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "fastcni", "serve",
                            "--socket", path]) as server:
@@ -334,7 +336,7 @@ def test_a_server_with_closed_streams_listens(host_netns, tmp_path, closed):
 
 
 def test_a_request_in_the_queue_of_a_server_that_stops_is_answered(start, node):
-    """Stopped (SIGSTOP) it accepts no connection; SIGTERM is there when it continues."""
+    """While it is stopped (SIGSTOP), the server accepts no connection. When it continues, SIGTERM is pending."""
     server = start()
     os.kill(server.process.pid, 19)
     waiting = [server.send("VERSION", node.conf()) for _ in range(100)]

@@ -96,7 +96,7 @@ def test_requests_are_counted_by_their_labels():
     them.note(ended(command="DEL", outcome="declined", took=2.0))
     counts, times, spent = them.copy()
     assert counts == {("ADD", "bridge", "net", "0"): 2, ("DEL", "bridge", "net", "declined"): 1}
-    assert set(times) == {("ADD", "bridge")}                # one that was declined has no answer
+    assert set(times) == {("ADD", "bridge")}                # a declined request has no answer
     assert times["ADD", "bridge"].total == pytest.approx(0.3032)
     buckets = dict(times["ADD", "bridge"].buckets())
     assert [buckets[end] for end in ("0.002", "0.004", "0.25", "0.5", "60.0", "+Inf")] == [0, 1, 1, 2, 2, 2]
@@ -212,7 +212,7 @@ def test_a_value_whose_making_hangs_or_fails_leaves_the_last_one(monkeypatch):
     them = Latest(make, 0, 0.0, log, "test")
     assert eventually(lambda: them.get() == 1)
     assert eventually(lambda: them.get() and len(calls) == 2)
-    assert [them.get() for _ in range(3)] == [1, 1, 1]          # it hangs, and no second one is begun
+    assert [them.get() for _ in range(3)] == [1, 1, 1]          # the first call hangs, and no second one begins
     assert len(calls) == 2
     go.set()
     assert eventually(lambda: them.get() == 2)
@@ -293,7 +293,7 @@ def test_a_path_that_cannot_be_made_is_named(tmp_path):
 
 @contextmanager
 def listening(tmp_path, make=lambda: b"body"):
-    """A Listener on a unix socket; ask(bytes) returns its answer."""
+    """Return a Listener on a unix socket. ask(bytes) returns its answer."""
     path = str(tmp_path / "m")
     made = address.listen(path)
     it = Listener(made.sock, {"/metrics": Page("text/plain", make)}, Log())
@@ -331,7 +331,7 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 
 @pytest.mark.parametrize("request_, status, body", [
     (GET, 200, b"body"), (GET.replace(b"GET", b"HEAD"), 200, b""), (b"GET /metrics?x=1 HTTP/1.0\r\n\r\n", 200, b"body"),
-    (b"GET / HTTP/1.1\r\n\r\n", 404, b"there is /metrics\n"), (b"POST /metrics HTTP/1.1\r\n\r\n", 405, None),
+    (b"GET / HTTP/1.1\r\n\r\n", 404, b"the pages are /metrics\n"), (b"POST /metrics HTTP/1.1\r\n\r\n", 405, None),
     (b"\x16\x03\x01\r\n\r\n", 400, None), (b"GET /metrics SPDY/3\r\n\r\n", 400, None),
     (b"x" * (listener.MAX_HEAD_BYTES + 1), 400, None)])
 def test_requests_get_the_right_status(tmp_path, request_, status, body):
@@ -361,7 +361,7 @@ def test_an_answer_names_the_methods_and_pages_that_there_are(tmp_path):
     with listening(tmp_path) as it:
         it.pages["/"] = Page("text/html", lambda: b"", "X-Own: 1\r\n", local=True)
         assert b"\r\nAllow: GET, HEAD\r\n" in it.ask(GET.replace(b"GET", b"PUT"))
-        assert it.ask(b"GET /x HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\nthere is /metrics, /\n")
+        assert it.ask(b"GET /x HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\nthe pages are /metrics, /\n")
         head = it.ask(b"GET / HTTP/1.1\r\nAccept: */*\r\nHOST : localhost:80 \r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n") and b"\r\nX-Own: 1\r\n" in head
 
@@ -388,7 +388,7 @@ def test_slow_and_silent_clients_delay_no_other_one_and_are_closed(tmp_path):
                 assert len(rest_of(unread)) > 4 << 20           # the answer is cut
         assert eventually(lambda: not it.clients)
         with connect(it.path):
-            pass                        # it leaves without a request
+            pass                        # the client leaves without a request
         assert eventually(lambda: not it.clients)
         assert it.log.events == []
 

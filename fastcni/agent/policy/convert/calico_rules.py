@@ -213,8 +213,8 @@ def blocks_of(nets: Any, excepted: Any, version: int) -> tuple[Block, ...]:
 
 
 def read_pods(reader: Reader, own: str) -> tuple[Pods, ...]:
-    """Read the pods that the selectors of a policy, source or destination match. own: the namespace that counts if no
-    namespaceSelector is there; "": all namespaces."""
+    """Read the pods that the selectors of a policy, source or destination match. own: the namespace for a missing
+    namespaceSelector; "": all namespaces."""
     found = [namespaced(namespaces, pods, reader) for namespaces in read_namespaces(reader, own)
              for pods in both(read_selector(reader, "selector"), read_selector(reader, "notSelector", negated=True))]
     return tuple(dict.fromkeys(found))

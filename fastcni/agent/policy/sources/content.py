@@ -167,7 +167,7 @@ def records_of(entries: Iterable[Entry]) -> Mapping[Id, Record]:
 def repeated(entries: Iterable[Entry]) -> list[str]:
     """Return a note for each id that several readable documents of a place have."""
     count = Counter(id for entry in entries if not entry.error for id in entry.records)
-    return [f"{kind} {key} is there {number} times; the last one is in force"
+    return [f"{kind} {key} occurs {number} times; the last one is in force"
             for (kind, key), number in count.items() if number > 1]
 
 

@@ -120,7 +120,7 @@ def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def twice(key: str) -> ParseError:
     """Return the error for a key that a mapping has twice. A strict API server also rejects the document, because
     programs differ in which of the two values they use."""
-    return ParseError(f"the key {key[:99]} is there twice")
+    return ParseError(f"the key {key[:99]} occurs twice")
 
 
 def read_int(text: str) -> float:

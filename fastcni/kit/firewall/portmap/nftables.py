@@ -120,7 +120,7 @@ def taken_by(mapping: Mapping, name: str, key: bytes, comment: str) -> CniError:
     prefix = f"{addresses.ip_text(host_ip)} . " if host_ip else ""
     element = f"{{ {prefix}{mapping.protocol} . {mapping.host_port} }}"
     return CniError(errors.TRY_AGAIN_LATER, f"host port {mapping} is already mapped ({owner(comment)})",
-                    "DEL of that pod frees it, or GC where the pod is no more, or "
+                    "DEL of that pod frees it, or GC if the pod no longer exists, or "
                     f"nft delete element inet {TABLE} {name} '{element}'")
 
 

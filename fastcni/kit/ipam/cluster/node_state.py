@@ -58,6 +58,17 @@ class State:
     later               [{"address", "container", "ifname", "to": "", "kept" or "held"}]: Singles that the store has to
                         release or keep, or that this node has to claim again
     hold                the pause in which this node claims no block, because the store was restored: see hold.py
+
+    The states of a node on this machine; states.py has its states in the store. rejoin() leads from each state to
+    joined, or to holding after a restore of the store.
+
+    state       if                                                      gives addresses of `blocks`     claims blocks
+    new         node is ""                                              has no blocks                   after rejoin()
+    unknown     not confirmed in this boot, or `store` has changed      after confirm()                 after rejoin()
+    joined      no other state                                          yes                             yes
+    stale       not confirmed for allocate.CONFIRM_S                    yes; an ADD calls confirm()     yes
+    cut off     not confirmed for serve_after_loss                      no                              no
+    holding     `hold` is not None                                      yes                             no
     """
 
     __slots__ = ("blocks", "boot", "epoch", "grid", "history", "hold", "later", "lost", "node", "numbers", "plans",

@@ -39,7 +39,7 @@ def put(it, *documents, place="a.yaml", broken=()):
 
 
 def closed(it):
-    """The pods that are closed for (ingress, egress)."""
+    """Return the pods that are closed for (ingress, egress)."""
     return tuple({app for app, address in ADDRESSES.items() if read_ip(address) in it.compiler.state.elements[name]}
                  for name in ("in4", "out4"))
 
@@ -86,12 +86,13 @@ def test_a_place_that_cannot_be_parsed_stays_as_it_was(it):
         put(it, *documents, broken=["nested too deep"])
         assert before[1] == closed(it)[1] and before[0] <= closed(it)[0]
     put(it, PART)
-    assert closed(it) == ({"db", "web"}, set())         # what BROKEN has closed is known again
+    assert closed(it) == ({"db", "web"}, set())         # the pods that BROKEN has closed are known again
     assert it.errors["a.yaml"][0].startswith("document 1: ")
 
 
 def test_a_policy_of_another_program_is_no_mistake_of_its_place(it):
-    """It is none of the documents that may have closed pods, and what an agent keeps is without it."""
+    """This policy does not count as a document that may have closed pods, and the agent's kept documents are without
+    it."""
     calico = {**policy(), "apiVersion": "projectcalico.org/v3", "kind": "GlobalNetworkPolicy"}
     line = encode(foreign(calico))
     put(it, BROKEN)
@@ -102,10 +103,10 @@ def test_a_policy_of_another_program_is_no_mistake_of_its_place(it):
 
 
 def test_several_documents_of_one_name_are_told_and_the_last_one_is_in_force(it):
-    """A policy that another file had too was not in force, and nothing said so."""
+    """If another file had the same policy, the policy was not in force, and no error said so."""
     put(it, policy(), policy(app="web"))
     assert closed(it) == ({"web"}, set())
-    assert it.told() == {"a.yaml": ["NetworkPolicy default/p is there 2 times; the last one is in force"]}
+    assert it.told() == {"a.yaml": ["NetworkPolicy default/p occurs 2 times; the last one is in force"]}
     put(it, policy())
     put(it, policy(app="other"), place="b.yaml")
     put(it, policy(app="web"), place="c.yaml")
@@ -119,7 +120,7 @@ def test_several_documents_of_one_name_are_told_and_the_last_one_is_in_force(it)
 
 
 def test_a_policy_does_not_move_to_a_namespace_that_cannot_be(it):
-    """Its pods were open."""
+    """The policy's pods were open."""
     put(it, policy())
     for namespace in ("Default", "default ", "my_default", "my.default", "-", "d" * 64):
         put(it, policy(namespace=namespace))
@@ -146,7 +147,7 @@ def test_a_place_that_was_never_read_has_what_can_be_read(it):
 
 
 def test_what_was_kept_makes_the_same_again(it):
-    """As after a restart."""
+    """Restore the kept documents, as after a restart."""
     put(it, policy(ingress=[{"ports": [{"port": 80}]}]), policy("q", "web"))
     put(it, BROKEN)
     again = Content(Compiler())

@@ -1,4 +1,4 @@
-"""DNS names in policies: a pod reaches the addresses that it was told, and no other pod does. Needs root."""
+"""DNS names in policies: a pod reaches the addresses in its DNS answers, and no other pod does. Needs root."""
 
 import json
 import socket
@@ -43,7 +43,7 @@ def world(node, pod_netns):  # noqa: F811
 
 @pytest.fixture
 def named_pods(running, world):
-    """The pods a (on the bridge), b and d (on a link of its own) run, and may reach a.test and what is below b.test."""
+    """Run the pods a (on the bridge), b and d (with a separate link), which may reach a.test and names below b.test."""
     running.write(named("a.test", "*.b.test"))
     for name in "abd":
         running.add(name, app=name)
@@ -75,8 +75,8 @@ def test_a_pod_reaches_a_name_by_its_first_packet_once_it_was_told(named_pods, r
 
 
 def test_names_match_as_the_api_says(named_pods):
-    """Asks again, as resolvers do: while the agent stands still for 1.5 s, as on a busy machine, the forwarder drops
-    queries, and after 2 s the kernel redirects none."""
+    """The pod asks again, as resolvers do. While the agent stands still for 1.5 s, as on a busy machine, the forwarder
+    drops queries, and after 2 s the kernel redirects no query."""
     it = named_pods
     for number, (name, reached) in enumerate((
             ("a.test", True), ("A.tEsT", True), ("x.a.test", False), ("b.test", False), ("x.b.test", True),
@@ -100,7 +100,7 @@ def test_a_chain_of_cnames_counts_by_the_name_that_was_asked_for(named_pods):
 
 
 def test_records_that_do_not_answer_the_question_open_nothing(named_pods):
-    """Whoever has one name could open any address by them."""
+    """With such records, the owner of one name could open any address."""
     it = named_pods
     it.put("a.test", host(0))
     it.put("c.test", host(9))
@@ -197,7 +197,7 @@ def test_the_forwarders_ports_answer_only_redirected_queries(named_pods, running
 
 
 def test_programs_of_the_node_use_the_forwarders_ports_of_another_protocol_and_family(named_pods, running):
-    """The kernel gives them as sources, also to the forwarder: what came back was dropped."""
+    """The kernel chooses these ports as source ports, also for the forwarder: the answers were dropped."""
     it = named_pods
     it.put("a.test", host(1))
     assert it.told("a", "a.test") == [host(1)]
@@ -235,7 +235,7 @@ def test_a_ttls_end_stops_new_connections_only_and_a_new_answer_prolongs_it(name
     assert it.told("a", "a.test") == [host(1)]
     with it.connection("a", host(1)) as client, it.web.accept()[0] as server:
         began, asked = monotonic(), 0
-        while monotonic() < began + 4:              # longer than one answer lasts
+        while monotonic() < began + 4:              # longer than the lifetime of one answer
             if monotonic() > began + asked:
                 assert it.told("a", "a.test") == [host(1)]
                 asked += 1
@@ -320,7 +320,7 @@ def test_without_dnspython_or_a_resolver_names_are_closed_and_the_log_says_so(na
 
 
 def test_two_thousand_first_packets_pass_and_none_of_another_pod(named_pods):
-    """Each packet leaves the moment that its pod has the answer: eight clients, and one pod that was told nothing."""
+    """Each packet leaves when its pod has the answer: eight clients, and one pod without an answer."""
     it = named_pods
     for number in range(2000):
         it.put(f"n{number}.b.test", host(number + 256))
@@ -348,13 +348,13 @@ def test_explain_lists_the_names_of_a_pod_and_the_addresses_that_are_open(named_
     assert it.told("a", "x.b.test", "AAAA") == [host(1, 6)]
     networks = [parse_list(json.dumps({"cniVersion": "1.0.0", "name": "net", "plugins": [
         {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())]
-    closed = "but its resolver has told it no address that is open now"
+    closed = "but no DNS answer to {} has an address that is open now"
     _, one, two = pod_policies.texts_on(networks, pod)
     assert one.startswith(f"{pod} may reach *.b.test at ") and one.endswith(" and 2 more")
     assert set(one.partition(" at ")[2].removesuffix(" and 2 more").split(", ")) < set(addresses)
-    assert two == f"{pod} may reach a.test, {closed}"
+    assert two == f"{pod} may reach a.test, {closed.format(pod)}"
     assert eventually(lambda: [*pod_policies.texts_on(networks, pod6)][1:] == [
-        f"{pod6} may reach *.b.test, {closed}", f"{pod6} may reach a.test, {closed}"])
+        f"{pod6} may reach {name}, {closed.format(pod6)}" for name in ("*.b.test", "a.test")])
 
 
 def test_policy_test_takes_a_name_and_says_by_which_rule_it_is_open(named_pods, running, capfd):

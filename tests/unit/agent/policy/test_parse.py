@@ -16,7 +16,7 @@ DEEP = {".json": b'{"kind": "A", "x": %s, "y": 1}', ".yaml": b"kind: A\nx: %s\ny
 
 
 def read(text, name="a.yaml"):
-    """[(where, document or text of its error)]"""
+    """Return [(where, document or text of its error)]."""
     return [(where, str(each) if isinstance(each, ParseError) else each)
             for where, each in parse(name, text if isinstance(text, bytes) else text.encode())]
 
@@ -49,7 +49,7 @@ def test_items_of_lists_are_read_one_by_one_and_have_a_kind(document, found):
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# all.yaml\n", "\ufeff", "%YAML 1.1\n", "~\n", "null\n"])
 def test_a_file_without_a_document_is_a_mistake_unless_it_says_so(text):
-    """A file that a full disk or a write that was cut off had emptied took its policies away, and no error was told."""
+    """A full disk or an interrupted write had emptied the file. Its policies were lost, without an error."""
     assert [(where, each[:15]) for where, each in read(text)] == [("", "has no document")]
     assert read(f"{text}---\n") == [] and read(text, "a.json")
 
@@ -95,7 +95,8 @@ def test_no_text_is_a_fault(data):
     (".yaml", b"kind: List\nitems:\n" + b"- {kind: A}\n" * 10_001, "more than 10000 documents"),
     (".json", b"\xff", "can't decode"), (".yaml", b"\xff\x00", "")])
 def test_a_file_is_bounded(ending, data, said):
-    """2,000 brackets took 0.9 s of processor time, aliases of 2 KB took 700 MB. Each of these is within its limits."""
+    """2,000 brackets took 0.9 s of processor time, aliases of 2 KB took 700 MB. Each file of the test is within its
+    limits."""
     began = time.process_time()
     found = read(data, "a" + ending)
     assert time.process_time() - began < 10
@@ -105,7 +106,7 @@ def test_a_file_is_bounded(ending, data, said):
 
 @pytest.mark.parametrize("ending", DEEP)
 def test_a_value_that_is_nested_too_deep_is_left_out_and_its_document_is_read(ending):
-    """JSON that is nested 3,000 deep was no document at all, so that its policy closed nothing."""
+    """JSON with a depth of 3,000 was not parsed at all, so its policy closed no pod."""
     deep = 3000 if ending == ".json" else 900           # more is too much for libyaml
     ((_, document),) = read(DEEP[ending] % (b"[" * deep + b'"]"' + b"]" * deep), "a" + ending)
     assert document.keys() == {"kind", "x", "y"} and document["y"] == 1
@@ -124,7 +125,7 @@ def test_braces_in_texts_are_not_nested():
 
 @pytest.mark.parametrize("name, text", [("a.json", '{"kind": "A", "port": %s}'), ("a.yaml", "kind: A\nport: %s\n")])
 def test_a_number_of_thousands_of_digits_is_no_port(name, text):
-    """Python refuses to read it, so that its policy closed nothing."""
+    """Python refuses to read such a number, so the policy closed no pod."""
     ((_, document),) = read(text % ("9" * 4400), name)
     assert document["port"] == float("inf")
 
@@ -135,6 +136,6 @@ def test_a_number_of_thousands_of_digits_is_no_port(name, text):
     ("a.yaml", "kind: A\nspec: 1\nspec: 2\n", "spec"), ("a.yaml", "kind: A\nx: [{y: 1, 'y': 1}]\n", "y"),
     ("a.yaml", "a: &a {x: 1}\nb: &b {y: 1}\nc: {<<: *a, <<: *b}\n", "<<")])
 def test_a_document_that_has_a_key_twice_is_refused(name, text, key):
-    """The last one counted: a second `spec` of a policy opened pods, and nothing was said."""
+    """The last of the keys counted: a second `spec` of a policy opened pods, without an error."""
     ((_, why),) = read(text, name)
-    assert why == f"the key {key} is there twice"
+    assert why == f"the key {key} occurs twice"

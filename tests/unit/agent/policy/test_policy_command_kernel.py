@@ -1,4 +1,4 @@
-"""`fastcni policy test` answers what this node's kernel does. Each answer is compared with real connections."""
+"""`fastcni policy test` answers what this node's kernel does. The tests compare each answer with real connections."""
 
 import json
 import subprocess
@@ -40,7 +40,7 @@ def asked(running, capfd):                                      # noqa: F811
 
 
 def differs(done, direction="ingress"):
-    """Return what the kernel does, of an answer that kernel and policies differ."""
+    """Return the kernel's verdict in an answer where kernel and policies differ."""
     status, document = done
     assert status == DIFFERS, document
     one = document["connections"][0]
@@ -62,7 +62,7 @@ def test_the_answer_is_the_kernels_while_it_agrees_with_the_policies(running, no
 
 
 def test_a_policy_that_is_not_loaded_is_named(running, node, asked):        # noqa: F811
-    """The agent was down when the file came. The command said "denied"."""
+    """The file was added while no agent ran. The command said "denied"."""
     running.write()
     running.add("b", app="db")
     running.stop()
@@ -75,7 +75,7 @@ def test_a_policy_that_is_not_loaded_is_named(running, node, asked):        # no
 
 
 def test_a_policy_that_no_longer_exists_is_named(running, node, asked):     # noqa: F811
-    """Its file went while the agent was down, so the table has its rules. The command said "allowed"."""
+    """The file was removed while no agent ran, so the table has its rules. The command said "allowed"."""
     running.write(DENY)
     running.add("b", app="db")
     assert eventually(lambda: asked("192.0.2.1")[0] == DENIED)
@@ -97,7 +97,7 @@ def test_a_policy_that_no_longer_exists_is_named(running, node, asked):     # no
     ([f"insert rule inet {TABLE} ingress accept"], "no rule of chain ingress")], ids=lambda each: "; ".join(each)
     if isinstance(each, list) else "")
 def test_after_a_flush_the_command_says_that_the_kernel_lets_all_through(running, node, asked, lines, text):   # noqa: F811
-    """No agent runs that would write the table again. The command said "denied"."""
+    """No agent runs to write the table again. The command said "denied"."""
     running.write(DENY)
     running.add("b", app="db")
     assert allowed(node)
@@ -114,7 +114,7 @@ def test_after_a_flush_the_command_says_that_the_kernel_lets_all_through(running
 
 @pytest.mark.parametrize("number, name", [(0, "iptables"), (1, "ip6tables")])
 def test_packets_that_a_bridge_forwards_past_the_policies_are_named(running, node, asked, number, name):     # noqa: F811
-    """No agent runs that would switch the filter on again. The command said "denied"."""
+    """No agent runs to switch the filter on again. The command said "denied"."""
     running.write(DENY)
     for pod, app in (("a", "web"), ("b", "db"), ("d", "other")):
         running.add(pod, app=app)
@@ -153,7 +153,7 @@ def test_a_rule_that_the_command_does_not_know_is_no_answer(running, asked):    
 
 
 def test_without_the_directory_of_policies_the_kernel_answers(running, node, asked):       # noqa: F811
-    """The agent keeps what it enforces. The command found no policies, or ended with an error."""
+    """The agent keeps its enforced policies. The command found no policies, or ended with an error."""
     running.write(WEB_ONLY)
     running.add("a", app="web")
     running.add("b", app="db")
@@ -220,7 +220,7 @@ def test_where_no_agent_has_run_the_answer_is_that_of_the_policies_and_says_so(r
 def as_nobody(running, *more):                                  # noqa: F811
     """Run the command as an ordinary user, who can read the directory of policies."""
     code = ("import os, sys; from fastcni.cli.entry_point import run; import fastcni.cli.policy, "
-            "fastcni.agent.policy.asked, fastcni.agent.policy.own_addresses, fastcni.agent.policy.sources.files; "
+            "fastcni.agent.policy.verdicts, fastcni.agent.policy.own_addresses, fastcni.agent.policy.sources.files; "
             "import json, yaml; "
             "os.setgid(65534); os.setuid(65534); sys.exit(run(sys.argv[1:]))")
     for path in (running.directory, *running.directory.iterdir()):

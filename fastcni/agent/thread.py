@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 AGAIN_S = 5.0                   # seconds between the agent's failure and its next start
 
 
-class AgentBeside:
+class AgentThread:
     """A thread that runs an Agent until join(). After a failure it logs `agent_failed` and runs a new Agent.
 
     The thread calls note(agent) before each Agent runs. Call start() in a thread that is in the node's namespace.

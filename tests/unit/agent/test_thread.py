@@ -7,7 +7,7 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
-from fastcni.agent import beside
+from fastcni.agent import thread
 from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
 from fastcni.cli.commands import cli
 from fastcni.clients.away import Away
@@ -16,7 +16,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class StubAgent:
-    """The first two fail; others run until stop()."""
+    """The first two agents fail; the others run until stop()."""
 
     made: "list[StubAgent]" = []
 
@@ -37,8 +37,8 @@ class StubAgent:
 
 
 def test_a_failure_does_not_end_the_server_and_the_agent_is_started_again(monkeypatch):
-    monkeypatch.setattr(beside, "Agent", StubAgent)
-    monkeypatch.setattr(beside, "AGAIN_S", 0.01)
+    monkeypatch.setattr(thread, "Agent", StubAgent)
+    monkeypatch.setattr(thread, "AGAIN_S", 0.01)
     monkeypatch.setattr(StubAgent, "made", [])
     lines, noted = [], []
 
@@ -46,7 +46,7 @@ def test_a_failure_does_not_end_the_server_and_the_agent_is_started_again(monkey
         lines.append((event["event"], event["error"]))
         raise structlog.DropEvent
 
-    it = beside.AgentBeside(None, structlog.wrap_logger(None, processors=[note]), noted.append)
+    it = thread.AgentThread(None, structlog.wrap_logger(None, processors=[note]), noted.append)
     it.start()
     assert eventually(lambda: len(StubAgent.made) == 3)
     it.join()
@@ -56,9 +56,9 @@ def test_a_failure_does_not_end_the_server_and_the_agent_is_started_again(monkey
 
 
 def test_an_agent_that_is_stopped_before_it_starts_is_not_made(monkeypatch):
-    monkeypatch.setattr(beside, "Agent", StubAgent)
+    monkeypatch.setattr(thread, "Agent", StubAgent)
     monkeypatch.setattr(StubAgent, "made", [])
-    it = beside.AgentBeside(None, None, None)
+    it = thread.AgentThread(None, None, None)
     it.join()
     it.start()
     it.join()
@@ -82,7 +82,7 @@ def test_options_that_do_not_fit_are_refused(words, message):
 @pytest.mark.parametrize("error", [NoSubnetLeft("10.0.0.0/16 has no free subnet"), SubnetLost("taken"),
                                    ConfigurationError("no configuration"), Away("etcd")])
 def test_a_node_that_cannot_leave_is_told_why(monkeypatch, error):
-    """In a full network it was a traceback. And Ctrl-C did not end the command."""
+    """In a full network the error was a traceback, and Ctrl-C did not end the command."""
     def leave(_):
         assert signal.getsignal(signal.SIGINT) is before
         raise error
