@@ -65,7 +65,7 @@ def ip(*words, netns=None):
 
 @contextlib.contextmanager
 def machines(count):
-    """Yield the names of `count` namespaces, each with eth0 192.0.2.NUMBER on one bridge, which 192.0.2.254 is on."""
+    """Yield the names of `count` namespaces. Each has eth0 with 192.0.2.NUMBER, on one bridge that has 192.0.2.254."""
     names = [f"{PREFIX}-{number}" for number in range(count + 1)]
     try:
         for name in names:
@@ -126,7 +126,8 @@ def peers(directory, count):
 
 
 def process(directory, count):
-    """Return (s of processor time to start, s of it in IDLE_S without a change, s for one node's change, MB)."""
+    """Return the processor seconds of the agent's start, of IDLE_S without a change, and of one node's change, and its
+    MB."""
     file, env = directory / "nodes.json", directory / "subnet.env"
 
     def write(changed):
@@ -156,7 +157,7 @@ def process(directory, count):
 
 
 def start_agent(netns, env, *registry):
-    """`fastcni agent` as a process. env: the file of its subnet, beside its other files."""
+    """Start `fastcni agent` as a process. env: the subnet file; the agent's other files are in the same directory."""
     return subprocess.Popen(
         ["ip", "netns", "exec", netns, sys.executable, "-m", "fastcni", "agent", *registry, "--iface", "eth0",
          "--subnet-file", env, "--conflist", "", "--folder", env.parent], stderr=subprocess.DEVNULL)
@@ -173,7 +174,7 @@ def memory_mb(pid):
 
 
 def hand_made(one, two):
-    """A vxlan link between two namespaces, VNI 2, by ip(8)."""
+    """Make a vxlan link with VNI 2 between two namespaces, by ip(8)."""
     macs = {1: "02:00:00:00:01:01", 2: "02:00:00:00:01:02"}
     for here, mine, theirs in ((one, 1, 2), (two, 2, 1)):
         mac, other = macs[mine], macs[theirs]
@@ -189,7 +190,7 @@ def hand_made(one, two):
 
 
 def iperf(one, two, source, target, seconds):
-    """Gbit/s of one TCP connection."""
+    """Return the Gbit/s of one TCP connection."""
     server = subprocess.Popen(["ip", "netns", "exec", two, "iperf3", "-s", "-1", "-B", target],
                               stdout=subprocess.DEVNULL)
     time.sleep(0.3)
@@ -200,7 +201,7 @@ def iperf(one, two, source, target, seconds):
 
 
 def echo(one, two, source, target, count=2000):
-    """The median of us of a datagram there and back."""
+    """Return the median round trip of a datagram in us."""
     server = subprocess.Popen(["ip", "netns", "exec", two, sys.executable, "-c", ECHO, target], stdout=subprocess.PIPE)
     try:
         server.stdout.readline()
@@ -303,7 +304,7 @@ def recovery(directory):
                 if len(running) == 1:
                     running.append(start_agent(name, env, "--etcd", url))
                     wait_for(env.exists)
-                    time.sleep(1.0)         # it renews its record after its start
+                    time.sleep(1.0)         # the agent renews its record after its start
                 ((before,), _) = client.read_range("/coreos.com/network/subnets/", "/coreos.com/network/subnets0")
                 document = json.loads(before.value)
                 key = "BackendData" if what == "VtepMAC" else what.partition(" ")[0]

@@ -64,7 +64,7 @@ def block_present(store, directory, held, rounds, cool_down=0):
 
 
 def by_plugin_files(store, directory, held, rounds, socket_path=""):
-    """Return the same of plugin files: one-shot, or by the server behind the socket."""
+    """Return the same figures for plugin files: one-shot, or warm by the server at the socket."""
     name = f"files-{held}-{bool(socket_path)}"
     sides = {"cluster": Node(store, directory, name, network_name=name, cool_down=0),
              "host-local": host_local(directory / name)}
@@ -89,8 +89,8 @@ def by_plugin_files(store, directory, held, rounds, socket_path=""):
 # -- an ADD that claims a block ----------------------------------------------------------------------------------------
 
 def block_to_claim(etcd, directory, rounds):
-    """Return ([ms with a claim], [ms without], requests of a claim): blocks of 8 addresses, and no prefetch. etcd is
-    asked for its count at the beginning and at the end: in between, that would slow down the next ADD."""
+    """Return ([ms with a claim], [ms without], requests of a claim): blocks of 8 addresses, and no prefetch. etcd's
+    counter is read only at the beginning and at the end, because a read would slow down the next ADD."""
     node = Node(etcd.conf, directory, "claims", network_name="claims", range="10.64.0.0/16", block_size=29)
 
     def block(reply):
@@ -113,9 +113,9 @@ def block_to_claim(etcd, directory, rounds):
 # -- many nodes --------------------------------------------------------------------------------------------------------
 
 def together(count, work, ready=None):
-    """Run work(number, begin) in `count` processes. They begin at once, when all have called begin() and ready() has
-    returned. Return (seconds from the first begin to the last end, [what work returned], seconds of processor time of
-    all of them). What work returns has to be JSON."""
+    """Run work(number, begin) in `count` processes. All begin at the same time, when each has called begin() and
+    ready() has returned. Return (seconds from the first begin to the last end, [work's results], processor seconds of
+    all processes). work's result must be a JSON value."""
     go_read, go_write = os.pipe()
     children = []
     gc.freeze()                     # as the server does
@@ -163,7 +163,7 @@ def together(count, work, ready=None):
 
 def many_adds(make, nodes, adds, ready=None):
     """Return (seconds, addresses, processor seconds) of `adds` ADDs by so many nodes at once, each a make(number) in
-    its process. Each has joined and runs: it has a block, and its code is warm."""
+    its process. Before that, each node has joined and has a block, and its code is warm."""
     def work(number, begin):
         node = make(number)
         for _ in range(WARM_UP):
@@ -177,8 +177,8 @@ def many_adds(make, nodes, adds, ready=None):
 
 
 def first_blocks(store, directory, nodes, processes, space):
-    """Return (seconds, addresses, processor seconds): so many nodes make their first ADD at once, each in a thread of
-    some processes."""
+    """Return (seconds, addresses, processor seconds): so many nodes make their first ADD at the same time, each in a
+    thread."""
     def work(number, begin):
         mine = [Node(store, directory, f"first-{number}-{each}", network_name=space)
                 for each in range(nodes // processes)]
@@ -233,7 +233,7 @@ def compare(table, what, found, wanted="1.15x"):
 
 
 def by_files(table, etcd, directory, rounds):
-    """The rows of plugin files, one-shot and warm. They need root: the server listens below /run otherwise."""
+    """Add the rows of plugin files, one-shot and warm. These rows need root, because the server listens below /run."""
     from fastcni.bench.sides import serve
     from fastcni.launcher.install import install
 
@@ -246,7 +246,7 @@ def by_files(table, etcd, directory, rounds):
 
 def claiming(table, etcd, directory, rounds):
     with_claim, without, requests = block_to_claim(etcd, directory, rounds)
-    if not requests:                            # the store `local` counts none
+    if not requests:                            # the store `local` counts no requests
         return
     more = statistics.median(with_claim) - statistics.median(without)
     table.add("ADD, block to claim: requests", f"{requests:g}", "2", requests <= 2)
@@ -294,7 +294,7 @@ def spelled(asked, nodes):
 
 
 def usual(table, etcd, directory, pods):
-    """The requests of ADD and DEL over a node's life, beside those of whereabouts."""
+    """Add the requests of ADD and DEL over a node's life, next to those of whereabouts."""
     before = sum(etcd.requests().values())
     node = Node(etcd.conf, directory, "usual", network_name="usual")
     for command in ("ADD", "DEL"):
@@ -308,7 +308,7 @@ def usual(table, etcd, directory, pods):
 
 def main():
     for name in ("cluster", "host-local"):
-        load(name)                      # before threads ask for it at once, and processes one by one
+        load(name)                      # load the module before threads and processes need it
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--etcd", default="", help="the URL of an etcd; by default one is started")
     parser.add_argument("--directory", default="/dev/shm", help="for the nodes' state")
@@ -347,7 +347,7 @@ def main():
 
 
 def test_each_part_of_the_benchmark_runs(tmp_path, scaled):
-    """With small numbers and the store `local`. No address is given twice."""
+    """Run each part with small numbers and the store `local`. No address is given twice."""
     store, table = Local(tmp_path), Table()
     compare(table, "few held", block_present(store.conf, tmp_path, 4, scaled(100)))
     claiming(table, store, tmp_path, 2)

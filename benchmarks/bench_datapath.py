@@ -57,7 +57,7 @@ POLICED = ("ptp with ebpf", "ptp", "bridge, br_netfilter")
 
 
 class Measured(Connections):
-    """As Connections, in CPU time of this thread, and with a stream."""
+    """The measurements of Connections in CPU time of this thread, and a stream."""
 
     def measure(self, case):
         if case != CASES[-1]:
@@ -80,7 +80,7 @@ class Measured(Connections):
 
 
 class ThreadTime:
-    """In the place of policy_packets' clock."""
+    """A clock of this thread's CPU time, instead of policy_packets' clock."""
 
     perf_counter = staticmethod(time.thread_time)
 
@@ -101,7 +101,7 @@ def bare_pods(pods, kind, addresses, *links):
 
 
 class Redirect:
-    """The datapath at the host ends of ptp's pods, which are not made by the plugin here."""
+    """The datapath at the host ends of ptp's pods, attached without the plugin."""
 
     def __init__(self, pods):
         self.pods, self.sock = pods, wire.open_socket()
@@ -121,7 +121,7 @@ class Redirect:
 
 
 def policies(pods, count):
-    """The agent's table with policies that select other pods; a function that removes it."""
+    """Write the agent's table with policies that select other pods. Return a function that removes the table."""
     engine = Engine(AttachedCompiler(link_of=wire.index_of))
     engine.compiler.put_namespace("default", {})
     for kind in ("ptp", "bridge"):
@@ -191,8 +191,8 @@ def measure(table, rounds, counts):
 
 
 def added(table, rounds, directory):
-    """Add rows: ms of ADD and DEL of ptp with and without the datapath, in turn, warm in one process. One pod of the
-    datapath is there: without it the kernel switches the hooks of tc on and off in each round, for 0.1 ms."""
+    """Add rows: ms of ADD and DEL of ptp with and without the datapath, in turn, warm in one process. One more pod of
+    the datapath stays, because without any the kernel switches the hooks of tc on and off in each round, for 0.1 ms."""
     pods, mode, found = [new_netns() for _ in range(2)], SharedMode(), {}
 
     def call(command, pod, ebpf):
@@ -287,10 +287,11 @@ def ended(table, rounds, count=100):
 
 
 def ended_ms(engine, connections, redirect):
-    """Let bytes go over all connections, add a policy that forbids them, and remove it."""
+    """Send bytes over all connections, add a policy that forbids the connections, and remove the policy. Return the
+    ms."""
     last = multiprocessing.Value("d")
     traffic = multiprocessing.get_context("fork").Process(target=send_all, args=(connections, last), daemon=True)
-    traffic.start()                 # a process, because a thread would share Python's lock with the agent's part
+    traffic.start()                 # a process, because a thread would share the GIL with the agent's part
     time.sleep(0.2)
     if redirect:
         with pins.open_maps(redirect.sock) as opened:

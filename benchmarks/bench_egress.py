@@ -86,7 +86,7 @@ class Cluster:
                 if any(it.packed == ADDRESS for it in find.addresses(sock, index, [2]))]
 
     def steady(self):
-        """Wait until one node holds the address and all pods leave by it. Return the node."""
+        """Wait until one node holds the address, and all pods use it as source. Return the node."""
         assert eventually(lambda: [pod.source() for pod in self.pods] == [EGRESS[4]] * 3)
         (one,) = self.holders()
         return one

@@ -23,7 +23,7 @@ A_RANGE = {"hostPort": 20000, "containerPort": 80, "protocol": "tcp", "range": 2
 
 @pytest.fixture(scope="module", params=(0, 1000), ids="{}_pods".format)
 def mode(request, scaled):
-    """The server's mode, in a namespace with that many pods."""
+    """Return the server's mode, in a namespace with as many pods as the parameter says."""
     subprocess.run(["ip", "netns", "add", NAME], check=True)
     fd = netns.open_path(f"/run/netns/{NAME}")
     try:

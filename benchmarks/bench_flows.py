@@ -97,7 +97,7 @@ class Command:
         return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
 
     def close(self):
-        """End it. Return how many lines it has printed."""
+        """End the command. Return how many lines it has printed."""
         self.process.terminate()
         self.process.communicate()
         self.out.seek(0)
@@ -157,7 +157,7 @@ def main():
 
 @contextlib.contextmanager
 def namespace():
-    """A network namespace with a name, until the end."""
+    """Make a network namespace with a name; remove it at the end."""
     name = f"flows-bench-{os.urandom(3).hex()}"
     run("ip", "netns", "add", name)
     try:

@@ -134,7 +134,7 @@ class Node:
             "spec": {"endpointSelector": {"matchLabels": {"app": "server"}}, "ingress": ingress}}]
 
     def use(self, name):
-        """Let a policy hold, and wait until requests are judged by it."""
+        """Write a policy, and wait until HAProxy judges requests by it."""
         self.write(self.documents(name))
         wanted, until = (name != "no policy", name.startswith("by HTTP")), time.monotonic() + WAIT_S
         while time.monotonic() < until:

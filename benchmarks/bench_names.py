@@ -48,7 +48,7 @@ def resolve(sock):
 
 
 def receive(sock, told, others, stop):
-    """Count the numbers that came, and the packets of the pod that was told nothing."""
+    """Count the first packets that arrived, and the packets of the pod that got no answer."""
     seen = bytearray(FIRST_PACKETS)
     sock.settimeout(0.1)
     while not stop.is_set():
@@ -64,7 +64,7 @@ def receive(sock, told, others, stop):
 
 
 def ask(netns, other_netns, numbers, took):
-    """Ask for each name, and send at once."""
+    """Ask for each name, and send a packet immediately after the answer."""
     with Inside(other_netns):
         other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     times = []
@@ -85,7 +85,7 @@ def ask(netns, other_netns, numbers, took):
 
 
 def measure(it):
-    """(first packets that came, packets of the other pod, answers a second, median latency in ms)"""
+    """Return (first packets that arrived, packets of the other pod, answers a second, median latency in ms)."""
     told, others, stop, took = FORK.Value("l", 0), FORK.Value("l", 0), FORK.Event(), FORK.Queue()
     helpers = [FORK.Process(target=resolve, args=(it.udp[0],), daemon=True),
                FORK.Process(target=receive, args=(it.datagrams, told, others, stop), daemon=True)]

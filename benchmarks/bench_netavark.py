@@ -33,7 +33,7 @@ SIDES = {"netavark, bridge": ("bridge", BY_NETAVARK, False), "netavark, fastcni"
 
 
 def documents(side, number):
-    """The JSON of netavark's caller and of its plugin, of a container of the network of `side`."""
+    """Return netavark's two JSON documents, the caller's and the plugin's, for a container in the network of `side`."""
     place = [*SIDES].index(side)
     network = {"name": f"bench{place}", "id": f"{place}" * 64, "driver": SIDES[side][0], "internal": False,
                "network_interface": f"bench{place}", "ipv6_enabled": False, "dns_enabled": False,
@@ -61,7 +61,7 @@ def call(side, command, netns, number):
 
 
 def measure(rounds):
-    """On the node: {side: [(ms of setup, ms of teardown)]}."""
+    """Return {side: [(ms of setup, ms of teardown)]}. Called on the node."""
     found = {side: [] for side in SIDES}
     netns = ["standing", "measured"]
     os.makedirs(CONFIG, exist_ok=True)

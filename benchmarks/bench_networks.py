@@ -36,12 +36,12 @@ IFNAMES = ("eth0", "net1", "net2")
 SECOND = {"type": "macvlan", "master": "up0"}       # of the three networks
 COMMANDS = ("ADD", "DEL")
 WARM_UP = 3
-PAUSE_S = 0.3                   # before many pods; before one pod a tenth of it
+PAUSE_S = 0.3                   # before many pods; a tenth of it before one pod
 
 
 class Implementation:
-    """How to run the three networks of a pod. directory: of the plugin files. confs: what is called, in turn, or
-    together. socket: of the server, "" for none."""
+    """A way to run the three networks of a pod. directory: that of the plugin files. confs: the configurations, called
+    one after the other, or together. socket: the server's socket, or ""."""
 
     def __init__(self, name, directory, confs, socket="", together=False):
         self.name, self.directory, self.confs, self.socket, self.together = name, directory, confs, socket, together
@@ -81,7 +81,7 @@ def networks(directory, subnet):
 
 
 def implementations(directory, own, socket, multus):
-    """multus: the path of Multus' program, "" for none."""
+    """Return the implementations. multus: the path of Multus' program, or ""."""
     def conf(subnet, **keys):
         return {"cniVersion": "1.0.0", "name": "multus", "type": "multus", "cniDir": f"{directory}/multus-{subnet}",
                 "delegates": networks(directory, subnet), **keys}
@@ -139,7 +139,7 @@ def measure(directory, pods, rounds, multus):
 
 
 def table(found):
-    """The lines of the table."""
+    """Return the lines of the table."""
     yield f"{'':26}{'pods':>6}{'ADD ms':>9}{'ratio':>8}{'DEL ms':>9}{'ratio':>8}"
     medians = {key: statistics.median(values) for key, values in found.items()}
     first = next(iter(found))[0]
@@ -153,7 +153,7 @@ def table(found):
 
 @contextmanager
 def spaces(count):
-    """A host's namespace, in which the thread is, and so many names of pods' namespaces."""
+    """Yield a host's namespace, which the thread has entered, and the names of so many pods' namespaces."""
     names = [f"networks-{os.getpid()}-{number}" for number in range(count + 1)]
     with ExitStack() as closing:
         for name in names:

@@ -33,7 +33,7 @@ ROUNDS = 30
 
 
 class Warm:
-    """fastcni as the server runs it, without the launcher. late: seconds from a port that is up to the answer."""
+    """fastcni as the server runs it, without the launcher. late: seconds from when a port is up until the answer."""
 
     name = "fastcni warm, in process"
 
@@ -56,7 +56,7 @@ class Warm:
 
 
 class PluginFile:
-    """A plugin file that a process is started for. path: of the other plugins."""
+    """A plugin file, started as a process. path: the directory of the other plugins."""
 
     def __init__(self, name, file, path):
         self.name, self.file, self.path = name, file, path

@@ -58,7 +58,8 @@ def pod(number, app, node=NODE):
 
 
 def policy_document(number, port=80):
-    """Ingress of one app from another one and a network, egress to a third one: what a cluster has for each service."""
+    """Return a policy such as a cluster has for each service: ingress to one app from another app and an address range,
+    egress to a third app."""
     app = number % APPS
     return {"metadata": {"name": f"policy-{number}", "namespace": f"ns-{number % NAMESPACES}"}, "spec": {
         "podSelector": {"matchLabels": {"app": f"app-{app}"}}, "policyTypes": ["Ingress", "Egress"],
@@ -70,8 +71,8 @@ def policy_document(number, port=80):
 
 
 def cluster_policy_document(number):
-    """Every second one for all pods, and every second one for the pods of some apps; ten of tier Admin to one of
-    Baseline; an address range, a namespace and ports."""
+    """Return a cluster policy. Every second one is for all pods, the others are for the pods of some apps. Ten are of
+    tier Admin for each one of Baseline. The peers are an address range, a namespace and ports."""
     subject = {"namespaces": {}} if number % 2 else {"pods": {"namespaceSelector": {}, "podSelector": {
         "matchLabels": {"tier": f"tier-{number % 3}"}}}}
     team = {"namespaces": {"matchLabels": {"team": f"team-{number % 4}"}}}
@@ -90,7 +91,7 @@ def took_ms(function, *args):
 
 
 class Site:
-    """An Engine, and what the cluster has."""
+    """An Engine, and the objects of the cluster."""
 
     def __init__(self, policies, pods, others, cluster_policies=0):
         self.cluster_policies = [read_cluster_policy(cluster_policy_document(number))
@@ -114,7 +115,7 @@ class Site:
             compiler.put_policy(one)
 
     def add(self, rounds):
-        """[(ms of what an ADD waits for, ms until the pod's rules are written)]. Each pod has labels that others have,
+        """Return [(ms that an ADD waits, ms until the pod's rules are written)]. Each pod has the labels of other pods,
         as a replica does."""
         first = len(self.pods) + len(self.others)
         found = []
@@ -133,12 +134,12 @@ class Site:
         self.engine.commit()
 
     def relabel(self, rounds):
-        """[ms of a pod's other label], to one that other policies select"""
+        """Return [ms of a change of a pod's label], to a label that other policies select."""
         return [took_ms(self._commit, self.engine.compiler.put_pod, self._relabelled(number))
                 for number in range(rounds)]
 
     def _relabelled(self, number, further=1):
-        """The next pod, with a label that policies of its namespace select."""
+        """Return the next pod with a label that policies of its namespace select."""
         app = (number + further * NAMESPACES) % APPS
         return replace(self.pods[number % len(self.pods)], labels={"app": f"app-{app}"})
 
@@ -155,7 +156,7 @@ class Site:
         self.engine.end_cut()
 
     def edit(self, rounds):
-        """[ms of a policy's other port]"""
+        """Return [ms of a change of a policy's port]."""
         return [took_ms(self._commit, self.engine.compiler.put_policy, read_policy(policy_document(
             number % len(self.documents), 1000 + number))) for number in range(rounds)]
 
@@ -221,8 +222,8 @@ def make_port():
 
 
 def ask(site, agent, rounds):
-    """[ms of the plugin's ADD: it asks the agent], one pod at a time, each with a DEL. With a latency request, as the
-    server makes it for each request."""
+    """Return [ms of the plugin's ADD, which asks the agent]. One pod at a time is added and deleted, with the latency
+    request that the server makes for each request."""
     first = len(site.pods) + len(site.others)
     found = []
     make_port()
@@ -236,7 +237,7 @@ def ask(site, agent, rounds):
 
 
 def add_and_delete(one, agent):
-    """ms of the plugin's ADD of a pod at the link `port`."""
+    """Return the ms of the plugin's ADD for a pod at the link `port`."""
     previous = {"cniVersion": "1.1.0",
                 "interfaces": [{"name": "port"}, {"name": "eth0", "sandbox": "/pod", "mac": "02:00:00:00:00:01"}],
                 "ips": [{"address": f"{ip_text(packed)}/32", "interface": 1} for packed in one.addresses]}
@@ -353,7 +354,7 @@ def test_a_dense_node_is_measured(host_netns):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 def test_changes_of_files_are_enforced_in_the_benchmark(host_netns):
-    """tests/cluster/agent/test_policies.py has those of the API."""
+    """Changes in the API are in tests/cluster/agent/test_policies.py."""
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
     table = Table()

@@ -35,8 +35,8 @@ ADDRESS = "10.200.0.1"
 
 
 class Processes:
-    """The agent and the processes that it has started. peak: KB of all of them at most, by their proportional set
-    sizes."""
+    """The agent and the processes that it has started. peak: the largest KB of all these processes together, by their
+    proportional set sizes."""
 
     def __init__(self, pid):
         self.pid, self.peak, self.ended = pid, 0, threading.Event()
@@ -67,7 +67,7 @@ class Processes:
         return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
     def processor_ms(self):
-        """Processor time of the agent itself."""
+        """Return the processor time of the agent's main process in ms."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
 

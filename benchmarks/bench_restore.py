@@ -56,8 +56,8 @@ def write_cache(directory, backend, pods):
 
 
 class Node:
-    """The server of this thread's namespace. Each round has a new one, because a server delays its second restore.
-    Use it in `with node.server:`."""
+    """The server of this thread's namespace, for `with node.server:`. Each round has a new server, because a server
+    delays its second restore."""
 
     def __init__(self, directory, backend, flush):
         self.directory, self.flush, self.done = directory, flush.split(), DONE[backend]

@@ -40,7 +40,7 @@ class Etcd:
 
     def __exit__(self, *_):
         if self.process:
-            self.process.kill()         # its data are not used again
+            self.process.kill()         # its data are not needed any more
             self.process.wait()
         if self.home:
             shutil.rmtree(self.home)
@@ -76,7 +76,7 @@ class Etcd:
         return found
 
     def cpu_s(self):
-        """The processor time of the etcd that was started here; 0.0 for another one."""
+        """Return the processor seconds of the etcd that this benchmark has started; 0.0 for another etcd."""
         if not self.process:
             return 0.0
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -84,7 +84,7 @@ class Etcd:
 
 
 class Local:
-    """The store `local` in the place of Etcd. It counts no requests, and takes no time of its own."""
+    """The store `local` in place of Etcd. It counts no requests, and needs no processor time of its own."""
 
     def __init__(self, directory):
         self.conf = {"type": "local", "path": str(directory / "store")}
@@ -105,7 +105,8 @@ def free_ports(count):
 
 
 class KeptMode(Mode):
-    """What a server's mode keeps of IPAM between requests: the store and decoded configurations. It uses orjson."""
+    """The part of a server's mode that IPAM keeps between requests: the store and decoded configurations. It uses
+    orjson."""
 
     __slots__ = ("known",)
 
@@ -148,5 +149,5 @@ class Node:
 
 
 def host_local(directory):
-    """A Node that asks host-local."""
+    """Return a Node whose network uses host-local."""
     return Node({}, directory, "host-local", type="host-local", ranges=[[{"subnet": "10.0.0.0/12"}]])

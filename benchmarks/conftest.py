@@ -7,6 +7,7 @@ from fastcni.testing import host_netns, pod_netns  # noqa: F401 - fixtures
 
 @pytest.fixture(scope="session")
 def scaled(request):
-    """A function of a number of pods or rounds: the number if the benchmark measures, else at most 20."""
+    """Return a function of a number of pods or rounds. It returns the number if the benchmark measures, else at most
+    20."""
     disabled = request.config.getoption("benchmark_disable")
     return lambda number: min(number, 20) if disabled else number

@@ -20,8 +20,8 @@ DAYS, HOURS = 7, 24
 
 
 def given(table, etcd, directory, nodes, adds, processes, together):
-    """Each process has its share of the nodes. All nodes claim their first block at the same time, and their second
-    one when the first one is full."""
+    """Measure in processes that share the nodes. All nodes claim their first block at the same time, and their second
+    block when the first one is full."""
     def work(number, begin):
         mine = [Node(etcd.conf, directory / "given", f"given-{number}-{each}", network_name="given")
                 for each in range(nodes // processes)]
@@ -54,7 +54,7 @@ def given(table, etcd, directory, nodes, adds, processes, together):
 
 
 def full(table, store, directory, nodes, prefix):
-    """A range of 2^(32 - prefix) addresses."""
+    """Fill a range of 2^(32 - prefix) addresses."""
     pick = random.Random(1)
     mine = [Node(store, directory / "full", f"full-{number}", network_name="full", range=f"10.0.0.0/{prefix}")
             for number in range(nodes)]

@@ -34,8 +34,8 @@ from fastcni.spec.errors import CniError
 from fastcni.testing.namespaces import ip
 from fastcni.testing.witnesses import eventually
 
-PAIRS = ("a", "b"), ("d", "b")                  # on one bridge, and from a link of its own
-QUIET_S, LIMIT_S = 0.2, 10.0                    # without a packet, then a flow is cut; to wait for anything
+PAIRS = ("a", "b"), ("d", "b")                  # on one bridge, and from a separate link
+QUIET_S, LIMIT_S = 0.2, 10.0                    # without a packet, then a flow is cut; the limit of every wait
 OPEN_S = 0.3                                    # after a round, until the flows are allowed again
 CLOSED = {"ingress": [], "policyTypes": ["Ingress"]}
 
@@ -46,7 +46,7 @@ def policy(name, labels, spec):
 
 
 def cluster_policy(action):
-    """A policy of tier Admin for what the pod b gets."""
+    """Return a policy of tier Admin for the traffic to the pod b."""
     return {"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy",
             "metadata": {"name": "edited"}, "spec": {
                 "tier": "Admin", "priority": 5,
@@ -113,7 +113,8 @@ class Silent:
 
 
 def changes(source):
-    """Pairs of functions: the first one forbids all that the pod b gets, the second one allows it again."""
+    """Yield pairs of functions: the first one forbids all traffic to the pod b, the second one allows the traffic
+    again."""
     return [(lambda: source.put(policy("edited", {"app": "b"}, CLOSED)),
              lambda: source.put(policy("edited", {"app": "b"}, CLOSED | {"ingress": [{}]}))),
             (lambda: source.put(pod("b", ADDRESSES["b"], app="closed")),
@@ -136,7 +137,7 @@ def put_all(source, policies, pods):
 
 
 def round_ms(node, forbid):
-    """The time until the last packet, and the flow that got it; None if the flows did not begin."""
+    """Return (ms until the last packet, the flow that received it), or None if the flows did not begin."""
     streams = Streams([Stream(node, kind, *pair, ipv6) for kind, pair, ipv6 in product(
         PROTOCOLS, PAIRS, (False, True))])
     with contextlib.ExitStack() as ended, streams.running():
@@ -185,8 +186,8 @@ def source_of(kind, directory):
 
 
 def enforced(kind, policies, pods, rounds, load=0):
-    """[(ms until the last forbidden packet, its flow)] of changes by "files" or by the "API". load: processes that use
-    all the processor time they get. Called in a namespace of its own."""
+    """Return [(ms until the last forbidden packet, its flow)] of changes by "files" or by the "API". load: the number
+    of processes that use all processor time they can get. The caller has entered a separate namespace."""
     ip("link", "set", "lo", "up")
     found = []
     with contextlib.ExitStack() as opened:

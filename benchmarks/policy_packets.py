@@ -66,7 +66,7 @@ class Pods:
         return f"port-{address}"
 
     def attachments(self, kind):
-        """Of the pods of one kind of link, as on a node with one network."""
+        """Return the attachments of the pods of one kind of link, as on a node with one network."""
         for number, address in enumerate(self.spaces):
             if address not in PODS[kind]:
                 continue
@@ -79,7 +79,7 @@ class Pods:
 
 
 def new_netns():
-    """A descriptor of a new network namespace."""
+    """Return a descriptor of a new network namespace."""
     found = []
 
     def make():
@@ -115,7 +115,7 @@ def inside(space):
 
 
 class Connections:
-    """Sockets between the two pods of a link's kind, and what they measure: us for each."""
+    """Sockets between the two pods of a kind of link. The measurements are in us."""
 
     def __init__(self, pods, kind):
         self.pods, (self.source, self.destination) = pods, PODS[kind]
@@ -130,7 +130,7 @@ class Connections:
         self.echo.settimeout(5)
 
     def warm(self):
-        """The connection has an answer, and is known to conntrack."""
+        """Exchange a packet on the connection, so that conntrack knows it."""
         self.udp.send(PAYLOAD)
         data, source = self.echo.recvfrom(64)
         self.echo.sendto(data, source)
@@ -175,7 +175,7 @@ class Connections:
 
 
 def load(pods, kind, *, offload=False):
-    """The tables of an agent with the pods of a kind of link. offload: see Engine."""
+    """Write the tables of an agent for the pods of a kind of link. offload: see Engine."""
     engine = Engine(AttachedCompiler(link_of=wire.index_of), offload=offload)
     engine.compiler.put_namespace("default", {})
     for each in pods.attachments(kind):

@@ -30,7 +30,8 @@ needs_peer = pytest.mark.skipif(not os.path.exists(f"{PEER}/bridge"),
 
 @pytest.fixture
 def collector_off():
-    """For tests that count this process's descriptors: Python's collector closes those that earlier tests left."""
+    """Disable Python's collector, for tests that count this process's descriptors. The collector closes descriptors
+    that earlier tests left."""
     gc.disable()
     yield
     gc.enable()
@@ -38,7 +39,7 @@ def collector_off():
 
 @pytest.fixture
 def warm(host_netns):
-    """A server's mode, for the host's namespace."""
+    """Yield a server's mode for the host's namespace."""
     mode = WarmInProcess()
     yield mode
     mode.release()

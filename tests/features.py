@@ -2,9 +2,10 @@
 
     @pytest.mark.needs("8021q", "dummy")
 
-skips a test without root, or if the kernel lacks one of them. A test with the fixture host_netns or pod_netns has the
-mark needs("root"). `make test` and `make test-vm` run the tests on two kernels, `make test-toolchains` runs those that
-need another compiler or library. Each lane records its tests. tests/vm/count.py reports a test that no lane ran.
+skips a test without root, or if the kernel lacks one of the features. A test with the fixture host_netns or pod_netns
+has the mark needs("root"). `make test` and `make test-vm` run the tests on two kernels, `make test-toolchains` runs
+those that need another compiler or library. Each lane records its tests. tests/vm/count.py reports a test that no lane
+ran.
 
 As a program it prints the features that this kernel lacks.
 """

@@ -15,7 +15,8 @@ from fastcni.server.requests.mode import WarmMode
 
 
 class WarmInProcess(WarmMode):
-    """The server's mode for the calling thread's namespace, without a server and a launcher. release() closes it."""
+    """The server's mode for the calling thread's namespace, without a server and a launcher. release() closes the
+    mode."""
 
     decode, open_netns, deliver = Mode.decode, Mode.open_netns, Mode.deliver
 

@@ -14,7 +14,7 @@ def kill(pid):
 
 def stop(pid):
     """Send SIGSTOP, and wait until the process has stopped. The kernel gives the signal to one thread; until this
-    thread runs, the other threads go on."""
+    thread runs, the other threads continue."""
     os.kill(pid, signal.SIGSTOP)
     assert eventually(lambda: states(pid) == {"T"}), states(pid)
 

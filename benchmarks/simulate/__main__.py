@@ -29,7 +29,7 @@ COUNTS = {True: [50, 200], False: [100, 1000, 5000]}            # with --quick, 
 PROGRAMS = {"etcd": ("etcd",), "kubernetes": (), "api_server": ("etcd", "openssl")}         # besides ip
 CHANGES = "N nodes make the changes, and the registry sends each of them to N watches"
 RACK_JOINS = "for a rack of 40 the registry sends 80 changes to N watches, and all N records to each node that joins"
-# figure: (what it is, growth that is none, what makes it quadratic)
+# {figure: (meaning, growth that does not count, the cause if it is quadratic)}
 FIGURES = {
     "registry_cpu_ms_per_s": ("registry's CPU, ms/s", 2.0, CHANGES),
     "requests_per_s": ("requests/s", 0.2, "the number of requests of a join grows with the number of nodes"),
@@ -71,7 +71,7 @@ def main():
 
 
 def allow_descriptors(wanted):
-    """Raise the limit of open files, for this process and those that it starts, to what so many nodes need."""
+    """Raise the limit of open files of this process and its children, so that it suffices for so many nodes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         sys.exit(f"simulate: {wanted} open files are needed, and the limit is {hard}: ulimit -n {wanted}")
@@ -135,8 +135,8 @@ def print_restarts(found):
 
 
 def kind_of(name, found, alone):
-    """flat, linear or quadratic: of what is above the figure of a cluster of one node. The idle load counts only if it
-    clearly grows, because it varies from one run to the next by more than the churn of few nodes costs."""
+    """Return flat, linear or quadratic, for the part of a figure that exceeds the figure of a cluster of one node. The
+    idle load counts only if it clearly grows, because it varies more between runs than the churn of few nodes costs."""
     noise = FIGURES[name][1]
     counts = [each.row.nodes for each in found]
     if not hasattr(alone.idle, name):

@@ -29,7 +29,7 @@ def record_of(number):
 
 
 class EtcdNodes:
-    """All simulated nodes. Each method's requests are those of one node, but for seed()."""
+    """All simulated nodes. Each method makes the requests of one node, except seed()."""
 
     keep_s = KEEP_S
 
@@ -43,7 +43,7 @@ class EtcdNodes:
         return Connection(self.host, self.port, self.traffic)
 
     async def seed(self, numbers):
-        """Write many records at once, each with a lease of its own, as if the nodes had joined long ago."""
+        """Write many records at the same time, each with its own lease, as if the nodes had joined long ago."""
         connection = self.connect()
         for at in range(0, len(numbers), MAX_OPERATIONS):
             some = numbers[at:at + MAX_OPERATIONS]
@@ -55,13 +55,13 @@ class EtcdNodes:
         connection.close()
 
     async def leave(self, number):
-        """The node is gone, and its lease has ended."""
+        """Delete the record and the lease of a node that leaves."""
         connection = self.connect()
         await connection.ask("POST", "/v3/lease/revoke", {"ID": self.leases.pop(number)})
         connection.close()
 
     async def join(self, number):
-        """A node without a record. Return the socket of its watch."""
+        """Join with a node that has no record. Return the socket of its watch."""
         connection = self.connect()
         await self._read(connection, f"{PREFIX}/config")
         listed = self.newest
@@ -75,8 +75,7 @@ class EtcdNodes:
         return await self._follow(number, connection, revision)
 
     async def restart(self, number):
-        """The agent of a node with a record is started again, and has kept the records. Return the socket of its
-        watch."""
+        """Do what a restarted agent does that has kept the records. Return the socket of its watch."""
         connection = self.connect()
         await self._read(connection, f"{PREFIX}/config")
         revision = await self._list(connection, self.newest)
@@ -84,7 +83,8 @@ class EtcdNodes:
         return await self._follow(number, connection, revision)
 
     async def _follow(self, number, connection, revision):
-        """What follows in two threads of the agent, and the second renewal when its network works.
+        """Make the later requests of the agent's two threads, and the second renewal, which follows when the network
+        works.
 
         revision: of the last list."""
         stream = await self.watch(number, revision)
@@ -94,7 +94,7 @@ class EtcdNodes:
         return stream
 
     async def renew(self, number, connection):
-        """What a node asks each `keep_s`."""
+        """Make the requests that a node makes every `keep_s`."""
         await self._read(connection, record_of(number)[0])
         await self._renew(connection, number)
 
@@ -124,7 +124,7 @@ class EtcdNodes:
 
 
 async def renew_for_ever(nodes, numbers):
-    """Let each of the nodes renew its record once in `keep_s`, one after the other. numbers(): those that there are."""
+    """Let each node renew its record once in `keep_s`, one after the other. numbers(): the present nodes."""
     connection = nodes.connect()
     while True:
         for number in (known := numbers()):

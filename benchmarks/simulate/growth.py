@@ -8,7 +8,7 @@ NAMES = ("flat", "linear", "quadratic")         # by the power of the number of 
 def growth(points, floor, noise):
     """Return one of NAMES: the k for which floor + b * nodes ** k is nearest to the points, with the best b.
 
-    points: [(nodes, value)]. floor: the value with one node. noise: a growth below this is none.
+    points: [(nodes, value)]. floor: the value with one node. noise: a smaller growth does not count.
     """
     grown = [(nodes, value - floor) for nodes, value in points]
     if max(value for _, value in grown) - min(0.0, *(value for _, value in grown)) < noise:

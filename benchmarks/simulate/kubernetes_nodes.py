@@ -77,13 +77,13 @@ class KubernetesNodes:
         connection.close()
 
     async def leave(self, number):
-        """The Node is deleted."""
+        """Delete the Node."""
         connection = self.connect()
         await connection.ask("DELETE", f"{NODES}/{name_of(number)}")
         connection.close()
 
     async def join(self, number):
-        """A node whose kubelet has made its Node. Return the socket of its watch."""
+        """Join with a node whose kubelet has made its Node. Return the socket of its watch."""
         connection = self.connect()
         await self._make(connection, number)
         await self._read(connection, number)
@@ -96,8 +96,8 @@ class KubernetesNodes:
         return stream
 
     async def restart(self, number):
-        """The agent of a node with a record is started again, and has kept the records. Return the socket of its
-        watch. An agent also waits for start_pause(), which is left out here, so that all ask at the same time."""
+        """Do what a restarted agent does that has kept the records, without start_pause(), so that all agents ask at
+        the same time. Return the socket of its watch."""
         connection = self.connect()
         await self._read(connection, number)
         stream = await self._follow(number, connection, await self._ask_nodes(connection, "limit=1"))
@@ -105,15 +105,15 @@ class KubernetesNodes:
         return stream
 
     async def _follow(self, number, connection, revision):
-        """What follows in two threads of the agent, and when its network works a renewal and a look at the Node's
-        condition."""
+        """Make the later requests of the agent's two threads. When the network works, they renew the record and read
+        the Node's condition."""
         stream = await self.watch(number, revision)
         for _ in range(3):
             await self._read(connection, number)
         return stream
 
     async def renew(self, number, connection):
-        """What a node asks each `keep_s`."""
+        """Make the requests that a node makes every `keep_s`."""
         await self._read(connection, number)
 
     async def watch(self, number, revision=0):

@@ -19,7 +19,7 @@ TOKEN = "token"                 # of the administrator
 NET_CONF = json.dumps({"Network": str(NETWORK), "Backend": {"Type": "vxlan"}})
 FLAGS = ("--authorization-mode=RBAC", "--service-account-issuer=https://issuer",
          "--service-cluster-ip-range=10.255.0.0/24", "--endpoint-reconciler-type=none", "--bind-address=127.0.0.1",
-         f"--advertise-address={AGENT}")        # without it: the address of the default route, which there is not
+         f"--advertise-address={AGENT}")        # otherwise the API server needs a default route
 
 
 class Mock:
@@ -66,7 +66,7 @@ class Mock:
         api.close()
 
     def make_ready(self, kubeconfig):
-        """Wait until the API server answers. The mock answers, and it has the CRDs."""
+        """Wait until the API server answers. The mock answers immediately, and has the CRDs."""
 
     def cpu_s(self):
         return sum(part.cpu_s() for part in self.parts)
@@ -76,7 +76,7 @@ class Mock:
 
 
 class ApiServer(Mock):
-    """A kube-apiserver, such as tests/cluster/kubernetes/real-api-server.sh builds one, and an etcd."""
+    """A kube-apiserver, for example as tests/cluster/kubernetes/real-api-server.sh builds it, and an etcd."""
 
     def __init__(self, program, directory):
         super().__init__(directory)
@@ -111,7 +111,7 @@ class ApiServer(Mock):
 
 
 class Started(Process):
-    """A process that another object has started, and ends."""
+    """A process that another object has started and ends."""
 
     def __init__(self, popen):
         self.popen = popen

@@ -9,14 +9,15 @@ from simulate.world import Failed
 HOUR_S = 10.0                   # of the simulation: the churn of an hour happens in this time
 CHURN_AN_HOUR = 0.01            # of the nodes is replaced
 RACK = 40
-RESTARTED = 200                 # agents at most that are started again at the same time
+RESTARTED = 200                 # the most agents that are restarted at the same time
 JOIN_S = 120.0
 SETTLED_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long to look. idle_s, churn_s: the two times. replaced: nodes at least and at most during churn_s."""
+    """How long to measure. idle_s, churn_s: seconds without and with churn. replaced: (fewest, most) nodes that churn
+    replaces."""
 
     idle_s: float
     churn_s: float
@@ -28,7 +29,7 @@ QUICK, WHOLE = Pace(2.5, 3.0, (4, 8)), Pace(10.0, 15.0, (4, 20))
 
 @dataclass(slots=True)
 class Load:
-    """The cost of an interval, for each second of it: fields of a Row."""
+    """The cost of an interval, in fields of a Row, for each second of the interval."""
 
     registry_cpu_ms_per_s: float
     requests_per_s: float
@@ -64,8 +65,8 @@ class Restart:
 
 @dataclass(slots=True)
 class Measured:
-    """row: what idle and churn make together. churn: scaled to the churn of an hour in HOUR_S. joins_ms: of nodes that
-    joined alone, without those of the rack."""
+    """row: idle and churn together. churn: scaled to the churn of an hour in HOUR_S. joins_ms: of nodes that joined
+    alone, so without the nodes of the rack."""
 
     row: Row
     idle: Load
@@ -125,14 +126,15 @@ def counters(world):
 
 
 def scaled(busy, idle, factor):
-    """Return what churn has added to the idle load, as a Load; factor: of the wanted churn to the measured one."""
+    """Return the load that churn has added to the idle load. factor: the wanted churn divided by the measured churn."""
     return Load(*(max(0.0, one - other) * factor for one, other in zip(
         asdict(busy).values(), asdict(idle).values(), strict=True)))
 
 
 def replace(world, present, fresh, number):
-    """Let so many nodes leave and others join at the same time; a cluster of one node has none to leave. present: the
-    nodes' numbers, fresh: unused ones. Return the ms from a join's begin until the agent's route is in the kernel."""
+    """Let so many nodes leave and others join at the same time. In a cluster of one node, no node leaves. present: the
+    nodes' numbers. fresh: unused numbers. Return the ms from a join's begin until the agent's route is in the
+    kernel."""
     old, new = present[:number] if world.count > 1 else [], list(itertools.islice(fresh, number))
     present[:] = present[len(old):] + new
     began = world.nodes.call("replace", old=old, new=new)["began"]
@@ -141,7 +143,7 @@ def replace(world, present, fresh, number):
 
 
 def mass_restart(world, numbers, count):
-    """Return the Restart of these nodes' agents, None without any."""
+    """Return the Restart of these nodes' agents, or None if there are no nodes."""
     if not numbers:
         return None
     cpu, before = world.registry.cpu_s(), world.nodes.call("figures")
@@ -152,5 +154,5 @@ def mass_restart(world, numbers, count):
 
 
 def percentile(values, share):
-    """The nearest rank. values: in order."""
+    """Return the percentile by the nearest rank. values: sorted."""
     return values[max(0, -(-len(values) * share // 100) - 1)]

@@ -23,7 +23,7 @@ KINDS = {"etcd": EtcdNodes, "kubernetes": KubernetesNodes}
 
 
 class Crowd:
-    """The simulated nodes with their watches. nodes: of KINDS."""
+    """The simulated nodes with their watches. nodes: one of KINDS."""
 
     def __init__(self, nodes, traffic):
         self.nodes, self.traffic, self.watches = nodes, traffic, {}
@@ -50,7 +50,7 @@ class Crowd:
         await self.nodes.leave(number)
 
     async def restart(self, numbers):
-        """Return the seconds until the last one was done."""
+        """Return the seconds until the last agent has restarted."""
         began = time.monotonic()
         for number in numbers:
             self.nodes.streams.close(self.watches.pop(number))

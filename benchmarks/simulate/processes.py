@@ -40,7 +40,7 @@ class Process:
 
 
 def cpu_s(pid):
-    """Seconds of processor time of a process, as in /proc/PID/stat, but to the microsecond.
+    """Return the seconds of processor time of a process, as in /proc/PID/stat, but to the microsecond.
 
     clock_getcpuclockid(3) makes the same clock id: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
     """

@@ -15,8 +15,8 @@ CHUNK_BYTES = 1 << 16
 
 
 class Traffic:
-    """What all connections of this process have carried. bytes: of HTTP, both directions, but for what watches have
-    received, which another thread counts."""
+    """The traffic of all connections of this process. bytes: those of HTTP in both directions, except bytes that
+    watches have received, which another thread counts."""
 
     def __init__(self):
         self.requests = self.bytes = self.received = self.streams = self.lists = self.writes = 0
@@ -62,8 +62,8 @@ class Connection:
 
 
 class Streams:
-    """All watches of this process. A thread reads what comes, counts the bytes, and drops them: asyncio would need more
-    processor time for each event."""
+    """All watches of this process. A thread reads and drops the data, and counts the bytes, because asyncio would need
+    more processor time for each event."""
 
     def __init__(self, traffic):
         self.traffic, self.epoll, self.lost, self.lock = traffic, select.epoll(), "", threading.Lock()
@@ -73,7 +73,7 @@ class Streams:
     async def open(self, host, port, request, ssl=None):
         """Return the socket of a watch, after the first bytes of its answer. Raises RuntimeError.
 
-        ssl: see Connection. The thread does not decrypt what comes later, it counts the encrypted bytes.
+        ssl: see Connection. The thread does not decrypt later data; it counts the encrypted bytes.
         """
         loop = asyncio.get_running_loop()
         sock, answer = await loop.run_in_executor(None, ask, host, port, request, ssl)
@@ -85,7 +85,7 @@ class Streams:
         return sock
 
     def close(self, sock):
-        with self.lock:                 # or the thread would read from the next socket with this number
+        with self.lock:                 # without the lock, the thread could read from the next socket with this number
             self.epoll.unregister(sock)
             sock.close()
         self.traffic.streams -= 1

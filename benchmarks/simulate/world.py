@@ -44,8 +44,8 @@ class Failed(Exception):
 
 
 class World:
-    """open_registry: makes the registry in a directory. count: nodes, with the real one. pods_per_s: ADDs and DELs
-    through the server."""
+    """The node, the registry and the simulated nodes. open_registry: makes the registry in a directory. count: the
+    number of nodes, with the real node. pods_per_s: ADDs and DELs through the server."""
 
     def __init__(self, open_registry, count, pods_per_s):
         self.open_registry, self.count, self.pods_per_s = open_registry, count, pods_per_s
@@ -83,7 +83,7 @@ class World:
 
 
 def remove_namespace(name):
-    """End all processes in a namespace, and remove it. An interrupt may have come before a process had its owner."""
+    """End all processes in a namespace, and remove it. After an interrupt, a process may have no owner yet."""
     for pid in map(int, ip("netns", "pids", name, check=False).split()):
         if pid != os.getpid():
             with contextlib.suppress(ProcessLookupError):
@@ -114,8 +114,9 @@ class Nodes(Process):
 
 
 class Routes:
-    """When the kernel has announced a route to each simulated node's subnet, which the agent writes last. A packet to
-    that node can be sent from then on. seen: {number: monotonic time}; without the nodes whose route was deleted."""
+    """The times at which the kernel notified of a route to each simulated node's subnet. The agent writes this route
+    last, so packets to the node pass from then on. seen: {number: monotonic time}, without nodes whose route was
+    deleted."""
 
     def __enter__(self):
         self.seen, self.lost, self.ended = {}, False, threading.Event()

@@ -14,7 +14,7 @@ NUMBERS = itertools.count()
 
 
 def pytest_collection_modifyitems(items):
-    """A missing program is a failure of the lane. Elsewhere it is a reason to skip."""
+    """In the lane, a missing program is a failure. Elsewhere it is a reason to skip."""
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     if not missing:
         return
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def etcd_member():
-    """One etcd for all tests of a process. Tests that kill it, or need its whole key space, start their own."""
+    """One etcd for all tests of a process. Tests that kill etcd, or need its whole key space, start their own."""
     with Etcd() as etcd:
         yield etcd
 
@@ -55,13 +55,13 @@ def etcd_three():
 
 @pytest.fixture(scope="module")
 def etcd_tls():
-    """An Etcd that wants client certificates."""
+    """An Etcd that requires client certificates."""
     with Etcd(tls=True) as etcd:
         yield etcd
 
 
 @pytest.fixture(scope="module")
 def etcd_user():
-    """An Etcd that wants user and password."""
+    """An Etcd that requires a user and a password."""
     with Etcd(user=True) as etcd:
         yield etcd

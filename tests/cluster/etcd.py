@@ -57,7 +57,8 @@ class Member:
         self.start(*self.options)
 
     def healthy(self):
-        """Whether it answers and knows a leader. Raises RuntimeError with its log if it has ended."""
+        """Return whether the member answers and knows a leader. Raises RuntimeError with its log if the member has
+        ended."""
         if self.popen.poll() is not None:
             raise RuntimeError(f"etcd has ended: {(self.directory / 'log').read_text()[-3000:]}")
         try:
@@ -71,7 +72,7 @@ class Member:
             self.popen.send_signal(number)
 
     def pause(self):
-        """It hangs: connections are accepted by the kernel, and nothing answers. All threads have stopped on return."""
+        """Stop all threads of the member, so that it hangs: the kernel accepts connections, and no process answers."""
         stop(self.popen.pid)
 
     def resume(self):
@@ -126,7 +127,7 @@ class Etcd:
         return conf
 
     def start(self):
-        """Start all members, and wait until they are healthy. If another process has taken a port: with other ports."""
+        """Start all members, and wait until they are healthy. If another process has taken a port, use other ports."""
         for attempt in range(3):
             scheme = "https" if self.tls else "http"
             directory = self.directory / f"{attempt}"
@@ -156,7 +157,7 @@ class Etcd:
             member.kill()
 
     def leader(self):
-        """The Member that leads."""
+        """Return the Member that leads."""
         for member in self.members:
             if member.popen.poll() is None:
                 status = self.call("/v3/maintenance/status", {}, member)
@@ -165,13 +166,13 @@ class Etcd:
         raise RuntimeError("no member leads")
 
     def backup(self):
-        """The file of a snapshot that `etcdctl snapshot save` takes of the running member."""
+        """Return the file of a snapshot that `etcdctl snapshot save` takes of the running member."""
         saved = self.directory / f"snapshot-{next(NUMBERS)}"
         etcdctl("snapshot", "save", saved, "--endpoints", self.endpoints[0])
         return saved
 
     def restore(self, saved, token="etcd-cluster"):
-        """End the member, and start it on what `etcdctl snapshot restore` makes of a backup(). Of one member.
+        """End the only member, and start it on the files that `etcdctl snapshot restore` makes of a backup().
 
         token: another one than the default gives the cluster another id.
         """
@@ -190,7 +191,7 @@ class Etcd:
         self.await_health()
 
     def call(self, path, body, member=None, token=""):
-        """The answer of the JSON gateway, without fastcni."""
+        """Return the answer of the JSON gateway, without fastcni's client."""
         asked = urllib.request.Request((member or self.members[0]).endpoint + path, json.dumps(body).encode())
         if token:
             asked.add_header("Authorization", token)
@@ -202,7 +203,7 @@ class Etcd:
             return json.loads(answer.read())
 
     def trusting(self):
-        """An SSLContext that trusts the authority, whose certificate has few extensions."""
+        """Return an SSLContext that trusts the authority, whose certificate has few extensions."""
         context = ssl.create_default_context(cafile=self.directory / "ca.pem")
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return context
@@ -217,12 +218,12 @@ class Etcd:
                 for each in self.call("/v3/kv/range", body, token=token).get("kvs", ())}
 
     def end_lease(self, prefix, node):
-        """End the lease of a node, as after its last sign of life and `node_ttl`."""
+        """End the lease of a node, as `node_ttl` after its last heartbeat."""
         (alive,) = self.call("/v3/kv/range", {"key": encoded(f"{prefix}/node/{node}/alive")})["kvs"]
         self.call("/v3/lease/revoke", {"ID": alive["lease"]})
 
     def _require_user(self):
-        """A user that may read and write /fastcni/ only, and root."""
+        """Make root, and a user that may read and write only /fastcni/."""
         for user in ("root", USER):
             self.call("/v3/auth/user/add", {"name": user, "password": PASSWORD})
         self.call("/v3/auth/role/add", {"name": "root"})
@@ -261,14 +262,14 @@ def free_ports(count):
 
 
 def make_certificates(directory):
-    """An authority, and certificates of the server (127.0.0.1), a client, and a client with a common name."""
+    """Make an authority, and certificates of the server (127.0.0.1), a client, and a client with a common name."""
     def openssl(*words):
         done = subprocess.run(["openssl", *words], cwd=directory, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl("req", "-x509", *key, "-keyout", "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
-    # The server's own gateway is a client, too, with the server's certificate; its common name would be a user.
+    # etcd's own gateway is a client, too, with the server's certificate. A common name there would name a user.
     for name, subject in (("server", "/O=etcd"), ("client", "/O=nodes"), ("named", f"/CN={USER}")):
         (directory / "extensions").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
         openssl("req", "-new", *key, "-keyout", f"{name}-key.pem", "-out", f"{name}.csr", "-subj", subject)

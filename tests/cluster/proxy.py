@@ -7,8 +7,8 @@ import threading
 
 
 class Proxy:
-    """`with Proxy(port) as proxy:` forwards proxy.endpoint to 127.0.0.1:port. lose: so many answers are read from the
-    service and not passed on; the connection is closed instead. lost: how many were.
+    """`with Proxy(port) as proxy:` forwards proxy.endpoint to 127.0.0.1:port. lose: how many answers to lose: the proxy
+    reads them from the service, and closes the connection. lost: how many were lost.
 
     A subclass may see what passes: request() before a piece is sent to the service, answer() before the answer to it is
     passed on, and answered() after that. If one of the first two returns true, the connection is closed instead.

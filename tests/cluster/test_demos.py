@@ -43,7 +43,7 @@ class Demo:
             self.end()
 
     def end(self):
-        """End what is left of a failed script: all of its session."""
+        """End the remaining processes of a failed script: all of its session."""
         if self.popen.poll() is None:
             os.killpg(self.popen.pid, signal.SIGKILL)
             self.popen.wait(10)
@@ -79,7 +79,8 @@ def processes(session):
 
 @pytest.fixture
 def demo():
-    """A function that starts a script, in a directory with a short name: it makes unix sockets there."""
+    """Return a function that starts a script, in a directory with a short name, because the script makes unix sockets
+    there."""
     directory, started = Path(tempfile.mkdtemp(prefix="demo-")), []
 
     def start(*words, **env):

@@ -21,7 +21,7 @@ WAIT_S = 30
 
 @pytest.fixture
 def opened():
-    """A function that opens a store, which is closed at the end."""
+    """Return a function that opens a store. The store is closed at the end of the test."""
     stores = []
 
     def open_one(settings, **keys):
@@ -33,7 +33,7 @@ def opened():
 
 
 class Watcher:
-    """store.watch() in a thread. events: (record, gone). Called again after Away, as the server does."""
+    """store.watch() in a thread. events: (record, gone). watch() is called again after Away, as the server does."""
 
     def __init__(self, store):
         self.store, self.events, self.away, self.stopped = store, [], [], threading.Event()
@@ -157,8 +157,8 @@ def test_an_epoch_never_comes_twice_for_a_node_that_was_forgotten(etcd, opened, 
 
 
 def test_a_sign_of_life_is_no_sign_if_the_node_was_declared_dead_meanwhile(etcd, opened, etcd_member):
-    """A lease with an id made of node and epoch was made again by a process that was killed before it put the key.
-    Other processes renewed that lease, and never saw that the node was dead."""
+    """A killed process made the lease of a node and epoch before it put the key. Other processes renewed this lease,
+    and never saw that the node was dead."""
     store, stalled, one_shot = opened(etcd), opened(etcd), opened(etcd)
     me = store.join("a", "boot")
     assert stalled.keep_alive(me).state == one_shot.keep_alive(me).state == ALIVE
@@ -267,7 +267,7 @@ def test_a_restored_backup_is_seen_in_the_history_and_by_a_watch(etcd_alone, ope
 
 
 def test_a_sign_of_life_notices_a_restored_backup(etcd_alone, opened):
-    """The backup has the node's lease, so it can be renewed, and a server asks for nothing else for hours."""
+    """The backup has the node's lease, so the node can renew it, and a server makes no other request for hours."""
     store = opened(etcd_alone.conf())
     me = store.join("a", "boot")
     saved = etcd_alone.backup()
@@ -300,7 +300,7 @@ def test_a_watch_reads_anew_what_was_compacted(etcd, opened, etcd_member):
     opens = []
 
     def late(first, end, revision, stop, idle):
-        """The first watch begins after a change that was compacted meanwhile."""
+        """Let the first watch begin after a change that etcd has compacted."""
         if not opens:
             store.give_back(block)
             store.claim(me, [("s", "10.0.0.64/26")])
@@ -391,7 +391,7 @@ def test_a_user_is_not_needed_where_etcd_wants_none(etcd, opened):
 
 
 def test_with_users_a_certificate_must_have_no_common_name(opened):
-    """etcd takes the common name of a certificate for the user. Its JSON gateway cannot, and refuses."""
+    """etcd takes the common name of a certificate for the user. Its JSON gateway cannot, and rejects the request."""
     with Etcd(tls=True, user=True) as etcd:
         conf = etcd.conf(prefix="/fastcni/both")
         assert opened(conf).nodes() == []

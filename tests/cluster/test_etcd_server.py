@@ -1,4 +1,4 @@
-"""The servers that the tests of this lane start."""
+"""Start and end the servers of this lane's tests, as those tests do."""
 
 import os
 import signal

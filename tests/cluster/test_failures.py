@@ -66,7 +66,7 @@ class Lab:
         return next(node for node in self.store.nodes() if node.name == name)
 
     def lose(self, node):
-        """Cut the node off until etcd has let its lease run out."""
+        """Cut the node off until etcd has ended its lease."""
         node.reachable = False
         self.cluster.now += 301.0
         assert eventually(lambda: self.record(node.name).state != ALIVE, pause=0.05), "its lease does not run out"
@@ -126,7 +126,7 @@ def test_a_new_node_without_its_store_gives_nothing(lab):
 
 
 def test_a_lost_answer_costs_no_block_and_no_address(etcd, etcd_member, tmp_path):
-    """The claim is done in etcd, and its answer never comes: the second try finds it."""
+    """etcd makes the claim, and its answer is lost: the second attempt finds the claim."""
     with Proxy(etcd_member.members[0].client) as proxy:
         for lab in labs(etcd | {"endpoints": [proxy.endpoint], "node_ttl": NODE_TTL_S}, tmp_path):
             for number in range(1, 12):                     # answers of the first ADD, and of the claims after it
@@ -153,7 +153,7 @@ def test_a_dead_nodes_blocks_are_given_to_nobody_until_it_is_forgotten(lab):
     assert dead.state == DEAD and {block.state for block in lab.store.blocks("s", "n1")} == {QUARANTINE}
     lab.fill(n2, "d")
     assert lab.blocks("n1") == owned and not set(owned) & set(lab.blocks("n2"))
-    n1.up = False                       # its pods are stopped, as A1 asks for
+    n1.up = False                       # its pods are stopped, as rule A1 requires
     lab.store.forget(dead)
     assert lab.blocks("n1") == []
 

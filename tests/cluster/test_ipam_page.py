@@ -23,7 +23,7 @@ def blocks(text, language):
 
 
 def test_the_commands_for_etcd_run_in_order(etcd_alone, tmp_path):
-    """The configuration is that of the page, with this etcd and the user that the commands make."""
+    """The configuration is the page's, with this etcd and the user that the commands make."""
     from fastcni.launcher.install import install
 
     install(tmp_path / "bin", names=["bridge", "cluster"])
@@ -46,7 +46,7 @@ def test_the_commands_for_etcd_run_in_order(etcd_alone, tmp_path):
 
 @pytest.mark.needs("root")
 def test_a_pod_gets_the_address_that_it_asks_for(tmp_path):
-    """In namespaces of mounts and network of its own, where the page's names are free."""
+    """The commands run in new namespaces of mounts and network, where the page's names are free."""
     from fastcni.launcher.install import install
 
     install(tmp_path / "bin", names=["bridge", "cluster"])

@@ -54,15 +54,15 @@ class Round:
         return self.call(node, "ADD", container)["ips"][0]["address"]
 
     def traced(self, command, container, at, variant):
-        """The same by a plugin file of n1, which is killed at call number `at`."""
+        """Make the same request by a plugin file of n1, which is killed at call number `at`."""
         run = self.world.injector.run([str(self.world.bin_dir / "cluster")], self.environment(command, container),
                                       json.dumps(self.conf("n1")).encode(), at, variant)
         assert run.status is not None, "it hangs"
         return run
 
     def held(self):
-        """The addresses that have an owner on a node. A kill before the owner is written leaves an empty file, which
-        GC releases."""
+        """Return the addresses that have an owner on a node. A kill before the owner is written leaves an empty file,
+        which GC releases."""
         return [path.name for path in Path(self.world.directory).glob(f"n?/{self.space}/[0-9]*") if path.read_bytes()]
 
 
@@ -73,7 +73,7 @@ class World:
         self.injector = Injector(compiled(directory), directory)
 
     def steps(self, command):
-        """The numbers of calls before which to kill, of a request that is not killed."""
+        """Run a request without a kill. Return the numbers of calls before which to kill it."""
         trial = Round(self, f"count-{command}")
         if command == "DEL":
             trial.add("n1", "c1")
@@ -90,7 +90,7 @@ def world(etcd_member, tmp_path_factory):
 
 
 def check_end(world, one):
-    """No address has a file any more, and each block is one node's."""
+    """No address has a file any more, and each block belongs to one node."""
     assert one.held() == []
     blocks = open_store(world.store).blocks(one.space)
     assert len({block.cidr for block in blocks}) == len(blocks) and {block.node for block in blocks} <= {"n1", "n2"}

@@ -30,7 +30,7 @@ def test_a_node_that_boots_without_its_store_gives_nothing_of_its_former_blocks(
 
 
 class WithoutCompare(SimulatedEtcd):
-    """claim() takes a block whoever has it."""
+    """A wrong store: claim() takes a block that another node has."""
 
     def claim(self, me, wanted):
         for block in self.blocks():

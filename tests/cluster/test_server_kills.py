@@ -76,7 +76,7 @@ def changes_block(data, operation):
 
 
 class Pods:
-    """The pods of two nodes. live: {container: address}, of those that have one."""
+    """The pods of two nodes. live: {container: address} of pods that have an address."""
 
     def __init__(self, directory, stores):
         self.directory, self.stores, self.live = directory, stores, {}
@@ -90,7 +90,7 @@ class Pods:
         return conf.read_keys(Section(self.conf(node)))
 
     def one_shot(self, node, command, number):
-        """A request. Return False if the range is full."""
+        """Make a one-shot request. Return False if the range is full."""
         container = f"c-{node}{number}"
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere",
                "CNI_NETNS": f"/nowhere/{node}{number}", "CNI_NETNS_OVERRIDE": "1"}
@@ -107,7 +107,7 @@ class Pods:
         return next(count for count in range(100) if not self.one_shot(node, "ADD", first + count))
 
     def by_server(self, server, command, number):
-        """A request of node a. The server may be killed during it."""
+        """Make a request of node a. The server may be killed during the request."""
         answer = server.call(command, self.conf("a"), f"/nowhere/a{number}")
         assert answer.status in (0, None), answer.stdout
         if answer.status == 0:
@@ -145,7 +145,7 @@ def test_a_killed_server_gives_no_address_twice_and_leaves_no_block(etcd, etcd_m
 
         with serve() as server:
             killer.arm(server, "request_put", moment)
-            pods.by_server(server, "ADD", 0)                    # it claims the first block
+            pods.by_server(server, "ADD", 0)                    # the server claims the first block
             assert killer.hit.wait(LIMIT_S)
         for number in range(4):
             pods.one_shot("a", "ADD", number)
@@ -157,7 +157,7 @@ def test_a_killed_server_gives_no_address_twice_and_leaves_no_block(etcd, etcd_m
             killer.arm(server, "request_put", moment)
             for number in range(4, 12):
                 pods.by_server(server, "ADD", number)
-                if upkeep.short_of(pods.keys("a"), print):      # it claims the next block
+                if upkeep.short_of(pods.keys("a"), print):      # the server claims the next block
                     break
             assert killer.hit.wait(LIMIT_S)
         for number in range(16):
@@ -169,13 +169,13 @@ def test_a_killed_server_gives_no_address_twice_and_leaves_no_block(etcd, etcd_m
         with serve() as server:
             killer.arm(server, "request_delete_range", moment)
             for number in range(16):
-                pods.by_server(server, "DEL", number)           # it gives back the blocks that it does not need
+                pods.by_server(server, "DEL", number)           # the server returns the blocks that it does not need
                 if killer.hit.is_set():
                     break
             assert killer.hit.wait(LIMIT_S)
         for number in range(16):
             pods.one_shot("a", "DEL", number)
-        more = pods.fill("b", 8)                                # all blocks that are free in etcd, also that one
+        more = pods.fill("b", 8)                        # all blocks that are free in etcd, also the killed server's
         assert more > 16 and pods.fill("a", 0) > 4
 
         with serve() as server:

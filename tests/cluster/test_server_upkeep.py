@@ -25,7 +25,7 @@ def on(tmp_path):
 
 
 def blocks_uses_and_answers(a, b):
-    """What the threads of two nodes do with one store, in the order of a pod's life."""
+    """Do what the threads of two nodes do with one store, in the order of a pod's life."""
     pods = [a.add(f"c{i}") for i in range(13)]
     assert eventually(lambda: len(a.stored) == 2 and a.blocks == a.stored)
     assert eventually(lambda: {one["address"] for use in b.store.uses() for one in use.holders} == set(pods))

@@ -1,4 +1,4 @@
-"""`make simulate`: its nodes ask what agents ask, it writes all figures, and nothing of it stays."""
+"""`make simulate`: its nodes make the requests of agents, it writes all figures, and it leaves nothing behind."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ FIGURES = {"nodes", "registry_cpu_ms_per_s", "requests_per_s", "kilobytes_per_s"
 
 
 def asked(method, path, body, accept=""):
-    """A request without what differs from one run to the next: leases, revisions and times."""
+    """Return a request without the parts that differ between runs: leases, revisions and times."""
     body = body if body is None or isinstance(body, dict) else json.loads(body)
     path = re.sub(r"(resourceVersion=[1-9]|timeoutSeconds=)\d+", r"\1", path)
     body = re.sub(r'"(lease|ID|start_revision|min_mod_revision)": "?\d+"?|"(last\w+Time)": "[^"]*"', r'"\1\2": 0',
@@ -44,7 +44,7 @@ def asked(method, path, body, accept=""):
 
 
 def requests_of_agent(open_registry, me, monkeypatch):
-    """What a registry of the agent asks when a node joins, and when its agent is started again."""
+    """Return the requests of the agent's registry when a node joins, and when its agent is restarted."""
     found = []
     original = Http._ask
 
@@ -76,7 +76,7 @@ def requests_of_agent(open_registry, me, monkeypatch):
 
 
 def requests_of_simulated(module, open_nodes, monkeypatch):
-    """What a simulated node asks in the same two lives. module: the module of the nodes."""
+    """Return the requests of a simulated node in the same two cases. module: the module of the nodes."""
     found, lives = [], []
     original = wire.compose
 
@@ -145,7 +145,7 @@ def left_of(pid):
 
 @pytest.mark.needs("root")
 def test_a_simulation_writes_all_figures_and_how_each_grows(tmp_path):
-    """The simulation takes some 25 s: three clusters, each with its times of idleness and of churn."""
+    """The simulation takes some 25 s: three clusters, each measured without and with churn."""
     file = tmp_path / "figures.json"
     running = simulate("--quick", "--nodes", "6", "12", "--json", str(file))
     shown, errors = running.communicate(timeout=170)
@@ -163,7 +163,7 @@ def test_a_simulation_writes_all_figures_and_how_each_grows(tmp_path):
 
 @pytest.mark.needs("root")
 def test_a_simulation_runs_on_the_kubernetes_api(tmp_path):
-    """Without pods and with one number of nodes, to take some 15 s."""
+    """Simulate one number of nodes without pods, which takes some 15 s."""
     file = tmp_path / "figures.json"
     running = simulate("--quick", "--nodes", "6", "--pods", "0", "--registry", "kubernetes", "--json", str(file))
     _, errors = running.communicate(timeout=170)

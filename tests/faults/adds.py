@@ -15,7 +15,7 @@ from lab.node import Inside
 
 WORKERS = 2
 WARM, ONE_SHOT = 0.7, 0.3       # shares: of the ADDs, of the DELs
-LIFE_S = {True: 0.002, False: 0.012}     # of an ADD's process, at most: warm, one-shot
+LIFE_S = {True: 0.002, False: 0.012}     # the longest life of an ADD's process: warm, one-shot
 ROLLED_BACK_S = 5.0             # the server has rolled an ADD back by then, also on a busy machine
 
 
@@ -77,7 +77,8 @@ class Killer:
         return process
 
     def check(self, conf, cid):
-        """Report what is held for a container, or by a file of nobody, when the server has had time to roll back."""
+        """Report addresses that a container holds, and files that name no owner, after the time in which the server
+        rolls back."""
         directory, deadline = self.directory(conf), time.monotonic() + ROLLED_BACK_S
         while (left := self.held(directory, cid)) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -90,7 +91,7 @@ class Killer:
         return f"{self.world.directory}/addresses/{space}"
 
     def held(self, directory, cid):
-        """[(name, content)] of address files of the container, and of those that name nobody."""
+        """Return [(name, content)] of address files of the container, and of files that name no owner."""
         found = []
         for name in os.listdir(directory) if os.path.isdir(directory) else ():
             if name.startswith("10."):

@@ -1,4 +1,4 @@
-"""The model of the cluster for as long as it is given: no address of a space has two live owners.
+"""Run the model of the cluster for the given time: no address of an address space has two live owners.
 
 The passes are in turn on a store in memory, on the store `local`, and on an etcd. Each pass has a seed that the output
 names. tests/unit/kit/ipam/cluster/test_model.py says what the model is."""
@@ -27,7 +27,7 @@ def campaign(row, _options):
             row.note("without etcd, which is not installed")
         rng = row.rng()
         for base, values in itertools.cycle(machines):
-            if not row.running or row.failures:         # the same fault would be found again
+            if not row.running or row.failures:         # the model would find the same fault again
                 return
             one_pass(row, rng.randrange(1 << 32), base, values)
 

@@ -124,7 +124,7 @@ class Records:
 
 
 class Core:
-    """A plugin file with a python_core.elf of its own, which is damaged and mended."""
+    """A plugin file with its own python_core.elf, which is damaged and repaired."""
 
     def __init__(self, world, row):
         self.world, self.row, self.rng = world, row, row.rng("core")
@@ -141,7 +141,7 @@ class Core:
             "type": "host-local", "dataDir": str(directory), "ranges": [[{"subnet": "10.42.0.0/24"}]]}}
 
     def one_round(self, number):
-        """Add a pod with a damaged file, then delete it with a mended one: nothing stays."""
+        """Add a pod with a damaged file, then delete the pod with a repaired file. Nothing may remain."""
         if not self.installed:
             return
         data, hidden = Path(self.installed).read_bytes(), self.rng.random() < 0.5
@@ -163,7 +163,7 @@ class Core:
             path.unlink()
 
     def replace(self, data, like):
-        """Write the file anew; with the times of the installed one if `like`."""
+        """Write the file again. like: give it the times of the installed file."""
         self.elf.unlink()
         write_executable(self.elf, data)
         if like:

@@ -19,11 +19,11 @@ from fastcni.dhcp import packets
 from fastcni.dhcp.lease_files import SUFFIX
 
 STAYING, COMING = 2, 3          # pods
-LEASE_S = 20                    # it is renewed after half of this time, also if daemons start slowly
-STAY_S = 3                      # of a pod that comes, at most
-DAEMON_LIFE_S = (0.0, 2.0)      # from its start to the kill, at least and at most
-DEAD_S = 0.3                    # until the next one starts, at most
-RENEWED_S = 30                  # until each pod that stays has renewed its lease
+LEASE_S = 20                    # the daemon renews it after half of this time, also if daemons start slowly
+STAY_S = 3                      # the longest life of a pod that comes and goes
+DAEMON_LIFE_S = (0.0, 2.0)      # from a daemon's start to its kill: shortest, longest
+DEAD_S = 0.3                    # the longest time until the next daemon starts
+RENEWED_S = 30                  # time in which each pod that stays renews its lease
 FLAGS = ("-timeout", "500ms", "-resendmax", "1s", "-resendtimeout", "8s")
 
 
@@ -95,7 +95,7 @@ def pods(row, world, network, server, daemon):
         if addresses(pod.netns) != [before[pod]]:
             row.failed(f"{pod.name} had {before[pod]}, and has {addresses(pod.netns)}")
     for pod in (*staying, *coming):
-        pod.request("ADD")              # else a lease whose file was damaged would stay on the server
+        pod.request("ADD")              # otherwise a lease whose file was damaged would stay on the server
         if pod.request("DEL")[0] == 0 and not eventually(lambda pod=pod: addresses(pod.netns) == [], 5):
             row.left(f"{addresses(pod.netns)} in {pod.name}")
     if not eventually(lambda: not server.leases, 10):

@@ -26,7 +26,7 @@ NETWORK = "net-a"
 
 
 class Blind:
-    """A process in a mount namespace with a private /run/netns. end() ends it, and the namespace with it."""
+    """A process in a mount namespace with a private /run/netns. end() ends the process, and with it the namespace."""
 
     def __init__(self):
         self.process = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sleep", "infinity"])
@@ -45,14 +45,14 @@ def campaign(row, _options):
         row.note("without time namespaces, which this kernel lacks")
     with World() as world, contextlib.ExitStack() as opened:
         pods = [world.pod() for _ in range(PODS)]
-        blind = Blind()                 # it sees the namespaces of these pods, and none of the pods made later
+        blind = Blind()                 # it sees the namespaces of these pods, but of no later pod
         opened.callback(blind.end)
         pods += [world.pod() for _ in range(PODS)]
         Places(world, row, pods, blind, has_times).run()
 
 
 class Places:
-    """The pods of one network, and requests about them from anywhere."""
+    """The pods of one network, and requests for them from other time and mount namespaces."""
 
     def __init__(self, world, row, pods, blind, has_times):
         self.world, self.row, self.pods, self.blind, self.rng = world, row, pods, blind, row.rng()
@@ -80,13 +80,14 @@ class Places:
         self.row.note(f"{self.collected} times fastcni gc")
 
     def other_time(self):
-        """The beginning of a command line: another time, or this one."""
+        """Return the beginning of a command line that changes the time, or []."""
         since_boot = int(float(Path("/proc/uptime").read_text().split()[0]))
         offset = self.rng.choice((*OFFSETS_S, 1 - since_boot, 0, 0))
         return ["unshare", "--time", "--fork", f"--boottime={offset}"] if offset and self.has_times else []
 
     def change(self, pod):
-        """Add the pod, or delete it if it lives, from any time; a pod's own runtime sees its namespace."""
+        """Add the pod, or delete it if it lives, in any time namespace. A pod's own runtime sees the pod's
+        namespace."""
         words = self.other_time()
         command = "DEL" if pod in self.living else "ADD"
         answer = self.request(command, pod, words)

@@ -1,4 +1,5 @@
-"""nftables is flushed while pods are added and deleted. Living pods get their elements back, deleted pods do not.
+"""nftables is flushed while pods are added and deleted. The elements of living pods are restored, those of deleted pods
+are not.
 
 Some requests are warm, others one-shot. A flush deletes the ruleset, the table, or its rules."""
 

@@ -1,4 +1,5 @@
-"""Other programs change iptables and nftables of the node: each pod keeps its connections, or has them again soon.
+"""Other programs change iptables and nftables of the node: each pod keeps its connections, or has connections again
+soon.
 
 They set the policy DROP, as ufw, docker and kube-proxy do, with iptables-nft and iptables-legacy, flush, restore rules
 of an earlier time, and add rules of their own. A server restores. After each change every pod that stays is reached by
@@ -110,7 +111,8 @@ def campaign(row, _options):
 
 
 def changed(row, chain, staying, coming, kinds):
-    """Make changes until the row's end. Return (how many, the seconds until all pods were reached, at most)."""
+    """Make changes until the row's end. Return (the number of changes, the most seconds until all pods were
+    reached)."""
     rng, count, slowest = row.rng(), 0, 0.0
     row.until -= min(RESTORED_S, row.until - time.monotonic()) / 2      # leaves time for the restore
 

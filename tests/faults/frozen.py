@@ -65,7 +65,7 @@ def one_freeze(world, row, server, conf, pod, rng, seconds):
     row.attempt()
     try:
         asked.join(seconds)
-        os.kill(pid, signal.SIGCONT)                # the server answers what it has read, else the plugin file
+        os.kill(pid, signal.SIGCONT)    # the server answers the requests that it has read; plugin files do the others
         asked.join(ANSWER)
         if asked.is_alive() or asked.answer.status is None:
             row.failed(f"{first}, frozen {'before' if before else 'while it worked'}: no answer in {ANSWER} s")
@@ -76,7 +76,7 @@ def one_freeze(world, row, server, conf, pod, rng, seconds):
 
 
 def check_answer(world, row, server, conf, pod, first, answer):
-    """Check that the state is that of the answer, also after the server has continued."""
+    """Check that the state matches the answer, also after the server has continued."""
     if wrong := document_of(answer, first):
         row.failed(f"{first} with a frozen server: {wrong}")
     if answer.status and (first != "ADD" or json.loads(answer.stdout)["code"] != TRY_AGAIN):

@@ -33,7 +33,7 @@ CALLS = {                       # system call: its possible errnos
 ERRNOS = {name: text.split() for name, text in CALLS.items()} | {"message": ["an unknown type"]}
 NAMES = [*CALLS, "message"]     # by the index that inject.c uses
 CREATES = 0x80                  # beside the index: openat that may create or empty a file
-CHANGING = frozenset((          # calls that others may notice: another process, the kernel, the disk
+CHANGING = frozenset((          # calls that another process, the kernel or the disk can notice
     "accept4 clone clone3 connect execve fallocate fork fsync ftruncate ioctl link linkat mkdir pwrite64 recvmsg "
     "rename sendfile sendmsg sendto symlink unlink unlinkat utimensat vfork wait4 waitid write").split())
 LAUNCHER, INTERPRETER, PLUGIN = 1, 2, 3
@@ -137,13 +137,13 @@ def errors(found, phases):
 def kills(found, phases, *, each=False):
     """Return the calls before which a kill may have an effect of its own, [(number of the call, KILL)].
 
-    A killed process leaves what others could notice of it. So a kill before a call that nobody notices has the effect
-    of a kill before the next call. Left are the calls that change something, and the first call after each of them.
-    each: every call, for a process whose end another process notices at once.
+    A killed process leaves only changes that others can notice. So a kill before a call that no other process notices
+    equals a kill before the next call. The calls that change something remain, and the first call after each. each:
+    every call, for a process whose end another process notices immediately.
     """
     chosen, after = [], True
     for at, (phase, name, changes) in enumerate(found, 1):
-        if name == "message":                   # one of the request that the call before it sends
+        if name == "message":                   # part of the request that the call before it sends
             continue
         if phase in phases and (each or changes or after):
             chosen.append((at, KILL))

@@ -8,7 +8,7 @@ from faults.load import Runtime, clean_up, pod_conf, together
 from faults.world import World, held_locks
 
 PODS = 4
-SERVER_LIFE_S = (0.1, 1.5)      # from its start to the kill, at least and at most
+SERVER_LIFE_S = (0.1, 1.5)      # from the server's start to the kill: shortest, longest
 
 
 def campaign(row, _options):

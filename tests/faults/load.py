@@ -90,7 +90,7 @@ class Runtime:
 
 
 def together(targets, row, meanwhile):
-    """Run each target in a thread, and meanwhile() repeatedly in this thread, until the row's time is over."""
+    """Run each target in a thread. Until the row's time is over, call meanwhile() repeatedly in this thread."""
     threads = [threading.Thread(target=guarded, args=(target, row), daemon=True) for target in targets]
     for thread in threads:
         thread.start()

@@ -1,4 +1,5 @@
-"""fastcni warm, fastcni one-shot and the Go plugins in one directory at once, with files added and removed by hand.
+"""fastcni warm, fastcni one-shot and the Go plugins in one directory at the same time, with files added and removed by
+hand.
 
 No address is given twice. Each implementation deletes what another one added. At the end the directory is empty."""
 
@@ -145,8 +146,8 @@ def campaign(row, _options):
 
 
 def create(path):
-    """Create an address file of another program. It appears with its content: without the lock, an empty file would be
-    taken for a torn one if the processor is given to others for 10 ms before it is written."""
+    """Create an address file of another program. The file appears with its content: the lock is not held, so an empty
+    file would count as torn if the processor runs others for 10 ms before the write."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), prefix="new-") as file:
             file.write("another program\r\neth0")
@@ -158,7 +159,7 @@ def create(path):
 
 
 def remove(addresses, directory, address):
-    """Remove an address file under the network's lock, so that no other attachment gets the address meanwhile."""
+    """Remove an address file under the network's lock, so that no other attachment gets the address in between."""
     owner = addresses.take(address)
     path = os.path.join(directory, address)
     try:

@@ -15,11 +15,11 @@ from fastcni import _acceptor, _netlink, _rtnetlink
 from fastcni.kernel import nft, nft_elements, nft_rules, rtnl
 
 NUMBERS = (0, 1, 3, 4, 15, 16, 17, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
-REFUSED = (ValueError, OSError, UnicodeError, OverflowError)    # how a reader says that this is none of it
+REFUSED = (ValueError, OSError, UnicodeError, OverflowError)    # errors by which a reader rejects its input
 
 
 def mutated(rng, data):
-    """`data` with some of its bytes changed, a number put somewhere, a piece cut out, doubled or cut off."""
+    """Return `data` with some bytes changed, with a number inserted, or with a piece removed, doubled or cut off."""
     data = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 5))):
         at, kind = rng.randrange(len(data) + 1), rng.randrange(5)
@@ -71,7 +71,7 @@ def read_request(rng, pair):
 
 
 def read_index(rng, directory, good):
-    """An index as a process may have left it: opened, asked, changed, signed."""
+    """Read an index as a process may have left it: open it, call its functions, change it, sign it."""
     with open(directory.file(), "wb") as file:
         file.write(mutated(rng, good) if rng.random() < 0.9 else good[:rng.randrange(len(good))])
     index = attempt(directory.open)

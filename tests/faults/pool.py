@@ -1,7 +1,7 @@
 """Processes that share the work of a campaign, and report while they work.
 
-Each process asks for one case after another. It has its own session, so Ctrl-C reaches only the parent, which tells the
-processes to end after their present fault.
+Each process asks for one case after another. It has its own session, so Ctrl-C reaches only the parent, which ends the
+processes after their present fault.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Pool:
             self.children[here] = child
 
     def run(self, todo, on_message, on_idle):
-        """Give each of `todo` to a child until the row's end. Ctrl-C: wait until the children end, then raise.
+        """Give each of `todo` to a child until the row's end. On Ctrl-C, wait until the children end, then raise.
 
         on_message(connection, kind, ...): called for each message. on_idle(): called every PROGRESS_S."""
         todo, waiting = iter(todo), dict(self.children)

@@ -33,7 +33,7 @@ class Row:
         self._add(self.failures, text)
 
     def left(self, text):
-        """Count residue. "" is none."""
+        """Count residue. text: "" for no residue."""
         if text:
             self._add(self.residue, text)
 

@@ -1,8 +1,8 @@
 """etcd is restored from a backup, or hangs (SIGSTOP), between requests of three nodes: no address has two live owners.
 
-Each pass is a cluster of its own on one etcd. Nodes are simulated (tests/unit/kit/ipam/cluster/simulation.py), so a
-pause of a minute takes no time. After a restore each node asks the store within a minute, as servers do (each 20 s) and
-as docs/ipam-operation.md assumes. While etcd hangs an ADD has an answer, and a DEL succeeds."""
+Each pass is a separate cluster on one etcd. Nodes are simulated (tests/unit/kit/ipam/cluster/simulation.py), so a pause
+of a minute takes no time. After a restore each node asks the store within a minute, as servers do (each 20 s) and as
+docs/ipam-operation.md assumes. While etcd hangs an ADD has an answer, and a DEL succeeds."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from fastcni.kit.ipam.cluster import hold
 TRY_AGAIN_LATER = 11
 CONFIRM_S, PAUSE_S = 301.0, 61.0        # simulated: until a node asks the store again; the pause after a restore
 STEPS = 12                              # of a pass
-HANGING_S = 45.0                        # real, for one request while etcd hangs: time outs of 5 s
+HANGING_S = 45.0                        # real seconds of one request while etcd hangs: some timeouts of 5 s
 
 
 class Owners:
@@ -28,7 +28,7 @@ class Owners:
         self.row, self.lab, self.numbers, self.live = row, lab, itertools.count(), {}
 
     def add(self, node, container=""):
-        """Add a pod, or the same one again. Return whether it has an address."""
+        """Add a pod, or repeat the ADD of the pod `container`. Return whether the pod has an address."""
         container = container or f"c{next(self.numbers)}"
         self.row.attempt()
         reply = self.lab.call(node, "ADD", container)
@@ -44,7 +44,7 @@ class Owners:
 
     def delete(self, rng, node):
         mine = [(address, owner) for address, owner in self.live.items() if owner[0] == node.name]
-        if len(mine) < 2:               # one pod stays: it asks the store after a restore
+        if len(mine) < 2:               # the last pod stays: its node asks the store after a restore
             return
         address, (_, container) = rng.choice(mine[1:])
         self.row.attempt()
@@ -102,7 +102,7 @@ def one_pass(row, rng, etcd, prefix, counts):
 
 
 def come_back(row, rng, lab, owners):
-    """The nodes ask the restored store, in any order, while any node adds pods; then the pause passes."""
+    """Let the nodes ask the restored store in any order while pods are added, then wait until the pause is over."""
     lab.cluster.now += CONFIRM_S
     for node in rng.sample(lab.nodes, len(lab.nodes)):
         owners.add(rng.choice(lab.nodes))

@@ -24,20 +24,20 @@ from fastcni.launcher.install import install
 
 COMMANDS = ("ADD", "DEL", "CHECK")
 MODES = ("one-shot", "launcher", "server")
-MAX_KEPT = 12                   # more descriptors of one kind, which workers keep for later requests
-KEPT = ("socket", "/proc/sys/net/ipv6/conf", ".cluster/blocks.json")        # these kinds, also of deleted files
-IDLE_S = 0.02                   # without a call: the server has done its deferred work
+MAX_KEPT = 12                   # descriptors of one kind that may remain, because workers keep them for later requests
+KEPT = ("socket", "/proc/sys/net/ipv6/conf", ".cluster/blocks.json")    # only these kinds, also of deleted files
+IDLE_S = 0.02                   # without a system call for this time, the server has done its deferred work
 STARTED_S = 0.2                 # without a call: a new server has imported all modules
 MAX_SPARE = 5                   # more faults to try, if requests do not reach the chosen calls
-NO_DAEMON = ("dhcp", "connect ECONNREFUSED")    # then DEL succeeds, and a daemon that starts releases the lease
-KEEPS_FILE = b"are not restored"         # the warning of a DEL of tuning, which then keeps its file
+NO_DAEMON = ("dhcp", "connect ECONNREFUSED")    # DEL then succeeds; the daemon releases the lease when it starts
+KEEPS_FILE = b"are not restored"         # a warning of tuning's DEL, which then keeps its file
 BAD_ERRORS = {                  # texts that must not be in an error after one fault
     "this is a fault of fastcni": "an unexpected exception", "while undoing": "the rollback failed",
 }
 
 
 def document_of(request, command):
-    """Return the fault in the answer of a request that was not killed, "" for none."""
+    """Return what is wrong in the answer of a request that was not killed, or ""."""
     if request.status is None:
         return "no answer within the time limit"
     try:
@@ -98,7 +98,7 @@ class Steps:
         self.injector.disarm()
         self.server = self.world.server(before=self.injector.command_line() if self.mode == "server" else ())
         self.open = None
-        if self.mode == "server":                       # wait until it has imported what it needs later
+        if self.mode == "server":                       # wait until the server has imported its later modules
             self.injector.arm()
             self.world.call("VERSION", self.case.conf, self.pod, self.server.path, TIME_LIMIT)
             self._wait_until_idle(STARTED_S)
@@ -117,7 +117,7 @@ class Steps:
             self.injector.arm(at, variant)
             request = self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
             if request.status is None:
-                self.stop()                         # else each later request would wait, too
+                self.stop()                         # otherwise each later request would wait, too
             self._wait_until_idle()
             self.injector.disarm()
             return request, self.injector.calls(), self.injector.hit()
@@ -140,7 +140,7 @@ class Steps:
         """Inject one fault. Return (the call that failed, [what is wrong], the calls)."""
         wrong = []
         if self.mode == "one-shot" and not self.case.conf.get("backend"):
-            run("nft", "flush", "ruleset")          # else only the first ADD would make the tables
+            run("nft", "flush", "ruleset")          # otherwise only the first ADD would make the tables
         self.case.prepare(self.pod)
         result = None
         if command != "ADD":
@@ -153,7 +153,7 @@ class Steps:
         before = self.node.left(self.pod) if command == "CHECK" or self.case.chained else self.base
         request, calls, hit = self.faulty(command, conf, at, variant)
         killed = variant == KILL and hit
-        mute = self.mode == "launcher" and hit.startswith("write")      # its only writes are those of the answer
+        mute = self.mode == "launcher" and hit.startswith("write")      # the launcher writes only the answer
         if not mute and not (killed and self.mode != "server") and (text := document_of(request, command)):
             wrong.append(text)
         # The server cannot know of an answer on its way that the launcher does not wait for it
@@ -189,7 +189,8 @@ class Steps:
             wrong.append(f"the DEL without faults: status {deleted.status} {deleted.stdout!r} {deleted.stderr!r}")
 
     def _remove_torn_files(self):
-        """Remove the address file that a kill left empty. Its address is free, and the next ADD would take the file."""
+        """Remove the address file that a kill left empty, because the next ADD would take this file, and make other
+        calls."""
         for path in (self.world.directory / "networks").glob("*/*[.:]*"):
             if path.is_file() and not path.stat().st_size and path.name.strip("0123456789abcdef.:") == "":
                 path.unlink()
@@ -201,7 +202,7 @@ class Steps:
         wrong = [] if free else [f"still locked: {path}" for path in locked]
         if self.mode == "server" and self.server and self.server.process.poll() is None:
             pid = self.injector.control.pid
-            if self.open is None:                   # after the first round the server has opened those that it keeps
+            if self.open is None:           # after the first round the server has opened the descriptors that it keeps
                 self.open = kinds(descriptors(pid))
             elif not eventually(lambda: not grown(self.open, kinds(descriptors(pid))), 2):
                 now = kinds(descriptors(pid))
@@ -241,7 +242,7 @@ class Steps:
 
 
 def asleep(pid):
-    """Whether all threads of a process wait: none runs, or would run if a processor was free."""
+    """Return whether all threads of a process wait, so that no thread runs or is ready to run."""
     with contextlib.suppress(FileNotFoundError):            # the process has ended
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):              # the thread has ended
@@ -257,7 +258,7 @@ def kinds(found):
 
 
 def grown(before, now):
-    """Return {kind: number} of the descriptors that are left over. Those that a server keeps do not count."""
+    """Return {kind: number} of the descriptors that remain, without those that a server keeps."""
     return {what: count - before[what] for what, count in now.items()
             if count > before[what] + (MAX_KEPT if what.removesuffix(" (deleted)").endswith(KEPT) else 0)}
 
@@ -265,10 +266,10 @@ def grown(before, now):
 def run_case(tools, name, mode, command, failed, *, limit=None, seed=0, running=lambda: True, tried=lambda *_: None):
     """Try the faults of one command of one case in one mode. Return how many are possible.
 
-    limit: how many of them, chosen by `seed`. If a request does not reach its call, another fault is tried, up to
-    MAX_SPARE: a request does not make the same number of calls each time. running(): false ends the case after the
-    present fault. tried(number, of, hit): called for each fault; hit is false if the request did not reach the call.
-    After residue the case continues on another node, so that no later fault is blamed for it."""
+    limit: how many faults to try, chosen by `seed`. A request does not make the same number of calls each time; if it
+    does not reach its call, another fault is tried, up to MAX_SPARE. running(): false ends the case after the present
+    fault. tried(number, of, hit): called for each fault; hit is false if the request did not reach the call. After
+    residue the case continues on another node, so that no later fault is blamed for it."""
     chosen, possible, number, hits = None, 0, 0, 0
 
     def wanted():
@@ -291,7 +292,7 @@ def run_case(tools, name, mode, command, failed, *, limit=None, seed=0, running=
 
 
 def count(tools, name, mode, command, failed):
-    """Return of one command of one case: the number of faults, how many of them kill a server, and the seconds of a
+    """Return for one command of one case: the number of faults, how many of them kill a server, and the seconds of a
     round and of a server's start."""
     with World(tools.bin_dir) as world:
         steps = Steps(world, tools.injector, name, mode, failed)

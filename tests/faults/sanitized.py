@@ -1,4 +1,5 @@
-"""The compiled leaves, built with ASan and UBSan, read what the kernel, a caller and the disk never wrote.
+"""Build the extension modules with ASan and UBSan, and give them input that the kernel, a caller or the disk never
+wrote.
 
 Real netlink replies, requests to the server and index files are changed at random and given to every reader. A memory
 error or undefined behaviour ends the child that reads, with the sanitizer's report. Python allocates by malloc(), so
@@ -28,7 +29,7 @@ def campaign(row, _options):
     with World() as world:
         package = build(world.directory / "sanitized")
         (world.directory / "datagrams").write_bytes(marshal.dumps(captured(world)))
-        row.until = max(row.until, time.monotonic() + 5)        # what is built is also run
+        row.until = max(row.until, time.monotonic() + 5)        # time to run the modules after the build
         number = 0
         while row.running:
             number += 1
@@ -43,7 +44,7 @@ def campaign(row, _options):
 
 
 def build(directory):
-    """A copy of the package in `directory` with sanitized leaves."""
+    """Copy the package to `directory`, with sanitized extension modules."""
     source = Path(fastcni.__file__).parent
     shutil.copytree(source, directory / "fastcni", ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
@@ -64,7 +65,7 @@ def environment(package):
 
 
 def captured(world):
-    """Netlink datagrams: what a node with a bridge, a pod, masquerade and a port mapping answers to dumps."""
+    """Return netlink datagrams: the replies to dumps on a node with a bridge, a pod, masquerade and a port mapping."""
     node, pod, found = world.node, world.pod(), []
     added = node.add(node.conf("10.22.0.0/24", "fd00:22::/64", isGateway=True, ipMasq=True, macspoofchk=True), pod)
     node.add({"cniVersion": "1.1.0", "name": "net-a", "type": "portmap", "prevResult": added, "runtimeConfig": {
@@ -87,7 +88,7 @@ def answers(protocol, kind, body):
         sock.send(struct.pack("=IHHII", 16 + len(body), kind, 0x301, 1, 0) + body)
         found = []
         try:
-            while True:             # the kernel writes a part of a dump whenever one is read
+            while True:             # each read makes the kernel write the next part of the dump
                 found.append(sock.recv(1 << 16, socket.MSG_DONTWAIT)[:4096])
         except BlockingIOError:
             return found

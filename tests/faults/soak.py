@@ -109,8 +109,8 @@ class Agent:
         return True
 
     def keeps_no_pod(self):
-        """Whether the agent has forgotten all pods. After a DEL the agent protects a pod until it sees that the pod's
-        link is gone. The agent answers enforces() after it has changed the tables."""
+        """Return whether the agent has forgotten all pods. After a DEL the agent protects a pod until it sees that the
+        pod's link is gone. The agent answers enforces() after it has changed the tables."""
         return not list((self.directory / "state" / "pods").glob("*.json")) and self.enforces()
 
     def change(self, port):
@@ -123,7 +123,7 @@ class Agent:
 
 
 class Restricted(Runtime):
-    """The runtime of a pod that has ptp and the plugin policy."""
+    """The runtime of a pod with the plugins ptp and policy."""
 
     def __init__(self, world, row, socket, pod, number, agent):
         conf = {**world.node.conf("10.23.0.0/24", "fd00:23::/64", name="restricted"), "type": "ptp"}
@@ -148,7 +148,7 @@ def campaign(row, _options):
                     for number, pod in enumerate(pods[:PODS])]
         runtimes += [Restricted(world, row, server.path, pod, PODS + number, agent)
                      for number, pod in enumerate(pods[PODS:])]
-        runtimes[-1].pod_lives()                        # makes what the agent keeps for all pods
+        runtimes[-1].pod_lives()                        # creates the tables that the agent keeps for all pods
         assert eventually(agent.keeps_no_pod, CLOSE_S), "the agent keeps a pod after its DEL"
         base, rng, started = world.node.left(*pods), row.rng(), time.monotonic()
         warm_at, print_at = started + WARM_UP * (row.until - started), started + PRINT_S

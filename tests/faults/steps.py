@@ -38,7 +38,7 @@ def campaign(row, options):
 
 
 class Progress:
-    """What was done so far, and how long the rest takes. sizes: {case: (faults, expected seconds)}, or {}."""
+    """The progress so far, and the expected time of the rest. sizes: {case: (faults, expected seconds)}, or {}."""
 
     def __init__(self, row, processes, sizes):
         self.row, self.processes, self.sizes, self.started = row, processes, sizes, time.monotonic()
@@ -97,7 +97,7 @@ def complete(row, processes, tools, cases):
 
 
 def sampled(row, processes, tools, cases, limit):
-    """Try `limit` faults of each case, and others of each in the next pass, until the row's end."""
+    """Try `limit` faults of each case in a pass, and other faults in the next pass, until the row's end."""
     progress = Progress(row, processes, {})
 
     def passes():

@@ -27,7 +27,8 @@ class Disk:
         run("mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "faults", path)
 
     def forbid_writes(self):
-        """Put a read-only bind mount over it: open files would prevent a remount of the tmpfs itself."""
+        """Mount a read-only bind mount over the path, because open files would prevent a remount of the tmpfs
+        itself."""
         run("mount", "--bind", self.path, self.path)
         run("mount", "-o", "remount,bind,ro", self.path)
         self.read_only = True
@@ -106,12 +107,12 @@ def conditions(row, world):
                         row.failed(f"{name}: the server ended with status {server.process.returncode}")
                         return
     finally:
-        server.__exit__()                           # it has open files in the tmpfs
+        server.__exit__()                           # the server has open files in the tmpfs
         subprocess.run(["umount", "-l", disk.path], check=False)
 
 
 def one(row, world, conf, pods, disk, socket, name, make, deletes):
-    """Add one pod before the failure. Add and delete another one during it."""
+    """Add one pod before the failure. Add and delete another pod during the failure."""
     where = f"{name}, {'warm' if socket else 'one-shot'}"
     here, new = pods
 

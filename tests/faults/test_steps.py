@@ -53,7 +53,7 @@ def test_kills_come_before_each_change_and_directly_after_it():
 
 
 def test_a_process_that_has_ended_is_asleep():
-    """A server that its fault had killed ended the case, and no later fault of it was tried."""
+    """If a fault killed the server, the case ended, and its later faults were not tried."""
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     assert asleep(ended.pid)

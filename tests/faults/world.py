@@ -17,7 +17,7 @@ from fastcni.launcher.install import install
 from fastcni.testing.namespaces import add_netns, delete_netns, set_lo_up
 
 SERVE = ("-c", "from fastcni.cli.serve import serve; serve()", "--socket")      # imports no other commands
-REMOVAL_S = 2.0         # until the kernel and deferred work have removed what was deleted
+REMOVAL_S = 2.0         # until the kernel and deferred work have removed deleted objects
 ANSWER = 90             # seconds for one request, on a busy machine
 
 
@@ -29,7 +29,7 @@ class Request:
 
 
 class World:
-    """`with World() as world:` moves this thread to a fresh node. It is removed at the end, also after Ctrl-C.
+    """`with World() as world:` moves this thread to a fresh node, which is removed at the end, also after Ctrl-C.
 
     bin_dir: a directory with installed plugins; without it they are installed for this node."""
 
@@ -72,7 +72,7 @@ class World:
         return name
 
     def server(self, *options, before=()):
-        """Start a server of this node. It is killed at the end."""
+        """Start a server of this node, which is killed at the end."""
         server = Server(self.directory, "--log-level", "error", *options, before=before, program=SERVE)
         return self.closing.enter_context(server)
 

@@ -22,7 +22,7 @@ WAIT_S = 10
 
 @pytest.fixture
 def bpffs(tmp_path, monkeypatch):
-    """A bpffs of this test in the place of /sys/fs/bpf."""
+    """Mount a bpffs for this test in place of /sys/fs/bpf."""
     directory = tmp_path / "bpf"
     directory.mkdir()
     run("mount", "-t", "bpf", "bpf", directory)
@@ -34,19 +34,19 @@ def bpffs(tmp_path, monkeypatch):
 
 
 def forwarded():
-    """The packets that the host's stack has forwarded since COUNTER was loaded."""
+    """Return the number of packets that the host's stack has forwarded since COUNTER was loaded."""
     found = json.loads(run("nft", "-j", "list", "table", "inet", "seen"))["nftables"]
     return next(item["rule"]["expr"][0]["counter"]["packets"] for item in found if "rule" in item)
 
 
 def host_end():
-    """The name of the second pod's host end, by the route to its address."""
+    """Return the name of the second pod's host end, by the route to its address."""
     return run("ip", "-o", "route", "get", "10.22.0.3").split(" dev ")[1].split()[0]
 
 
 @contextlib.contextmanager
 def opened_maps():
-    """The maps of the test's namespace, None if there are none."""
+    """Return the maps of the test's namespace, or None without maps."""
     with contextlib.closing(wire.open_socket()) as sock:
         opened = pins.open_maps(sock)
         with opened or contextlib.nullcontext():
@@ -54,7 +54,7 @@ def opened_maps():
 
 
 def kernel_flows():
-    """The flows in the kernel's map, without those that stand for other connections to a port."""
+    """Return the flows in the kernel's map, without those that stand for other connections to a port."""
     with opened_maps() as opened:
         return [flow for flow in redirect.flows(opened) if flow.ports[0]]
 
@@ -88,7 +88,8 @@ class Udp:
         self.server.close()
 
     def there(self):
-        """Send until a datagram arrives: a link that has just come up drops the first. Return the sender."""
+        """Send until a datagram arrives, because a link that has just come up drops the first one. Return the
+        sender."""
         assert eventually(lambda: (self.client.send(b"there?"), select.select([self.server], [], [], 0.2)[0])[1])
         return self.server.recvfrom(100)[1]
 

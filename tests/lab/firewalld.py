@@ -43,7 +43,7 @@ ALONE = "mount -t tmpfs none /run && mount -t tmpfs none /var/log && exec firewa
 
 
 class Bus:
-    """A message bus: `path` of its socket."""
+    """A message bus. path: that of its socket."""
 
     def __init__(self, directory):
         self.path, self.conf = directory / "bus", directory / "bus.conf"
@@ -75,9 +75,9 @@ def end(process):
 
 
 class Firewalld:
-    """firewalld with its default zones. Packets that match no other zone belong to the default zone, which
-    is `drop`. backend: "nftables" or "iptables", which firewalld uses. prepare: commands of a shell before it starts,
-    in its own mount namespace."""
+    """firewalld with its default zones. Packets that match no other zone belong to the default zone, which is `drop`.
+    backend: "nftables" or "iptables", which firewalld uses. prepare: shell commands in firewalld's mount namespace,
+    before it starts."""
 
     def __init__(self, directory, backend="nftables", prepare=""):
         self.prepare = prepare
@@ -110,7 +110,7 @@ class Firewalld:
         assert eventually(self.is_ready, 60), self.log.read_text()
 
     def stop(self):
-        """Stop it as systemctl stop does: it removes its rules."""
+        """Stop firewalld as systemctl stop does: firewalld removes its rules."""
         self.process.terminate()
         assert self.process.wait(60) == 0
 

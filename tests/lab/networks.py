@@ -1,4 +1,4 @@
-"""Configurations of multus on the networks a, b and c, and what is kept of their pods."""
+"""Configurations of multus on the networks a, b and c, and readers of the files of their pods."""
 
 import json
 from pathlib import Path
@@ -18,14 +18,14 @@ echo '{{"cniVersion": "1.1.0"}}'
 
 
 def network(node, letter, **keys):
-    """A network on the bridge br-LETTER with the subnet 10.1.LETTER.0/24."""
+    """Return a network on the bridge br-LETTER with the subnet 10.1.LETTER.0/24."""
     number = ord(letter) - ord("a") + 1
     return {"cniVersion": "1.1.0", "name": letter, "type": "bridge", "bridge": f"br-{letter}",
             "ipam": node.host_local(f"10.1.{number}.0/24"), **keys}
 
 
 def multus(node, *delegates, annotations=None, capabilities=None, **keys):
-    """A configuration of multus. annotations: of the pod, as containerd gives them."""
+    """Return a configuration of multus. annotations: the pod's, as containerd passes them."""
     runtime = {"io.kubernetes.cri.pod-annotations": annotations} if annotations is not None else {}
     return {"cniVersion": "1.1.0", "name": "multus-cni-network", "type": "multus", "binDir": "/nowhere",
             "cniDir": f"{node.data_dir}/multus", "confDir": str(conf_dir(node)),
@@ -46,12 +46,12 @@ def define(node, *confs, namespace=""):
 
 
 def elements(node, pod):
-    """The objects of the pod's file of networks."""
+    """Return the objects of the pod's file of networks."""
     return json.loads(Path(node.data_dir, "multus", cid_of(pod)).read_text())
 
 
 def kept(node):
-    """The names of all files of multus."""
+    """Return the names of all files of multus."""
     root = Path(node.data_dir, "multus")
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
@@ -61,8 +61,8 @@ def held(node, *letters):
 
 
 def make_stubborn(directory):
-    """Write a plugin of another project, "stubborn", which refuses DEL while the file `refuses` exists. The file
-    `calls` has its commands."""
+    """Write a plugin of another project, "stubborn", which refuses DEL while the file `refuses` exists. It writes its
+    commands to the file `calls`."""
     (directory / "stubborn").write_text(STUBBORN.format(directory=directory))
     (directory / "stubborn").chmod(0o755)
     (directory / "refuses").touch()

@@ -22,7 +22,7 @@ __all__ = ["Inside", "Node", "addresses", "arrives_by", "cid_of", "elements", "e
 OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # pods have only the default route to it
 PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
 AGAIN = 0.3                                                 # seconds until a datagram is sent once more
-# Of host-local and of cluster-wide addresses; they belong to no pod
+# Files of host-local and of cluster-wide addresses that belong to no pod
 COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index", "blocks.json", "released", "claim.lock")
 
 
@@ -41,8 +41,8 @@ def rules():
 
 
 def elements(name, family="inet", ruleset=None):
-    """Return the elements of a set or map of table fastcni, as nft prints them. [] if there is no such set. ruleset:
-    the return value of rules(), None: the current one."""
+    """Return the elements of a set or map of table fastcni, as nft prints them, or [] if the set does not exist.
+    ruleset: the return value of rules(), None: the current one."""
     for item in rules() if ruleset is None else ruleset:
         for kind in ("set", "map"):
             thing = item.get(kind, {})
@@ -52,7 +52,7 @@ def elements(name, family="inet", ruleset=None):
 
 
 def members(name):
-    """Return the sorted addresses of an ipset, [] if there is no such set."""
+    """Return the sorted addresses of an ipset, or [] if the set does not exist."""
     return _members_of(name)[0]
 
 
@@ -82,8 +82,8 @@ def _element(each):
 def source_seen(sender, receiver, address, wait=5.0):
     """Send datagrams from namespace `sender` to `address` in namespace `receiver` (None: the node) until one arrives.
 
-    Return the source address that the receiver sees, None if nothing arrives within `wait` seconds. The first may be
-    lost: a link that has just come up drops packets until the kernel has seen its carrier.
+    Return the source address that the receiver sees, None if nothing arrives within `wait` seconds. The first datagram
+    may be lost: a link that has just come up drops packets until the kernel has seen its carrier.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with Inside(receiver):
@@ -94,7 +94,7 @@ def source_seen(sender, receiver, address, wait=5.0):
     with server, client:
         deadline = time.monotonic() + wait
         while True:
-            with contextlib.suppress(OSError):              # no route there, or none yet
+            with contextlib.suppress(OSError):              # no route, or no route yet
                 client.sendto(b"are you there?", (address, server.getsockname()[1]))
             if select.select([server], [], [], AGAIN)[0]:
                 return server.recvfrom(100)[1][0]
@@ -103,8 +103,8 @@ def source_seen(sender, receiver, address, wait=5.0):
 
 
 def arrives_by(pod, source, family=4, device=""):
-    """Return the node's link where a datagram to OUTSIDE arrives from the pod's address ("": the kernel chooses it),
-    None if none arrives. With `device` the sending socket is bound to that link."""
+    """Return the node's link at which a datagram from the pod's address to OUTSIDE arrives ("": the kernel chooses the
+    address), or None if no datagram arrives. With `device` the sending socket is bound to that link."""
     kind, (level, asked, received) = {4: socket.AF_INET, 6: socket.AF_INET6}[family], PKTINFO[family]
     server = socket.socket(kind, socket.SOCK_DGRAM)
     server.setsockopt(level, asked, 1)
@@ -154,8 +154,8 @@ class Node(RealRuntime):
         return self.conf("10.23.0.0/24", "fd00:23::/64", name="net-b", bridge="br1", isGateway=True, **keys)
 
     def two_links(self, pod, second):
-        """The pod has eth0 with the default routes and net1 of the network `second`, to which plugins are chained; the
-        node has the addresses OUTSIDE."""
+        """Give the pod eth0 with the default routes, and net1 of the network `second`, to which plugins are chained.
+        Give the node the addresses OUTSIDE."""
         set_sysctl("net/ipv6/conf/default/accept_dad", "0")
         ip_batch(f"addr add {OUTSIDE[4]}/32 dev lo", f"addr add {OUTSIDE[6]}/128 dev lo")
         self.add(self.conf("10.22.0.0/24", "fd00:22::/64", isDefaultGateway=True), pod)
@@ -203,7 +203,8 @@ class Node(RealRuntime):
 
 
 def _links_of(netns):
-    """[(name, kind, flags, mtu, queue, MAC, master, global addresses)] of a namespace, by one `ip -j -d addr`."""
+    """Return [(name, kind, flags, mtu, queue, MAC, master, global addresses)] of a namespace, by one `ip -j -d
+    addr`."""
     found = []
     for item in ip_json("-d", "addr", netns=netns):
         # 127.0.0.1 stays when lo goes down.
@@ -228,7 +229,7 @@ def _inside(netns):
     for family in ("-4", "-6"):
         both = run("ip", "-j", family, "-batch", "-", stdin="rule\nroute show table all\n", netns=netns)
         rules, routes = map(json.loads, both.splitlines())
-        # The kernel adds the rule for all VRFs with the first, and it stays.
+        # With the first VRF, the kernel adds the rule for all VRFs, which stays.
         found += [str(rule) for rule in rules if "l3mdev" not in rule]
         found += sorted(str(route) for route in routes
                         if route.get("table") != "local" and not route["dst"].startswith(("fe80:", "ff00:")))

@@ -29,7 +29,7 @@ needs_ovs = pytest.mark.skipif(bool(LACKS), reason=LACKS)
 
 
 class Switch:
-    """A running Open vSwitch with the bridges `names`. datapath: "netdev", or "system" for that of the kernel."""
+    """A running Open vSwitch with the bridges `names`. datapath: "netdev", or "system" for the kernel's datapath."""
 
     def __init__(self, *names, datapath="netdev"):
         self.names, self.datapath = names, datapath
@@ -69,7 +69,7 @@ class Switch:
         assert eventually(self.listens), self.log("ovsdb-server")
 
     def listens(self):
-        """ovsdb-server binds its socket before it listens."""
+        """Return whether the socket accepts connections: ovsdb-server binds its socket before it listens."""
         with socket.socket(socket.AF_UNIX) as conn:
             return conn.connect_ex(self.socket) == 0
 
@@ -110,7 +110,7 @@ class Switch:
         return self.vsctl("list-ports", bridge).split()
 
     def row(self, table, name):
-        """Return a row as {column: value}; maps as dicts, sets as lists, a set of one as its member."""
+        """Return a row as {column: value}: maps as dicts, sets as lists, a set of one member as that member."""
         found = json.loads(self.vsctl("--format=json", "list", table, name))
         return dict(zip(found["headings"], map(plain, found["data"][0]), strict=True))
 
@@ -128,7 +128,7 @@ def host_of(result):
 
 
 def assert_nothing_is_left(node, switch, kept, pod=None):
-    """No port, no link, no file and no address."""
+    """Assert that no port, no link, no file and no address remains."""
     assert switch.ports("br0") == []
     assert not [name for name in links() if name.startswith("veth")]
     assert kept() == []

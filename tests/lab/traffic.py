@@ -109,9 +109,9 @@ def plain(address):
 
 
 def ask(netns, address, port, protocol="tcp", *, wait=5.0, source=None):
-    """Ask a server from a namespace (None: the node). Return the source address that the server sees, None if no answer
-    comes within `wait` seconds. source: (address, port) of the client. The client repeats a datagram, because the first
-    one may be lost during neighbour discovery."""
+    """Ask a server from a namespace (None: the node). Return the source address that the server sees, or None if no
+    answer arrives within `wait` seconds. source: (address, port) of the client. The client repeats a datagram, because
+    the first one may be lost during neighbour discovery."""
     with Inside(netns):
         family = families(address)
         client = _raw_sctp(family) if protocol == "sctp" else socket.socket(family, KINDS[protocol])
@@ -127,7 +127,7 @@ def ask(netns, address, port, protocol="tcp", *, wait=5.0, source=None):
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 return _ask_once(client, address, port, protocol)
-            time.sleep(PAUSE)                   # a refusal comes at once
+            time.sleep(PAUSE)                   # a refusal arrives immediately
     return None
 
 

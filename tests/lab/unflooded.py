@@ -1,4 +1,4 @@
-"""What tests of disableFlooding read: the flags of a pod's port, the bridge's neighbours and FDB, a pod's frames."""
+"""Readers for tests of disableFlooding: the flags of a pod's port, the bridge's neighbours and FDB, a pod's frames."""
 
 import json
 import socket
@@ -28,13 +28,13 @@ def restored(conf, pod, result):
 
 
 def flags(result):
-    """Return those flags of the pod's port that the mode sets."""
+    """Return the flags of the pod's port that disableFlooding sets."""
     data = links()[result["interfaces"][1]["name"]]["linkinfo"]["info_slave_data"]
     return {name: data[name] for name in FLAGS}
 
 
 def neighbours():
-    """Return {address: MAC} of fastcni's neighbours on br0, None for one that does not answer."""
+    """Return {address: MAC} of fastcni's neighbours on br0. The MAC is None for a neighbour that does not answer."""
     found = json.loads(run("ip", "-j", "-d", "neigh", "show", "dev", "br0"))
     return {it["dst"]: it.get("lladdr") for it in found if it.get("protocol") in (252, "252")}
 
@@ -46,7 +46,7 @@ def stations():
 
 
 class Received:
-    """The frames that a pod's eth0 has received since."""
+    """The frames that a pod's eth0 has received since this object was made."""
 
     def __init__(self, pod):
         with Inside(pod):

@@ -35,8 +35,8 @@ def sample(only, seed):
 
 
 def choose(names, recorded, seconds):
-    """Return some of these tests, which take `seconds` together: the shortest test of each file, the next one of each,
-    and so on. Tests of one file often check the same thing, and many lines run in hundreds of tests."""
+    """Return some of these tests, which take `seconds` together: the shortest test of each file, then the next test of
+    each file, and so on. Tests of one file often check the same thing, and many lines run in hundreds of tests."""
     ranks, seen = {}, collections.Counter()
     for name in sorted(names, key=recorded.seconds.get):
         ranks[name] = seen[file := name.split("::")[0]], recorded.seconds[name]

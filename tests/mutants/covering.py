@@ -21,7 +21,7 @@ import coverage
 from mutants.tree import CACHE, ROOT
 
 LINES, STATE = CACHE / "lines", CACHE / "state.json"    # coverage's database; digests of files, seconds of tests
-LEFT_OUT = {                                            # below tests/: why they are not recorded
+LEFT_OUT = {                                            # below tests/: why these are not recorded
     "cluster": "a lane of its own", "observability": "a lane of its own", "packages": "a lane of its own",
     "runtimes": "a lane of its own", "side_by_side": "compares with the Go plugins", "faults": "campaigns",
     "policy_attacks": "campaigns", "mutants": "about this tool"}
@@ -57,7 +57,8 @@ def modules():
 
 
 class Covering:
-    """What was recorded. seconds: {name of a test: its duration}. passed: tests that passed without a mutant."""
+    """What the recorder has recorded. seconds: {name of a test: its duration}. passed: tests that passed without a
+    mutant."""
 
     def __init__(self):
         self.passed = set()
@@ -67,13 +68,13 @@ class Covering:
         self.data.read()
 
     def tests_of(self, module, lines=None):
-        """Return the names of the tests that run one of these lines; None: any line. A line that runs when the module
-        is imported belongs to all tests of the module."""
+        """Return the names of the tests that run one of these lines, or any line if lines is None. A line that runs
+        when the module is imported belongs to all tests of the module."""
         found = self.data.contexts_by_lineno(str(ROOT / module))
         names = {name for line in (found if lines is None else lines) for name in found.get(line, ())}
         if lines is not None and IMPORTED in names:
             return self.tests_of(module)
-        return names & self.seconds.keys()          # not those of tests that no longer exist
+        return names & self.seconds.keys()          # without tests that no longer exist
 
     def tests_in(self, files):
         """Return the names of all recorded tests in these test files."""

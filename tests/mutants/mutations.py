@@ -1,4 +1,4 @@
-"""Make the mutants of a module: cosmic-ray's operators, and one that removes a call whose value nobody uses.
+"""Make the mutants of a module: cosmic-ray's operators, and an operator that removes a call whose value is not used.
 
 Left out are operators whose mutants tests cannot tell apart or always kill (`==` as `is`, `+` as `**`), and mutants of
 annotations and of their imports: no code runs them.
@@ -78,7 +78,7 @@ def positions(source):
 
 
 def make(module, source, name, occurrence):
-    """Return a Mutant, or None if the change is in an annotation, is no Python, or cannot be made."""
+    """Return a Mutant, or None if the change is in an annotation, is not valid Python, or cannot be made."""
     try:
         text = MutationVisitor.mutate_code(source, OPERATORS[name](), occurrence)
         same = text is None or _code(text) == _code(source)

@@ -15,8 +15,8 @@ SECONDS = 240                   # for a test of a promise; the slowest takes som
 
 @dataclass(frozen=True)
 class Promise:
-    """test: its name on the page, below tests/. module: below fastcni/. text: what the module has once. broken: what
-    takes its place."""
+    """test: its name on the page, below tests/. module: below fastcni/. text: a text that occurs once in the module.
+    broken: the text that replaces it."""
 
     test: str
     module: str
@@ -28,7 +28,8 @@ class Promise:
         return f"fastcni/{self.module}"
 
     def mutant(self):
-        """Return the module's source with the promise broken. Raises ValueError if the text is not there once."""
+        """Return the module's source with the promise broken. Raises ValueError if the text does not occur exactly
+        once."""
         source = (tree.ROOT / self.path).read_text()
         if source.count(self.text) != 1 or self.text == self.broken:
             raise ValueError(f"{self.path} has {source.count(self.text)} times {self.text!r}")

@@ -21,7 +21,7 @@ ASIDE_NS = 10**10
 
 
 class Chosen:
-    """A pytest plugin that keeps the tests with these names. A name without parameters is that of all its cases.
+    """A pytest plugin that keeps the tests with these names. A name without parameters selects all its cases.
 
     failed: the file for the name of the first test that fails.
     """

@@ -12,7 +12,7 @@ TIMEOUT_S = 40
 
 
 class Browser:
-    """`with Browser(directory) as browser:` starts it with a profile in `directory`.
+    """`with Browser(directory) as browser:` starts a browser with a profile in `directory`.
 
     events: [(method, params)] of all that the page has reported: requests, console messages, exceptions."""
 
@@ -79,13 +79,13 @@ class Browser:
             self._message()
 
     def value(self, expression):
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def picture(self, height):
-        """The bytes of a PNG file: the page's first `height` pixels."""
+        """Return the bytes of a PNG file: the page's first `height` pixels."""
         width = self.value("innerWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         return base64.b64decode(self.ask("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"])

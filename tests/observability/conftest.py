@@ -1,5 +1,4 @@
-"""What operators look at, with the programs that they look with: Prometheus, a terminal, a browser.
-`make test-observability`."""
+"""Check what operators see, with their programs: Prometheus, a terminal, a browser. `make test-observability`."""
 
 import os
 import shutil
@@ -10,7 +9,7 @@ PROGRAMS = {"prometheus": "prometheus", "promtool": "prometheus", "tmux": "tmux"
 
 
 def pytest_collection_modifyitems(items):
-    """A missing program is a failure of the lane. Elsewhere it is a reason to skip."""
+    """In the lane, a missing program is a failure. Elsewhere it is a reason to skip."""
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     if not missing:
         return

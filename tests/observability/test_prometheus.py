@@ -35,7 +35,7 @@ def promtool(*args, stdin=None):
 
 
 def expressions():
-    """(title, expression) of each query of the dashboard, with its variables replaced."""
+    """Return (title, expression) of each query of the dashboard, with its variables replaced."""
     board = json.loads((ROOT / "deploy/grafana-dashboard.json").read_text(encoding="utf-8"))
     for panel in board["panels"]:
         for target in panel["targets"]:
@@ -91,7 +91,7 @@ def query(server, tmp_path):
                 return []
             raise AssertionError(f"{expression}: {e.read().decode()}") from e
         except OSError:
-            return []                   # it does not listen yet
+            return []                   # the server does not listen yet
         return found["data"]["result"]
 
     try:
@@ -113,7 +113,7 @@ def test_a_prometheus_scrapes_the_server_and_evaluates_the_dashboard(server, que
     server.refused("ADD", {**request, "type": "bridge", "bridge": 7}, "/nowhere")
     counted = 'fastcni_requests_total{command="STATUS", plugin="loopback", code="0"}'
     assert eventually(lambda: value(query(counted)) == 3, 60)
-    for metric in table.TABLE:          # each has a type and a help text there
+    for metric in table.TABLE:          # the server's page has a type and a help text for each metric
         with urllib.request.urlopen(f"http://{PROMETHEUS}/api/v1/targets/metadata?metric="
                                     f"{metric.name}", timeout=30) as answer:
             found = json.load(answer)["data"]
@@ -122,7 +122,7 @@ def test_a_prometheus_scrapes_the_server_and_evaluates_the_dashboard(server, que
     queries = list(expressions())
     assert len(queries) > 15
     for title, expression in queries:
-        query(expression)               # raises if it is no valid query
+        query(expression)               # raises if the query is not valid
         assert title
     for title in ("Requests", "Queue and workers", "Threads of the server", "Memory of the server"):
         asked = [expression for each, expression in queries if each == title]

@@ -89,7 +89,7 @@ def test_a_picture_of_top(node, tmp_path, directory):
 
 
 def test_a_picture_of_the_status_page(node, tmp_path, directory):
-    """Its documents are made here, and not by the server, which reads configurations from /etc only."""
+    """The test makes the page's documents, because the server reads configurations from /etc only."""
     source = Source(str(node.path), str(tmp_path / "net.d"), str(tmp_path / "results"))
 
     def status():

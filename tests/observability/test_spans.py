@@ -1,4 +1,5 @@
-"""The spans of one request, made in this process: which phase is inside which, their times, and why sending failed."""
+"""The spans of one request, made in this process: the nesting of phases, their times, and reasons why sending
+failed."""
 
 import logging
 
@@ -43,7 +44,7 @@ def send(sender, *requests):
 
 
 def tree(sent):
-    """[(name, its parent's name, begin, end)], in the order of the begin; times as in traced()."""
+    """Return [(name, its parent's name, begin, end)], in the order of the begin; times as in traced()."""
     names = {span.context.span_id: span.name for span in sent}
     return sorted(((span.name, names.get(span.parent and span.parent.span_id), span.start_time - TO_UNIX,
                     span.end_time - TO_UNIX) for span in sent), key=lambda one: (one[2], -one[3]))

@@ -22,7 +22,7 @@ CUT_OFF = """[...document.querySelectorAll("svg g > text")].filter(it => it.text
 
 @pytest.fixture
 def host(tmp_path, host_netns):
-    """The runtime's directories, with a network of a bridge and one of ptp."""
+    """Return the runtime's directories, with a network of bridge and a network of ptp."""
     it = Host(tmp_path / "node")
     it.configure()
     it.configure({"cniVersion": "1.0.0", "name": "storage", "plugins": [
@@ -32,7 +32,7 @@ def host(tmp_path, host_netns):
 
 @pytest.fixture
 def pods(host, pod_netns):
-    """Two pods of storage, the others on the bridge; two of these have host ports."""
+    """Add two pods to the network storage and the others to the bridge. Two pods of the bridge have host ports."""
     for at, container in enumerate(IDS):
         host.add(container, os.path.basename(pod_netns()), "storage" if at % 4 == 3 else "net1",
                  [(8080 + at, 80)] if at % 5 == 0 else [])
@@ -104,7 +104,7 @@ def test_it_is_readable_in_light_and_dark_and_on_a_phone(pods, browser):
 
 
 def test_numbers_are_readable(browser):
-    """The free addresses of a /64 were 18446744073709552000, and a port of both families was there twice."""
+    """The free addresses of a /64 were 18446744073709552000, and a port of both families was listed twice."""
     load(browser)
     for free, text in ((2**64 - 5, "0%, over 10^19 free"), (65533, "0%, 65533 free")):
         assert browser.value(f"meter({{full: 0, free: {free}}}).textContent") == text
@@ -124,7 +124,7 @@ def test_names_of_pods_are_text(host, browser):
     assert browser.value("document.querySelectorAll('img').length") == 0
     assert browser.value("document.querySelectorAll('script').length") == 1
     assert browser.value("window.hacked") is None
-    # The policy stops what would get past this: a script that a page inserts
+    # The policy must stop a script that a page inserts
     browser.value("document.body.append(Object.assign(document.createElement('script'), {text: 'window.hacked = 3'}))")
     assert browser.value("window.hacked") is None
 

@@ -17,7 +17,7 @@ TIMEOUT_S = 40
 
 
 class Tmux:
-    """A tmux server of its own, with a shell in a window of 80x24."""
+    """A separate tmux server, with a shell in a window of 80x24."""
 
     def __init__(self, directory):
         self.socket, self.directory = str(directory / "tmux"), directory
@@ -49,7 +49,8 @@ class Tmux:
         self.keys(line, "Enter")
 
     def assert_restored(self):
-        """The shell's prompt is back, on the first screen, and the terminal is as it was."""
+        """Check that the shell's prompt is back on the first screen, and that the terminal has its previous
+        settings."""
         self.sees("ready$")
         assert eventually(lambda: self("display", "-p", "#{alternate_on} #{cursor_flag}") == "0 1\n", TIMEOUT_S)
         self.run("echo restored:$(stty -a | grep -c 'icanon.* echo ')")

@@ -25,7 +25,7 @@ BAD = {**CONF, "type": "bridge", "bridge": 7}
 
 
 class Collector:
-    """A receiver of OTLP on loopback. status: its answer. silent: it reads and never answers."""
+    """A receiver of OTLP on loopback. status: its answer's status. silent: it reads and never answers."""
 
     def __init__(self, *, status=200, silent=False):
         self.spans, self.resources, self.paths, self.headers = [], [], [], []
@@ -111,7 +111,7 @@ def test_a_request_and_its_phases_are_spans(collector, serve, node, pod):       
     server.ok("ADD", node.conf(isGateway=True, ipMasq=True), pod, env={
         "TRACEPARENT": f"{PARENT}-01", "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"})
     (span,) = collector.roots(1)
-    after = time.time_ns()         # not before: a request ends for its log and its span after the caller has the answer
+    after = time.time_ns()         # not before: the caller has the answer before the request's log line and span end
     assert span.name == "ADD bridge"
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, SPAN)
     assert before < span.start_time_unix_nano < span.end_time_unix_nano < after
@@ -167,7 +167,7 @@ def test_a_parent_may_come_by_cni_args_and_an_invalid_one_is_none(collector, ser
 
 
 def test_a_command_that_is_no_text_costs_no_spans(collector, serve):
-    """The SDK could not encode its name, and dropped the spans of all requests that were sent together."""
+    """The SDK could not encode the command's name, and dropped the spans of all requests in the same message."""
     server = serve(collector.url)
     server.call("AD\udcff", CONF)
     server.call("STATUS", CONF)
@@ -194,7 +194,7 @@ def test_the_variables_of_the_sdk_apply(collector, serve):
 
 
 def test_fastcni_add_joins_the_trace_of_its_environment(collector, serve, node, pod, plugins, tmp_path):     # noqa: F811
-    """As plugin files, one request for each plugin, and as one request for the whole list."""
+    """The requests are one for each plugin file, and one for the whole list."""
     server = serve(collector.url)
     (tmp_path / "net.d").mkdir()
     (tmp_path / "net.d/a.conflist").write_text(

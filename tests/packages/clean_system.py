@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 BASES = ROOT / ".packages"              # debootstrap takes a minute or two; `make clean` removes the directory
 MIRROR = "http://deb.debian.org/debian"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-# The mounts end with the namespace, so no program has to unmount them. Propagation is off before the first one.
+# The mounts end with the namespace, so no program has to unmount them. Their propagation is off before the first mount.
 ENTER = """
 mount --make-rprivate /
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
@@ -22,13 +22,13 @@ PIP_SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT")
 
 
 def base(suite, name="", *packages):
-    """Return the directory `name` (by default the suite's) of a minimal system with `packages`. It is made by
-    debootstrap, once, and never changed."""
+    """Return the directory `name` (by default the suite's) of a minimal system with `packages`. debootstrap makes the
+    system once, and no test changes it."""
     there = BASES / (name or suite)
     if not there.exists():
         new = there.with_suffix(".new")
         if new.exists():
-            shutil.rmtree(new)          # debootstrap was interrupted; it unmounts what it mounts
+            shutil.rmtree(new)          # after an interrupt, debootstrap has unmounted its mounts
         BASES.mkdir(exist_ok=True)
         included = ",".join(("ca-certificates", *packages))
         call("unshare", "-m", "debootstrap", "--variant=minbase", f"--include={included}", suite, new, MIRROR)
@@ -62,7 +62,7 @@ class CleanSystem:
         shutil.copy(os.path.realpath(source), there)
 
     def run(self, script):
-        """Run a shell script as root of the system; return its output. Its processes end with it."""
+        """Run a shell script as root of the system; return its output. The script's processes end with it."""
         pip = {name: os.environ[name] for name in PIP_SETTINGS if name in os.environ}
         return call("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", ENTER, "enter", self.base,
                     self.where, input=script, env=ENVIRONMENT | pip)

@@ -45,7 +45,7 @@ class Switched(Host):
         return pod
 
     def goes(self, container, pod):
-        """DEL as runtimes do, which repeat it: the Go plugins of Debian fail once about a chain that never was."""
+        """Send DEL as runtimes do, which repeat it: Debian's Go plugins fail once, because a chain never existed."""
         try:
             self.delete(container, pod)
         except Exception as e:
@@ -108,7 +108,7 @@ class Stream:
             self.wrong = f"after {self.answered} lines: {e!r}"
 
     def check(self):
-        """The connection is alive, and makes progress now."""
+        """Check that the connection is alive, and makes progress now."""
         before = self.answered
         deadline = time.monotonic() + 10
         while self.answered < before + 5 and not self.wrong:
@@ -132,7 +132,7 @@ def echo(sock):
 
 
 class Churn:
-    """Pods that are added and deleted all the time, by whatever plugins are there; no call may fail."""
+    """Pods that are added and deleted all the time, by whatever plugins are installed; no call may fail."""
 
     def __init__(self, node):
         self.node, self.rounds, self.errors, self.stopped = node, 0, [], False

@@ -1,4 +1,5 @@
-"""The Debian packages: built, checked by lintian, installed by apt alone beside containernetworking-plugins, purged."""
+"""The Debian packages: built, checked by lintian, installed by apt alone, also with containernetworking-plugins,
+purged."""
 
 import json
 import os
@@ -8,7 +9,7 @@ from packages.clean_system import ROOT, CleanSystem, call
 
 GO = "containernetworking-plugins"
 CORE = "/usr/lib/python3/dist-packages/fastcni/launcher/python_core.elf"
-# VERSION without a pause until the file /stop exists; /failed is made if it once fails.
+# Run VERSION without a pause until the file /stop exists. If VERSION fails once, create /failed.
 LOOP = """
 ( while ! test -e /stop; do CNI_COMMAND=VERSION /usr/lib/cni/bridge > /dev/null || touch /failed; done ) &
 loop=$!
@@ -32,14 +33,14 @@ cat /log
 
 @pytest.fixture(scope="module")
 def debs():
-    """The packages, built from this checkout."""
+    """Return the packages, built from this checkout."""
     call("make", "deb", cwd=ROOT)
     return sorted((ROOT / "dist").glob("*.deb"))
 
 
 @pytest.fixture
 def system(debs, tmp_path):
-    """A clean Debian 12 with the packages in /src."""
+    """Return a clean Debian 12 with the packages in /src."""
     system = CleanSystem("bookworm", tmp_path / "system")
     for deb in debs:
         system.copy(deb, f"/src/{deb.name}")

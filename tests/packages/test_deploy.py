@@ -82,7 +82,8 @@ def test_scripts_are_shell(name):
 @pytest.mark.skipif(not (shutil.which("patchelf") and os.path.exists("/usr/lib/python3.11/os.py")),
                     reason="needs patchelf and Debian 12's Python")
 def test_the_python_for_nodes_runs_in_an_empty_system(tmp_path):
-    """No C library, no loader, no other file. Plugins find the packages for a cluster's store in it."""
+    """The system has no C library, no loader and no other file. Plugins find the packages for a cluster's store in
+    it."""
     where = tmp_path / "opt/fastcni/python"
     where.mkdir(parents=True)
     (tmp_path / "packages/urllib3").mkdir(parents=True)

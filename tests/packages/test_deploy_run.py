@@ -1,4 +1,4 @@
-"""The image of deploy/ is built, and its containers run by podman as daemonset.yaml says, on a node of their own.
+"""Build the image of deploy/, and run its containers by podman as daemonset.yaml says, on a separate node.
 
 A kubelet does more. See docs/kubernetes.md for what is not tested.
 """
@@ -19,13 +19,13 @@ pytestmark = [pytest.mark.needs("root"), pytest.mark.skipif(not shutil.which("po
 CONF = "/etc/cni/net.d/10-fastcni.conflist"
 DEBIAN = "docker.io/library/debian:12-slim"
 BUILD_S = 400
-LISTS = 2                               # for a pod, each one request to the server: loopback, and the network
+LISTS = 2                               # for a pod; each list is one request to the server: loopback, and the network
 CALLS = 4                               # for a pod without a server: loopback and the three plugins of the network
 OTHER_USER = 1001                       # who owns the files in an archive of the Go plugins
 
 
 class Node:
-    """A node with the image, and what a kubelet makes of the manifest there."""
+    """A node with the image, and with what a kubelet makes of the manifest."""
 
     def __init__(self, world, directory):
         self.world = world
@@ -92,7 +92,7 @@ class Node:
         return self.world.call("podman", "exec", "server", *handler["exec"]["command"])
 
     def answered(self, command):
-        """The number of requests that the server has answered, before a restart and since."""
+        """Return the number of requests that the server has answered, before and after a restart."""
         done = self.world.call("podman", "logs", "server")
         return sum(f"command={command} " in line for line in (done.stdout + done.stderr).splitlines()
                    if "event=request_done" in line)
@@ -118,7 +118,7 @@ def node(tmp_path_factory):
             node = Node(world, directory)
             node.build(directory)
             yield node
-    finally:                            # gigabytes; the mounts below it have ended with the node
+    finally:                            # gigabytes; the mounts below the directory have ended with the node
         assert str(directory) not in Path("/proc/self/mountinfo").read_text()
         shutil.rmtree(directory / "storage", ignore_errors=True)
 

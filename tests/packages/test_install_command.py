@@ -1,4 +1,5 @@
-"""`fastcni install` and `fastcni uninstall` as processes: at once, on a full file system, dry runs, and their JSON."""
+"""`fastcni install` and `fastcni uninstall` as processes: several at the same time, on a full file system, dry runs,
+JSON."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The wheel and the source archive: their files, their builds, and that an installed plugin needs neither."""
+"""The wheel and the source archive: their files, their builds, and installed plugins that outlive both."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SOURCES = {*(f"fastcni/launcher/{name}" for name in (
     "launcher.c", "python_core.c", "autostart.h", "document.h", "machines.h", "one_shot_count.h", "programs.h",
     "system_call.h")),
            *(f"fastcni/{leaf}.pyx" for leaf in LEAVES)}
-# Flags that a distribution's build adds for programs that have a libc; the launcher has none, and must not mind.
+# Flags that a distribution's build adds for programs with a libc. The launcher has no libc, and must build with them.
 HARDENED = {
     "CFLAGS": "-O2 -g -fstack-protector-all -D_FORTIFY_SOURCE=2 -fPIE -fasynchronous-unwind-tables",
     "LDFLAGS": "-Wl,-z,relro -Wl,-z,now -Wl,--build-id",
@@ -50,7 +50,7 @@ def builder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sdist(builder, tmp_path_factory):
-    """The source archive, made from a copy without anything that was built."""
+    """Return the source archive, made from a copy without any built file."""
     directory = tmp_path_factory.mktemp("sdist")
     clean = shutil.ignore_patterns("*.so", "*.elf", "_*.c", "__pycache__")
     shutil.copytree(ROOT / "fastcni", directory / "fastcni", ignore=clean)
@@ -64,7 +64,7 @@ def sdist(builder, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(builder, sdist, tmp_path_factory):
-    """The wheel, built from the unpacked source archive with a distribution's flags."""
+    """Return the wheel, built from the unpacked source archive with a distribution's flags."""
     directory = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
         archive.extractall(directory)
@@ -121,7 +121,7 @@ def test_launcher_keeps_its_mode_and_its_shape_in_the_wheel(wheel):
 
 
 def test_plugin_files_outlive_the_environment_that_wrote_them(wheel, tmp_path):
-    """Installed from the wheel into an environment, written to a bin dir; then the environment goes."""
+    """The plugins are installed from a wheel in an environment, and work after the environment was removed."""
     python = tmp_path / "env" / "bin" / "python"
     call(sys.executable, "-m", "venv", tmp_path / "env")
     call(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel)

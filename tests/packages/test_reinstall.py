@@ -37,7 +37,7 @@ def test_the_path_unit_watches_the_interpreter(units):
 
 
 def reinstall(tmp_path, old, python, other):
-    """Run what fastcni-reinstall.service runs, with `other` in the place of the distribution's Pythons."""
+    """Run the commands of fastcni-reinstall.service, with `other` in place of the distribution's Pythons."""
     script = systemd.REINSTALL.replace("/usr/bin/python3 /usr/local/bin/python3", str(other))
     assert script != systemd.REINSTALL
     words = ["/bin/sh", "-c", script, "fastcni-reinstall", old, python, "--bin-dir", tmp_path / "bin", "--plugin",
@@ -81,7 +81,8 @@ esac
 
 @pytest.fixture
 def systemctl(tmp_path, monkeypatch):
-    """systemctl(loaded, status): put a stand-in first in PATH. Return a function that reads its log."""
+    """Return a function systemctl(loaded, status) that puts a stand-in first in PATH. It returns a function that reads
+    the stand-in's log."""
     def make(loaded="fastcni*", status=0):
         directory = tmp_path / "path"
         directory.mkdir()
@@ -101,7 +102,7 @@ def test_units_are_stopped_before_they_are_removed(units, systemctl):
 
 
 def test_units_that_systemd_has_from_elsewhere_are_not_stopped(units, systemctl):
-    """For instance those of a package, while these are in a directory that systemd does not read."""
+    """For example, the units belong to a package, and these units are in a directory that systemd does not read."""
     log = systemctl(loaded="nothing")
     assert systemd.remove_units(units) == []
     assert log() == [] and not any(os.path.exists(unit) for unit in units)

@@ -21,13 +21,13 @@ def node(host_netns, pod_netns, tmp_path):
 
 
 def ids(report, key):
-    """The containers of a part of an uninstall's report."""
+    """Return the containers of a part of an uninstall's report."""
     return {it["containerID"] for it in report["state"][key]}
 
 
 @contextlib.contextmanager
 def serving(node):
-    """A server on this node; the path of its socket."""
+    """Run a server on this node. Yield the path of its socket."""
     path = node.where / "run" / "fastcni.sock"
     with (node.where / "log").open("w") as log:
         server = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", path, "--cache-dir",
@@ -55,7 +55,7 @@ def test_streams_through_host_ports_run_through_install_and_uninstall(node, mode
         churn = stack.enter_context(contextlib.closing(Churn(node)))
         report = json.loads(node.uninstall("--json", "--socket", path))
         assert churn.done() == []
-        # A churning pod may be there, too, and a server that replays adds elements for Go's pod.
+        # A churning pod may exist, too, and a server that replays adds elements for Go's pod.
         assert {"ours"} <= ids(report, "needed") <= ({"ours", "churn", "go"} if server else {"ours", "churn"})
         for stream in streams:
             stream.check()
@@ -83,7 +83,7 @@ def test_uninstall_that_waits_removes_what_each_pod_had_when_go_deletes_it(node)
         node.goes("one", pods["one"])
         assert eventually(lambda: "18080" not in ruleset()), "the elements of a deleted pod stay"
         assert "18081" in ruleset()
-        again = node.new_pod("three", 18080)            # the port is free, and Go's rules have it
+        again = node.new_pod("three", 18080)            # the port is free for fastcni, but Go's rules have it
         node.goes("two", pods["two"])
         report = json.loads(process.communicate(timeout=60)[0])
         assert process.returncode == 0
@@ -108,7 +108,7 @@ def test_a_pod_that_go_added_with_the_address_of_a_dead_one_does_not_keep_its_el
 
 
 def test_a_pod_that_only_its_elements_and_its_namespace_show_keeps_them(node):
-    """An ADD may be running: its pod is in no cache and, with another IPAM plugin, in no address file."""
+    """An ADD may be running. Its pod is not in the cache yet and, with another IPAM plugin, has no address file."""
     node.install()
     node.new_pod("c1", 18080)
     for path in (*(node.cache / "results").iterdir(), *(node.data / "net1").glob("10.*")):
@@ -135,7 +135,7 @@ def test_rules_of_an_administrator_keep_the_table(node):
 
 @pytest.mark.parametrize("policy", ["iptables", "nftables"])
 def test_sets_and_rules_in_tables_of_others_go_with_the_last_pod(node, policy):
-    """An ipset behind CNI-FORWARD, or a set in an administrator's table that drops by policy."""
+    """For example, an ipset that CNI-FORWARD uses, or a set in an administrator's table that drops by policy."""
     if policy == "iptables":
         run("iptables", "-P", "FORWARD", "DROP")
     else:

@@ -22,7 +22,7 @@ def node(host_netns, pod_netns, tmp_path):
 
 
 def places(node, command):
-    """The options that lead a command to this node instead of the machine."""
+    """Return the options that make a command use this node instead of the machine."""
     found = ["--bin-dir", node.bin] if command in ("install", "uninstall") else []
     found += ["--unit-dir", node.units] if command == "uninstall" else []
     return found + (["--conf-dir", node.conf, "--cache-dir", node.cache] if command != "install" else [])

@@ -11,7 +11,7 @@ from packages.clean_system import ROOT, call
 
 @pytest.fixture(scope="module")
 def output():
-    """The output of the build, for this Python. It runs the fast tests on the wheel."""
+    """Return the output of the build for this Python. The build runs the fast tests on the wheel."""
     return call("sh", "wheels/build.sh", sys.executable, cwd=ROOT)
 
 

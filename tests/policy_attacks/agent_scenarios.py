@@ -61,7 +61,7 @@ def added_without_agent(arena):
 
 
 def forget_half(arena, pod, network):
-    """DEL of a failed ADD, as the runtime sends it."""
+    """Send the DEL of a failed ADD, as the runtime does."""
     chain = arena.node.chain(network)
     netns = arena.node.netns[pod.key]
     for conf in reversed(chain):
@@ -70,7 +70,8 @@ def forget_half(arena, pod, network):
 
 
 def killed(arena):
-    """Closed while no agent runs, while the next one starts, and afterwards; also a pod that was added just before."""
+    """Pods stay closed while no agent runs, while the next agent starts, and afterwards; also a pod that was added just
+    before."""
     texts, tried, found = [], 0, victims(arena)
     for network in arena.networks[:2]:
         arena.add("victim2", network)
@@ -89,7 +90,7 @@ def killed(arena):
 
 
 def added_again(arena):
-    """The newest ADD of a name counts: its labels select the pod, with or without the DEL of the former one."""
+    """The newest ADD of a name counts: its labels select the pod, with or without the DEL of the earlier ADD."""
     texts, tried = [], 0
     for network in arena.networks[:2]:
         before, after = (Pod("default", f"twice-{network}", {"role": each}) for each in ("peer", "victim"))

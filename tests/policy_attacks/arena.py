@@ -48,7 +48,8 @@ def policy(name, spec):
 
 @dataclass(frozen=True)
 class Target:
-    """A pod, or the host outside, as an attacker sees it. gateway: the MAC of the node's link. network: "" outside."""
+    """A pod, or the host outside, as an attacker sees it. gateway: the MAC of the node's link. network: "" for the host
+    outside."""
 
     name: str
     netns: str
@@ -65,7 +66,7 @@ class Target:
         return to.mac if self.bridged and to.network == self.network else self.gateway
 
     def other(self, number):
-        """An address of the network that no pod has: (IPv4, IPv6)."""
+        """Return an address of the network that no pod has: (IPv4, IPv6)."""
         four, six = SUBNETS[self.network]
         return four.replace("0/24", str(number)), six.replace("/64", f"{number:x}")
 
@@ -121,14 +122,14 @@ class Arena:
                                                 self._gateway(network, link), network.startswith("bridge"), network)
 
     def _outside(self):
-        """The host at the node's uplink."""
+        """Return the host at the node's uplink."""
         with Inside(self.node.outside):
             (theirs,) = ip_json("link", "show", "dev", "ext0")
         (ours,) = ip_json("link", "show", "dev", "up0")
         return Target("outside", self.node.outside, theirs["address"], *GATEWAY, ours["address"], False, "", "ext0")
 
     def _gateway(self, network, link):
-        """The MAC of the node's end: of the bridge, or of the pod's peer."""
+        """Return the MAC of the node's end: the bridge's, or that of the pod's peer."""
         if network.startswith("bridge"):
             (found,) = ip_json("link", "show", "dev", self.node.chain(network)[0]["bridge"])
             return found["address"]
@@ -137,8 +138,8 @@ class Arena:
     def got_through(self, items):
         """Send frames from pods; return the titles that the receiver's link received, for each item.
 
-        items: [({title: [frame, ...]}, sender, receiver)]: the last frame of each list counts, and is recognized by its
-        MARK or by its bytes. The node sends a datagram behind them, which always arrives.
+        items: [({title: [frame, ...]}, sender, receiver)]: the last frame of each list counts; the receiver recognizes
+        it by its MARK or by its bytes. After the frames, the node sends a datagram that always arrives.
         """
         numbers = itertools.count()
         wanted = [{title: numbered(each[-1], next(numbers)) for title, each in sequences.items()}
@@ -168,7 +169,7 @@ class Arena:
         return it
 
     def read(self, listener, wanted, until):
-        """The titles of what has come, until END has come and `until` is over."""
+        """Return the titles of the received frames, when END has arrived and the time `until` has passed."""
         limit, found, ended = time.monotonic() + ARRIVES_S, set(), False
         while (left := (until if ended else limit) - time.monotonic()) > 0 or ended:
             listener.settimeout(max(left, 0))
@@ -185,6 +186,6 @@ class Arena:
 
 
 def recognized(data, frame):
-    """Whether received bytes are those of a frame. The node may have changed its headers on the way."""
+    """Return whether received bytes are those of a frame. The node may have changed its headers on the way."""
     number = frame[-16:]
     return number in data if number.startswith(b"frame ") else data[14:] == frame[14:]

@@ -14,7 +14,7 @@ def labels(rng, share=0.6):
 
 
 def namespaces(rng):
-    """{name: labels}. A namespace may have no labels of its own."""
+    """Return {name: labels} of random namespaces. A namespace may have no labels."""
     return {name: {**labels(rng, 0.4), NAME_LABEL: name} for name in NAMESPACES}
 
 
@@ -24,7 +24,7 @@ def named_ports(rng):
 
 
 def pod_document(pod, node="here", **status):
-    """A Pod as the API server shows it."""
+    """Return a Pod as the API server shows it."""
     ports = [{"name": name, "protocol": protocol, "containerPort": number}
              for (name, protocol), number in pod.ports.items()]
     return {"apiVersion": "v1", "kind": "Pod",
@@ -33,13 +33,13 @@ def pod_document(pod, node="here", **status):
 
 
 def ended_twin(rng, pod):
-    """A Pod that has ended, with the address of a living one. Its labels mean nothing."""
+    """Return a Pod that has ended, with the address of a living pod. Its labels have no effect."""
     return pod_document(Pod(pod.namespace, f"ended-{pod.name}", labels(rng)), phase="Succeeded",
                         podIP=pod.addresses[0], podIPs=[{"ip": each} for each in pod.addresses])
 
 
 def selector(rng):
-    """{} now and then: it selects everything."""
+    """Return a random selector: sometimes {}, which selects everything."""
     if rng.random() < 0.15:
         return {}
     found = {}
@@ -63,7 +63,7 @@ def namespace_selector(rng):
 
 
 def block(rng, addresses):
-    """Of one address, a network around it with exceptions, or everything."""
+    """Return an ipBlock: one address, a network around the address with exceptions, or everything."""
     text = rng.choice(addresses)
     length = 128 if ":" in text else 32
     prefix = rng.choice([length, length - 3, length - 8, 0])
@@ -141,7 +141,7 @@ def cluster_policy(rng, name, addresses):
 
 
 def group(rng):
-    """A subject, or a peer by namespaces or by pods."""
+    """Return a subject or a peer, by namespaces or by pods."""
     if rng.random() < 0.4:
         return {"namespaces": namespace_selector(rng)}
     return {"pods": {"namespaceSelector": namespace_selector(rng) if rng.random() < 0.6 else {},
@@ -149,7 +149,7 @@ def group(rng):
 
 
 def ordered_rule(rng, direction, addresses):
-    """A rule with an action. Names of ports go with pods only."""
+    """Return a rule with an action. Named ports occur only in rules for pods."""
     by_pods = direction == "ingress" or rng.random() < 0.4
     peers = [group(rng) if by_pods else cluster_peer(rng, addresses) for _ in range(rng.choice([1, 1, 2]))]
     found = {"action": rng.choice(["Accept", "Deny", "Deny", "Pass"]),

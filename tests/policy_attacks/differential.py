@@ -1,8 +1,8 @@
 """The differential test: random clusters on a node, probes by real packets, and an oracle from the documentation.
 
 A cluster lives through events: labels and policies change, one by one and in bursts, pods come and go with the same
-addresses, the agent is restarted and killed, tables are flushed. After each event the probes arrive as the oracle says.
-During the event no probe arrives that is denied before and after it.
+addresses, the agent is restarted and killed, tables are flushed. After each event the probes must arrive as the oracle
+says. During the event, a probe that is denied before and after the event must not arrive.
 """
 
 import itertools
@@ -21,10 +21,10 @@ from fastcni.testing.namespaces import Inside, enter
 EVENTS = 6
 SETTLED_S = 30.0                # on a busy machine
 SHRINK_S = 3.0                  # for a smaller cluster
-SWEEP = 3000                    # probes of a random choice, in one sweep
-ASKED = 200                     # connections about which `policy test` is asked
+SWEEP = 3000                    # random probes in one sweep
+ASKED = 200                     # connections that are checked by `policy test`
 WATCHED = 150                   # probes that are sent all the time during an event
-UNWATCHED = {"burst", "reuse_address"}          # what is denied before and after may be allowed in between
+UNWATCHED = {"burst", "reuse_address"}  # a connection denied before and after these events may pass in between
 
 
 def campaign(row, options):
@@ -66,8 +66,8 @@ def one_cluster(row, node, number):
 
 
 def shrink(it):
-    """Take away the policies without which the oracle and the kernel still differ. Return what differs then, "" if
-    nothing does: the mismatch was of a moment."""
+    """Remove the policies without which the oracle and the kernel still differ. Return the remaining difference, or ""
+    if the mismatch did not last."""
     if not (problem := settle(it, "another look", SHRINK_S)[1]):
         return ""
     for each in list(it.policies):
@@ -84,7 +84,7 @@ def shrink(it):
 
 
 def settle(it, event, seconds=None):
-    """Probe until what arrives is what the oracle says, at most for SETTLED_S. Return (probes, problem or "")."""
+    """Probe until the probes arrive as the oracle says, at most for SETTLED_S. Return (probes, problem or "")."""
     seconds = seconds or SETTLED_S
     until, probed = time.monotonic() + seconds, 0
     it.prober.forget()

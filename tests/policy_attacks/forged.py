@@ -25,7 +25,7 @@ EXTENSIONS = {"hop by hop": (0, PADDING), "destination options": (60, PADDING),
 
 
 def plain(attacker, victim, peer):
-    """A datagram without any forgery."""
+    """Return a datagram without any forgery."""
     via = attacker.via(victim)
     return {"IPv4": [ipv4(attacker.mac, attacker.ip4, victim.ip4, udp(), via)],
             "IPv6": [ipv6(attacker.mac, attacker.ip6, victim.ip6, udp(), via)]}
@@ -58,7 +58,7 @@ def forged_sources(attacker, victim, peer):
 
 
 def forged_macs(attacker, victim, peer):
-    """With another pod's MAC as the frame's source, and the attacker's own or the peer's address."""
+    """Return frames with another pod's MAC as source, and with the attacker's own or the peer's address."""
     via = attacker.via(victim)
     return {f"{title} as {address}": [ipv4(mac, address, victim.ip4, udp(), via)]
             for title, mac in (("the peer", peer.mac), ("nobody", "02:00:00:00:00:99"))
@@ -66,7 +66,7 @@ def forged_macs(attacker, victim, peer):
 
 
 def misdirected(attacker, victim, peer):
-    """A packet to the peer, which a jailed pod's policies allow, in a frame to another MAC than the peer's."""
+    """Return a packet to the peer, which a jailed pod's policies allow, in a frame to another MAC than the peer's."""
     return {f"{title} to {name}": [make(attacker.mac, own, to, udp(), mac)]
             for title, make, own, to in (("IPv4", ipv4, attacker.ip4, peer.ip4), ("IPv6", ipv6, attacker.ip6, peer.ip6))
             for name, mac in (("the victim's MAC", victim.mac), ("all", frames.BROADCAST), ("a group's MAC", GROUP4),
@@ -74,7 +74,7 @@ def misdirected(attacker, victim, peer):
 
 
 def reversed_flow(attacker, victim, peer):
-    """A forged packet from the victim makes a connection of the victim; then the attacker "answers"."""
+    """Return a forged packet from the victim that makes a connection of the victim, and the attacker's "answer"."""
     via = attacker.via(attacker) if attacker.bridged else attacker.gateway
     forward = attacker.via(victim)
     found = {}
@@ -93,7 +93,7 @@ def reversed_flow(attacker, victim, peer):
 
 
 def stacked_tags(attacker, victim, peer):
-    """One to four tags with VLAN 0, in all mixes of 802.1Q and 802.1ad, around a datagram."""
+    """Return one to four tags with VLAN 0, in all mixes of 802.1Q and 802.1ad, around a datagram."""
     found = {}
     for count in (1, 2, 3, 4):
         for kinds in itertools.product(TAGS, repeat=count):
@@ -132,7 +132,7 @@ def poisoning(attacker, victim, peer):
 
 
 def poisoning_in_tags(attacker, victim, peer):
-    """The same within VLAN 0, and duplicate address detection for addresses of others."""
+    """Return the same frames within VLAN 0, and duplicate address detection for other pods' addresses."""
     found = {}
     for title, (each, *_) in poisoning(attacker, victim, peer).items():
         for name, tags in (("802.1Q", [0]), ("802.1ad", [(frames.ETH_P_8021AD, 0)]), ("two tags", [0, 0])):
@@ -146,7 +146,7 @@ def poisoning_in_tags(attacker, victim, peer):
 
 
 def source_routes(attacker, victim, peer):
-    """By the peer to the victim, and by the gateway: source routes of IPv4, routing headers of IPv6."""
+    """Return source routes of IPv4 and routing headers of IPv6, by the peer to the victim, and by the gateway."""
     via, (gateway4, gateway6) = attacker.via(victim), attacker.other(1)
     found = {}
     for (kind, option), (name, hop4, _) in itertools.product(
@@ -213,7 +213,7 @@ def reports(attacker, victim, peer):
 
 
 def behind_neighbour_discovery(attacker, victim, peer):
-    """Data behind a solicitation or an advertisement, or in its options."""
+    """Return frames with data behind a solicitation or an advertisement, or in its options."""
     found = {}
     for name, kind in (("solicitation", frames.NEIGHBOUR_SOLICIT), ("advertisement", frames.NEIGHBOUR_ADVERT)):
         target = victim.ip6 if kind == frames.NEIGHBOUR_SOLICIT else attacker.ip6
@@ -240,7 +240,7 @@ def extension_headers(attacker, victim, peer):
 
 
 def fragments(attacker, victim, peer):
-    """A datagram in two fragments, also with an overlap, and a fragment alone."""
+    """Return a datagram in two fragments, also with an overlap, and a fragment alone."""
     via, whole = attacker.via(victim), udp(bytes(32) + MARK)[1]
     found = {}
     for title, parts in (("two", [(0, whole[:24], True), (24, whole[24:], False)]),
@@ -287,7 +287,7 @@ def tcp(source, destination, flags, source_port, port, data=MARK):
 
 
 def with_checksum(ends, protocol, data):
-    """The bytes of TCP, UDP or ICMPv6 with their checksum. ends: both addresses."""
+    """Return the bytes of TCP, UDP or ICMPv6 with their checksum. ends: both addresses."""
     at = {frames.TCP: 16, frames.UDP: 6, frames.ICMPV6: 2}[protocol]
     data = data[:at] + bytes(2) + data[at + 2:]
     pseudo = ends + (struct.pack("!HH", protocol, len(data)) if len(ends) == 8 else
@@ -296,7 +296,7 @@ def with_checksum(ends, protocol, data):
 
 
 def numbered(frame, number):
-    """The frame with a number in place of MARK, and the checksum of that."""
+    """Return the frame with a number in place of MARK, and with the matching checksum."""
     if not frame.endswith(MARK):
         return frame
     frame = frame[:-len(MARK)] + f"frame {number:10}".encode()

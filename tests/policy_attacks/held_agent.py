@@ -1,7 +1,7 @@
 """`python -m policy_attacks.held_agent ARGUMENTS`: `fastcni ARGUMENTS` with an agent that is stopped in each ADD.
 
-The agent writes what it writes before an ADD's answer, and never what it writes after the answer: the pod's own rules.
-Attacks can then use the time between the answer and the rules, which is otherwise some milliseconds.
+The agent writes its rules before an ADD's answer. It never writes the pod's own rules, which follow the answer. Attacks
+can then use the time between the answer and the rules, which is otherwise some milliseconds.
 """
 
 from fastcni.agent.policy.engine import Engine

@@ -85,7 +85,7 @@ class Node:
         return name
 
     def _wire(self):
-        """Connect the node with what is outside."""
+        """Connect the node with the hosts outside."""
         for name in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
             set_sysctl(name, "1")
         run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0", "netns", self.outside)
@@ -164,7 +164,7 @@ class Node:
         self.drop(document["kind"], metadata.get("namespace", ""), metadata["name"])
 
     def publish(self):
-        """Write the files: one for each kind and namespace. The API has each change already."""
+        """Write the files, one for each kind and namespace. The API mock already has each change."""
         if self.api:
             return
         wanted = {}
@@ -182,7 +182,7 @@ class Node:
     # -- pods ----------------------------------------------------------------------------------------------------------
 
     def add_pod(self, pod, network, *, documented=True, host_port=0, plugins=None, container=""):
-        """Add a pod by the plugins of a network, in a namespace of its own. Return its Endpoint."""
+        """Add a pod by the plugins of a network, in a new namespace. Return its Endpoint."""
         key = pod.key
         self.netns[key] = self.spare.pop() if self.spare else self._namespace(self.closing, "pod")
         if documented or self.api:

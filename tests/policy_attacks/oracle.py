@@ -1,4 +1,4 @@
-"""What the documentation of Kubernetes and of the Network Policy API says of a connection. Nothing here comes from
+"""What the documentation of Kubernetes and of the Network Policy API says of a connection. No code here comes from
 fastcni.
 
 https://kubernetes.io/docs/concepts/services-networking/network-policies/, and for policyTypes and endPort
@@ -31,9 +31,9 @@ class Pod:
 
 @dataclass
 class Cluster:
-    """namespaces: {name: labels}. policies: documents of NetworkPolicies and ClusterNetworkPolicies. everywhere: each
-    pod's policies are enforced on this node, as an agent with files does; else only those of pods that are here.
-    nodes: {name: (labels, addresses)}."""
+    """namespaces: {name: labels}. policies: documents of NetworkPolicies and ClusterNetworkPolicies. everywhere:
+    whether this node enforces the policies of all pods, as an agent with files does, or only of its own pods. nodes:
+    {name: (labels, addresses)}."""
 
     namespaces: dict
     pods: list
@@ -46,8 +46,8 @@ class Cluster:
 
 
 def allowed(cluster, source, destination, protocol, port):
-    """Whether a connection passes: the egress policies of the source and the ingress policies of the destination have
-    to allow it. Addresses are texts; protocol ICMP has no port."""
+    """Return whether a connection passes: the egress policies of the source and the ingress policies of the destination
+    have to allow it. Addresses are texts; the protocol ICMP has no port."""
     for address, other, direction in ((source, destination, "Egress"), (destination, source, "Ingress")):
         pod = cluster.pod_at(address)
         if pod and (pod.here or cluster.everywhere) and not direction_allows(
@@ -57,15 +57,15 @@ def allowed(cluster, source, destination, protocol, port):
 
 
 def allowed_to_node(cluster, source, destination, protocol, port):
-    """Whether a connection of a pod to its own node passes. NetworkPolicies always allow it; rules by networks and
-    nodes of ClusterNetworkPolicies do not."""
+    """Return whether a connection of a pod to its own node passes. NetworkPolicies always allow it; rules by networks
+    and nodes of ClusterNetworkPolicies do not."""
     pod = cluster.pod_at(source)
     return direction_allows(cluster, pod, "Egress", destination, None, protocol, port, own_node=True)
 
 
 def direction_allows(cluster, pod, direction, peer, destination, protocol, port, own_node=False):
-    """Tier Admin, then the NetworkPolicies, which are final for the pods that they select, then tier Baseline. What
-    nothing decides passes."""
+    """Return whether tier Admin, then the NetworkPolicies, which are final for the pods that they select, then tier
+    Baseline allow a connection. Without a decision, the connection passes."""
     asked = cluster, pod, direction, peer, destination, protocol, port
     decided = tier_decides("Admin", *asked)
     if decided is None:
@@ -76,7 +76,7 @@ def direction_allows(cluster, pod, direction, peer, destination, protocol, port,
 
 
 def network_policies_decide(cluster, pod, direction, peer, destination, protocol, port, own_node):
-    """The policies that apply to a pod add up: what any of their rules allows passes. None without one."""
+    """Return whether a rule of any policy of a pod allows the connection, or None if no policy selects the pod."""
     applying = [policy for policy in cluster.policies
                 if policy["kind"] == "NetworkPolicy" and applies(policy, pod, direction)]
     return None if not applying else own_node or any(
@@ -85,8 +85,8 @@ def network_policies_decide(cluster, pod, direction, peer, destination, protocol
 
 
 def tier_decides(tier, cluster, pod, direction, peer, destination, protocol, port):
-    """The first rule that matches, by priority: Accept, Deny, or Pass, which leaves the tier. None: the tier does not
-    decide. The order of equal priorities is undefined; here it is that of names."""
+    """Return the decision of the first rule that matches, by priority: Accept, Deny, or Pass, which leaves the tier;
+    None if no rule matches. The order of equal priorities is undefined; here it is the order of names."""
     policies = sorted((policy for policy in cluster.policies if policy["kind"] == "ClusterNetworkPolicy"
                        and policy["spec"]["tier"] == tier and in_group(cluster, policy["spec"]["subject"], pod)),
                       key=lambda policy: (policy["spec"]["priority"], policy["metadata"]["name"]))
@@ -121,7 +121,7 @@ def is_cluster_peer(cluster, peer, address):
 
 
 def is_protocol(each, destination, protocol, port):
-    """A named port is that of the destination pod, of any protocol."""
+    """Return whether a protocol matches. A named port is a port of the destination pod, of any protocol."""
     if "destinationNamedPort" in each:
         return destination is not None and destination.ports.get((each["destinationNamedPort"], protocol)) == port
     wanted = each.get(protocol.lower(), {}).get("destinationPort")
@@ -140,7 +140,7 @@ def applies(policy, pod, direction):
 
 
 def rule_allows(cluster, namespace, rule, direction, peer, destination, protocol, port):
-    """Peers and ports both have to match; an empty or missing list matches everything."""
+    """Return whether peers and ports both match. An empty or missing list matches everything."""
     peers, ports = rule.get("from" if direction == "Ingress" else "to") or [], rule.get("ports") or []
     return (not peers or any(is_peer(cluster, namespace, each, peer) for each in peers)) and (
         not ports or any(is_port(each, destination, protocol, port) for each in ports))
@@ -168,7 +168,7 @@ def inside(ip, cidr):
 
 
 def is_port(each, destination, protocol, port):
-    """The protocol is TCP by default; without a port all ports match."""
+    """Return whether a port matches. The default protocol is TCP; an entry without a port matches all ports."""
     if each.get("protocol", TCP) != protocol:
         return False
     wanted = each.get("port")

@@ -56,8 +56,8 @@ class Endpoint:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """source: an Endpoint. The packet goes from `address` to `to`; `port` is 0 of ICMP. receiver: the Endpoint that
-    gets what passes."""
+    """A packet of a connection. source: an Endpoint. The packet goes from `address` to `to`; `port` is 0 for ICMP.
+    receiver: the Endpoint that receives the packet if it passes."""
 
     source: Endpoint
     address: str
@@ -98,7 +98,7 @@ class Prober:
         self.poll.close()
 
     def send(self, probe):
-        """Send one packet. The kernel may refuse it at the sender: then it has not passed."""
+        """Send one packet. If the kernel rejects the packet at the sender, it has not passed."""
         self.number = self.number % 0x7FFFFFFF + 1
         self.sent[self.number] = probe
         family = 6 if ":" in probe.to else 4
@@ -113,7 +113,7 @@ class Prober:
             sock.sendmsg([data], [source], 0, (probe.to, 0))
 
     def receive(self, seconds=0.0):
-        """Yield (Probe, whether this is the answer to it) of all that has come."""
+        """Yield (Probe, whether this is its answer) of all received packets."""
         for descriptor, _ in self.poll.poll(seconds):
             endpoint, family, protocol, it = self.by_descriptor[descriptor]
             with contextlib.suppress(BlockingIOError):
@@ -129,7 +129,7 @@ class Prober:
 
     def sweep(self, probes, expected, seconds=ARRIVES_S):
         """Send all probes; those of `expected` are sent again until they have arrived, or for some seconds. Return
-        (arrived, answered) as sets of probes; in `arrived` are also late ones of earlier sweeps."""
+        (arrived, answered) as sets of probes; `arrived` also has late probes of earlier sweeps."""
         arrived, answered, missing = set(), set(), list(probes)
         until, first = time.monotonic() + min(seconds, ARRIVES_S), True
         while missing and (first or time.monotonic() < until):
@@ -175,7 +175,8 @@ def packet(probe, family, number):
 
 
 def read(family, protocol, data):
-    """Return (number, whether it is an answer) of a packet without its IP header; (0, False) if it is none of ours."""
+    """Return (number, whether the packet is an answer) of a packet without its IP header; (0, False) for a packet of
+    another program."""
     if protocol == "TCP" and len(data) >= 20:
         sequence, acknowledged, _, flags = struct.unpack("!IIBB", data[4:14])
         return (sequence, False) if flags == SYN else (acknowledged - 1, True) if flags == RST_ACK else (0, False)
@@ -189,7 +190,7 @@ def read(family, protocol, data):
 
 
 def with_checksum(probe, data, at, number):
-    """Of TCP and UDP over IPv4."""
+    """Return the bytes of TCP or UDP over IPv4, with the checksum."""
     pseudo = socket.inet_aton(probe.address) + socket.inet_aton(probe.to) + struct.pack("!HH", number, len(data))
     return data[:at] + checksum(pseudo + data) + data[at + 2:]
 

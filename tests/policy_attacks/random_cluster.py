@@ -1,4 +1,4 @@
-"""A random cluster on a node, and the events that it lives through. Everything that it chooses comes from a seed."""
+"""A random cluster on a node, and random events for it. All choices come from a seed."""
 
 import random
 import signal
@@ -16,7 +16,7 @@ FLUSHES = ("flush ruleset", "delete table inet fastcni-policy")
 
 
 class RandomCluster:
-    """A random cluster on a Node. Everything that it chooses comes from `seed`."""
+    """A random cluster on a Node. All choices come from `seed`."""
 
     def __init__(self, node, seed, count=PODS):
         self.node, self.rng, self.seed, self.count = node, random.Random(seed), seed, count
@@ -81,7 +81,7 @@ class RandomCluster:
         del self.networks[key]
 
     def addresses(self):
-        """Those that blocks may name."""
+        """Return the addresses that blocks may name."""
         pods = [address for pod in (*self.node.pods.values(), *self.remote) for address in pod.addresses]
         return [*pods, *OUTSIDE, *GATEWAY, *NODE]
 
@@ -94,7 +94,7 @@ class RandomCluster:
         self.prober.close()
 
     def truth(self):
-        """The cluster as the oracle reads it."""
+        """Return the cluster as the oracle reads it."""
         pods = [oracle.Pod(pod.namespace, pod.name, dict(pod.labels), dict(pod.ports), pod.addresses, pod.here)
                 for pod in (*self.node.pods.values(), *self.remote)]
         return oracle.Cluster(dict(self.namespaces), pods, list(self.policies), not self.node.api, dict(self.nodes))
@@ -123,7 +123,7 @@ class RandomCluster:
         return found
 
     def allowed(self, truth, probe):
-        """By the oracle. The node always reaches its pods."""
+        """Return whether the oracle allows a probe. The node always reaches its pods."""
         if self.host is probe.source:
             return True
         if self.host is probe.receiver:
@@ -156,7 +156,7 @@ class RandomCluster:
             self.node.publish()
 
     def change_policy(self):
-        """A policy comes, changes or goes."""
+        """Add, change or remove a policy."""
         choice = self.rng.random()
         if self.policies and choice < 0.4:
             self.node.drop_policy(self.policies.pop(self.rng.randrange(len(self.policies))))
@@ -173,12 +173,12 @@ class RandomCluster:
         self.node.publish()
 
     def burst(self):
-        """Many changes, one after the other. Some connections may be allowed in between."""
+        """Make many changes, one after the other. Some connections may be allowed in between."""
         for _ in range(20):
             self.rng.choice([self.relabel, self.change_policy])()
 
     def reuse_address(self):
-        """A pod goes; another one gets its address, in another namespace and with other labels."""
+        """Delete a pod. Give its address to another pod, in another namespace and with other labels."""
         old = self.rng.choice(list(self.endpoints))
         network = self.networks[old][0]
         self.remove_pod(old)
@@ -216,7 +216,8 @@ class RandomCluster:
         self.node.start_agent()
 
     def flush(self):
-        """Flush all tables, or delete that of the policies. The rules of hostPorts go, too: nothing restores them."""
+        """Flush all tables, or delete the table of the policies. The rules of hostPorts are lost, too, because no
+        program restores them."""
         words = self.rng.choice(FLUSHES)
         if "ruleset" in words:
             self.host_ports = {}

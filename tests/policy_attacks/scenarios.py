@@ -32,7 +32,7 @@ def probes(arena, source, to, address, receiver, port=80):
 
 
 def sweep(arena, found):
-    """The probes that arrived, as texts."""
+    """Return the probes that arrived, as texts."""
     arena.node.forget_flows()
     arena.prober.forget()
     return [str(each) for each in arena.prober.sweep(found, set())[0]]
@@ -53,7 +53,8 @@ def victims(arena):
 
 
 def stolen_mac(arena):
-    """The bridge must not learn the peer's port anew: the node's datagrams to the peer still reach the peer."""
+    """The bridge must not learn the peer's port from the forged frame: the node's datagrams to the peer still reach the
+    peer."""
     texts, tried = [], 0
     for network in (each for each in arena.networks if each.startswith("bridge")):
         thief, peer = (arena.pods[f"{name}@{network}"] for name in ("intruder", "peer"))
@@ -72,7 +73,7 @@ def stolen_mac(arena):
 
 
 def caught(listener, data):
-    """Whether a packet with these bytes comes in within WATCH_S."""
+    """Return whether a packet with these bytes arrives within WATCH_S."""
     until = time.monotonic() + WATCH_S
     while (left := until - time.monotonic()) > 0:
         listener.settimeout(left)
@@ -107,7 +108,8 @@ def icmp_errors(arena):
 
 
 def host_port(arena):
-    """The victim's policy counts for who connects to the node's port, not for the node that translates."""
+    """The victim's policy applies to the host that connects to the node's port, not to the node that translates the
+    address."""
     texts, tried = [], 0
     for network in (each for each in arena.networks if each.endswith("full")):
         name = f"published@{network}"
@@ -149,7 +151,7 @@ def metadata(arena):
 
 
 def tightened(arena):
-    """Datagrams and their answers go on all the time; then a policy closes one direction at one of the two pods."""
+    """Send datagrams and answers all the time, then close one direction by a policy at one of the two pods."""
     texts, tried = [], 0
     for network, version, (closed, direction) in itertools.product(arena.networks, ("ip4", "ip6"), TIGHT):
         client, server = (arena.pods[f"{name}@{network}"] for name in ("intruder", "bystander"))
@@ -180,8 +182,8 @@ def passes(arena, client, server):
 
 @contextlib.contextmanager
 def echoes(client, server, address_of):
-    """A flow that never pauses: the client's process sends, the server's process answers. Give a socket of the client
-    that receives the answers."""
+    """Start a flow that never pauses: the client's process sends, the server's process answers. Return a socket of the
+    client that receives the answers."""
     address, family = getattr(server, address_of), socket.AF_INET6 if address_of == "ip6" else socket.AF_INET
     with Inside(server.netns):
         listening = socket.socket(family, socket.SOCK_DGRAM)

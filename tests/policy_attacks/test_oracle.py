@@ -78,7 +78,7 @@ EVERYBODY = {"namespaces": {}}
 
 
 def cluster_policy(tier, priority, *rules, direction="ingress", name="c"):
-    """Of pods with the label role: db. rules: (action, peer, protocols or None)."""
+    """Return a policy of pods with the label role: db. rules: (action, peer, protocols or None)."""
     key = "from" if direction == "ingress" else "to"
     return {"kind": "ClusterNetworkPolicy", "metadata": {"name": name}, "spec": {
         "tier": tier, "priority": priority, "subject": {"pods": {"namespaceSelector": {}, **DB}},

@@ -1,4 +1,4 @@
-"""The samples of a run of `fastcni bench`, made up."""
+"""Made-up samples of a run of `fastcni bench`."""
 
 ONE_TO_100 = [float(n) for n in range(1, 101)]
 
@@ -14,7 +14,7 @@ def many(pods, *seconds):
 
 
 def complete_run():
-    """The data of a run with all parts and sides."""
+    """Return the data of a run with all parts and sides."""
     one = series(ONE_TO_100, [20.2] * 9, [5.1] * 9, [1.02] * 9)
     alone = {"VERSION": {"seconds": [0.5], "ms": [1.0] * 1000}}
     cost = {"cpu": 0.02, "machine": 0.04, "processes": 2.0, "threads": 9.5}

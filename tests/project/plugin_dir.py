@@ -13,7 +13,7 @@ KEPT = replaced.DIRECTORY
 
 
 def fill(directory):
-    """Make the directory with FOREIGN, and with a plugin that fastcni does not have; return it."""
+    """Make the directory with the files FOREIGN, and with a plugin that fastcni does not have. Return the directory."""
     directory.mkdir()
     for name, data in FOREIGN.items():
         write_executable(directory / name, data)
@@ -24,7 +24,7 @@ def fill(directory):
 
 
 def state(directory):
-    """{name: what it is} of all but the kept files: the bytes, mode and times of others' files."""
+    """Return {name: content} without the kept files: the bytes, mode and times of other programs' files."""
     found = {}
     for name in sorted(os.listdir(directory)):
         path, status = str(directory / name), os.lstat(directory / name)

@@ -12,13 +12,13 @@ ADD = {
 }
 
 
-# A request that Python answers by itself and refuses; the launcher alone answers VERSION
+# Python rejects this request; only VERSION is answered by the launcher alone
 REFUSED, REFUSED_STDIN = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/nowhere"}, b"{}"
 REFUSAL = {"code": 7, "msg": "missing network name"}
 
 
 def run(*command, stdin=None, env=None, **more):
-    """One run of a plugin, by default with REFUSED; (status, stdout as JSON, stderr). stdin: bytes or a file."""
+    """Run a plugin once, by default with REFUSED. Return (status, stdout as JSON, stderr). stdin: bytes or a file."""
     if stdin is None:
         stdin = b"" if env and "CNI_COMMAND" in env else REFUSED_STDIN
     given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}

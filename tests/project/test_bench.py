@@ -195,7 +195,7 @@ class Recorded:
 
 
 def calls_of(events, monkeypatch, **plan):
-    """An idle.Calls of two recorded sides, a and b; a pause is recorded as its seconds."""
+    """Return an idle.Calls of two recorded sides, a and b. A pause is recorded as its seconds."""
     monkeypatch.setattr("time.sleep", events.append)
     sides = [Recorded("a", events), Recorded("b", events)]
     pods = [SimpleNamespace(number=n) for n in range(4)]
@@ -242,7 +242,7 @@ class AlwaysBusy:
 
 
 def test_the_count_of_processes_ends_on_a_node_with_constant_starts(monkeypatch):
-    """It waited for 0.2 s without a process event of the whole node: on a busy node `fastcni bench` hung there."""
+    """The count waited for 0.2 s without a process event of the whole node, so `fastcni bench` hung on a busy node."""
     sock = AlwaysBusy()
     monkeypatch.setattr(forks, "open_events", lambda _: sock)
     monkeypatch.setattr(forks, "_ask", lambda *_: None)
@@ -290,7 +290,7 @@ def test_a_small_run_measures_and_leaves_nothing(nothing_is_left, tmp_path, caps
 
 
 def test_the_floor_has_the_same_latency_request_as_the_server(tmp_path):
-    """The floor was measured without a latency request, and warm mode with one: so the floor was slower."""
+    """The floor was measured without a latency request, and warm mode with a request, so the floor was slower."""
     held, pair = Mock(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with pair[0], pair[1]:
         pair[0].send(b"a request")
@@ -364,9 +364,9 @@ def test_another_python_without_fastcni_is_an_error(tmp_path):
 @pytest.mark.needs("root")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])      # Ctrl-C; the end of an ssh session
 def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch, number):
-    # In the middle: a pod is there
+    # In the middle of a call, while a pod exists
     monkeypatch.setattr(Floor, "_del_ptp", lambda *_: os.kill(os.getpid(), number))
-    before = signal.signal(number, signal.default_int_handler)      # nohup(1) and a background job ignore it
+    before = signal.signal(number, signal.default_int_handler)      # a background job and nohup(1) ignore the signal
     try:
         with pytest.raises(KeyboardInterrupt):
             run.run(TINY)

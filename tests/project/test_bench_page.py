@@ -49,7 +49,7 @@ def test_the_verdict_says_when_fastcni_is_slower(data):
 
 
 def test_rounds_on_both_sides_are_about_as_fast():
-    """The medians differ by a third, but in one round of three the other side was the faster one."""
+    """The medians differ by a third, but in one round of three the other side was faster."""
     ratio = verdict.ratio_of([12.0, 12.0, 8.0], [9.0, 9.0, 12.0], 1)
     assert ratio.times == pytest.approx(12 / 9) and ratio.tone == verdict.SAME
     assert ratio.sentence == "about as fast as" and ratio.range == "rounds: 0.73 to 1.3"
@@ -178,7 +178,7 @@ def test_a_terminal_has_a_bar_that_fits_into_80_columns():
 
 
 def test_a_part_without_work_has_progress_too():
-    """`--part rate --only portmap` measures only the harness, for which nothing is estimated: it divided by zero."""
+    """`--part rate --only portmap` measures only the harness, which has no estimate: a division by zero failed."""
     screen = Console(file=io.StringIO(), width=80)
     meter = progress.Meter(screen, estimate.seconds(Options(QUICK, only=("portmap",), parts=("rate",))))
     with meter.of_part("rate"), meter.steps("many at once", 2):
@@ -259,7 +259,7 @@ def test_servers_of_the_benchmark_do_not_see_the_nodes_state(monkeypatch):
     variables = isolation.environment()
     assert "FASTCNI_METRICS" not in variables and "OTEL_EXPORTER_OTLP_ENDPOINT" not in variables
     assert variables["FASTCNI_LATENCY_REQUEST_S"] == "0"
-    assert "/nonexistent/" in variables["DBUS_SYSTEM_BUS_ADDRESS"]      # firewalld is not asked
+    assert "/nonexistent/" in variables["DBUS_SYSTEM_BUS_ADDRESS"]      # firewalld gets no request
     with pytest.raises(CniError, match="does not see /var/lib/cni"):
         isolation.check_data_dir("/var/lib/cni/networks")
     isolation.check_data_dir("/var/lib")

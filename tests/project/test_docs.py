@@ -45,7 +45,8 @@ def tables(page):
 
 
 def test_each_table_of_a_page_renders():
-    """A program that folds lines had joined the rows of one: each row is a line, with as many cells as the head."""
+    """A program that folds lines had joined the rows of a table. Each row must be one line, with as many cells as the
+    head."""
     for where, before, rows in ((page.name, *table) for page in PAGES for table in tables(page)):
         cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
         assert set(cells) == {cells[0]} and all(row.endswith("|") for row in rows), (where, rows)
@@ -83,13 +84,13 @@ def test_the_page_on_speed_shows_figures():
 
 
 def headings(page):
-    """The headings of level 2."""
+    """Return the headings of level 2."""
     text = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"^## (.*)$", text, re.MULTILINE)
 
 
 def contents(page):
-    """The line below the title that lists the page's headings, "" for a page with two or less."""
+    """Return the line below the title that lists the page's headings, or "" for a page with two headings or less."""
     links = [(title.replace("`", ""), re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"))
              for title in headings(page)]
     return "On this page: " + " · ".join(f"[{title}](#{anchor})" for title, anchor in links) if len(links) > 2 else ""
@@ -111,7 +112,7 @@ def test_the_readme_has_900_words():
 
 
 def commands_of(page):
-    """(words after "fastcni", whether the line stands alone) of each command line that a page shows."""
+    """Yield (words after "fastcni", whether the line stands alone) of each command line that a page shows."""
     text = page.read_text(encoding="utf-8")
     lines = re.findall(r"^(?: {4})?(?:\$ |sudo |python -m )*(fastcni [a-z].*)$", code_of(text), re.MULTILINE)
     lines = [line for line in lines if not line.startswith("fastcni top  version ")]       # what it prints
@@ -123,13 +124,13 @@ def commands_of(page):
 
 
 def code_of(text):
-    """The code blocks of a page: fenced, or indented."""
+    """Return the code blocks of a page: fenced, or indented."""
     fenced = "".join(re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     return fenced + "".join(re.findall(r"^ {4}.*\n", text, re.MULTILINE))
 
 
 def refusal(words, alone):
-    """Why the command line refuses these words, "" if it does not. A command in a sentence may lack arguments."""
+    """Return why the command line rejects these words, or "". A command in a sentence may lack arguments."""
     command = cli
     while isinstance(command, click.Group) and words:
         command, words = command.commands.get(words[0]), words[1:]

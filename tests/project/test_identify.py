@@ -16,7 +16,7 @@ PRINTS = b"#!/bin/sh\necho CNI bridge plugin v1.9.1 >&2\n"
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """The path of a plugin file without python_core.elf."""
+    """Return the path of a plugin file without python_core.elf."""
     return write_executable(tmp_path_factory.mktemp("own") / "bridge", pack.pack(INTERPRETER))
 
 

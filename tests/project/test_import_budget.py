@@ -70,7 +70,7 @@ def bin_dir(tmp_path_factory):
 
 
 def modules_of_a_run(bin_dir, plugin, conf, **env):
-    """(exit status, the document on stdout, names in sys.modules at exit) of one whole process."""
+    """Return (exit status, the document on stdout, names in sys.modules at exit) of one process."""
     interpreter = checked_interpreter(base_interpreter())
     code = RUN.format(path=str(bin_dir / plugin))
     env = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_PATH": str(bin_dir), "PATH": os.environ["PATH"]} | env

@@ -20,7 +20,8 @@ printf '{"name": "%s", "stdin": "%s", "command": "%s"}' "$1" "$(cat)" "$CNI_COMM
 
 @pytest.fixture(scope="module")
 def packed():
-    """packed(paths): a plugin file with these interpreters. It is packed once; only its launcher knows them."""
+    """Return a function packed(paths) that returns a plugin file with these interpreters. The file is packed once; only
+    its launcher contains the paths."""
     image = pack.pack(INTERPRETER)
     at = image.find(pack.CONFIG_MAGIC)
     fields = list(pack.CONFIG.unpack_from(image, at))
@@ -50,7 +51,7 @@ def elsewhere(tmp_path):
 
 
 def of_another_build(image):
-    """The file as if it had been packed for a Python of another machine or C library."""
+    """Return the file as if it had been packed for a Python of another machine or C library."""
     ours, other = repr(interpreters.suffix()).encode(), repr(interpreters.suffix()[:-4] + "!.so").encode()
     assert len(ours) == len(other) and image.count(b"==" + ours) == 2
     return image.replace(b"==" + ours, b"==" + other)
@@ -120,7 +121,7 @@ def test_another_build_is_skipped_for_the_next_path(tmp_path, recorded):
 
 @pytest.mark.parametrize("way", [(), (INTERPRETER, "-I", "-S")], ids=["launcher", "python"])
 def test_another_build_alone_is_refused_before_any_code_runs(tmp_path, way):
-    """Its extension modules failed to load, in a traceback."""
+    """The extension modules failed to load with a traceback."""
     image = of_another_build(pack.pack(INTERPRETER, alternatives=["/nowhere/python"]))
     status, answer, stderr = run(*way, write_executable(tmp_path / "bridge", image))
     assert (status, answer["code"], stderr) == (1, 999, "")

@@ -1,4 +1,4 @@
-"""The lanes: a test that needs a kernel feature is run in a lane that has it, or is listed as run by no lane."""
+"""The lanes: a test that needs a kernel feature runs in a lane with this feature, or is listed as run by no lane."""
 
 import json
 import os
@@ -35,7 +35,8 @@ def test_of_another_tool(): pass
 
 @pytest.fixture
 def lane(pytester, monkeypatch):
-    """A function that runs TESTS on a kernel without some features: (the lane's record, the lines of the run)."""
+    """Return a function that runs TESTS on a kernel without some features, and returns (the lane's record, the lines of
+    the run)."""
     pytester.makepyfile(test_it=TESTS)
     pytester.makeini("[pytest]\nmarkers = needs\n")
     monkeypatch.setattr(os, "geteuid", lambda: 0)

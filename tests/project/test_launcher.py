@@ -31,7 +31,7 @@ PT_DYNAMIC, PT_INTERP, PT_GNU_STACK = 2, 3, 0x6474E551  # elf.h
 
 @pytest.fixture(scope="module", params=["python_core", "interpreter"])
 def bin_dir(request, tmp_path_factory):
-    """A plugin directory; its one-shot requests start python_core.elf, or the interpreter."""
+    """Return a plugin directory whose one-shot requests start python_core.elf, or the interpreter."""
     core = interpreters.core_of(INTERPRETER) if request.param == "python_core" else ""
     if request.param == "python_core" and not core:
         pytest.skip("python_core.elf is not there, or of another build")
@@ -64,18 +64,18 @@ def test_launcher_has_one_config_of_the_expected_size():
 
 
 def test_installed_file_is_at_most_3_mb(bin_dir):
-    """It grew to 6 MB when each plugin had a copy of the modules that all need."""
+    """The file grew to 6 MB when each plugin had a copy of the modules that all plugins need."""
     assert (bin_dir / "bridge").stat().st_size < 3e6
 
 
 def test_no_module_of_an_installed_file_imports_one_that_is_not_packed():
-    """The file had modules of the agent, and grew beyond 3 MB."""
+    """The installed file had modules of the agent, and grew beyond 3 MB."""
     packed = modules.own({}) | modules.daemon()
     sources = {name: module.source for name, module in packed.items()} | {"boot": Path(bootstrap.__file__).read_bytes()}
     left_out = {"fastcni." + path.removesuffix(".py").replace("/", ".") for path in modules.NOT_PACKED}
     assert all(Path(modules.PACKAGE, path).exists() for path in modules.NOT_PACKED) and left_out.isdisjoint(packed)
     for name, source in sources.items():
-        for node in ast.walk(stripped(source, name)):       # not what only type checkers read
+        for node in ast.walk(stripped(source, name)):       # without imports that only type checkers read
             if isinstance(node, ast.ImportFrom):
                 assert left_out.isdisjoint({node.module, *(f"{node.module}.{item.name}" for item in node.names)}), name
 
@@ -128,7 +128,7 @@ def test_the_server_knows_each_reason_of_the_launcher():
 
 
 def config(server=(), libraries=(), core=NO_CORE):
-    """A launcher whose config has these values."""
+    """Return a launcher whose config has these values."""
     empty = b"elf" + pack.CONFIG_MAGIC + bytes(pack.CONFIG.size - len(pack.CONFIG_MAGIC)) + b"zip"
     return pack.configured(empty, ["/core", "/python"], b"text", server, libraries, core, (0.25, 2, 3), b"versions")
 
@@ -234,7 +234,7 @@ def test_python_variables_of_the_caller_change_nothing(bin_dir, tmp_path):
 
 
 def test_extensions_and_code_come_from_the_file_alone(bin_dir):
-    """The text that the launcher passes, run by hand, with Python's own list of imports on stderr."""
+    """The test runs the text that the launcher passes by hand, with Python's own list of imports on stderr."""
     with open(bin_dir / "bridge", "rb") as plugin:
         data = plugin.read()
         _, _, version, text, *_ = pack.CONFIG.unpack_from(data, data.find(pack.CONFIG_MAGIC))
@@ -321,7 +321,7 @@ STDOUT_THAT_FAILS = {"full": ">/dev/full", "closed": ">&-", "read-only": "1</dev
 
 @pytest.mark.parametrize("how", STDOUT_THAT_FAILS)
 def test_an_add_whose_result_cannot_be_written_is_rolled_back(bin_dir, tmp_path, how):
-    """Its caller gets no result and takes the ADD for failed; the address was never released."""
+    """The caller gets no result, so the ADD has failed for it; the address was never released."""
     ipam = {"type": "host-local", "subnet": "10.1.2.0/24", "dataDir": str(tmp_path)}
     conf = json.dumps({"cniVersion": "1.0.0", "name": "n", "type": "bridge", "ipam": ipam})
     script = f"{{ sleep 0.3; echo '{conf}'; }} | {{ {bin_dir}/host-local; echo $? >&2; }} {STDOUT_THAT_FAILS[how]}"
@@ -376,7 +376,7 @@ def test_interpreter_that_may_not_be_run_is_named(tmp_path):
 
 
 def of_another_version(image):
-    """The file as it looks to an interpreter whose code has another magic number."""
+    """Return the file with the magic number of another Python's code."""
     magic = repr(pack._frozen_importlib_external.MAGIC_NUMBER).encode()
     other = magic[:-8] + (b"1" if magic[-8:-7] != b"1" else b"2") + magic[-7:]
     assert image.count(magic) == 2
@@ -396,7 +396,7 @@ def test_interpreter_of_another_version_is_refused_with_a_message(tmp_path, way)
 @pytest.mark.parametrize("number, code", [(errno.EIO, 5), (errno.ESTALE, 5), (errno.EMFILE, 11), (errno.ENOMEM, 11)])
 @pytest.mark.parametrize("way", [pack.BY_LAUNCHER, pack.BY_PYTHON], ids=["launcher", "python"])
 def test_plugin_file_that_cannot_be_read_is_one_json_document(number, code, way):
-    """A read of its index that failed ended in a traceback, with nothing on stdout."""
+    """A failed read of the file's index ended in a traceback, with nothing on stdout."""
     fails = ("import posix\ndef pread(*_):\n"
              f"    raise OSError({number}, posix.strerror({number}), '/\"quoted\"')\nposix.pread = pread\n")
     text = pack.bootstrap_text({"boot": (1, 1), "refuse": (1, 1)}, way).decode()

@@ -23,7 +23,7 @@ ROWS = [
     {"handle", "third_party"},
     {"daemon"},                             # what long-running parts share
     {"launcher", "runtime"},                # the entry points
-    {"server", "dhcp", "agent"},            # the daemons: none knows another
+    {"server", "dhcp", "agent"},            # the daemons: none imports another
     {"bench", "node", "testing"},           # call them
     {"flows", "selftest"},
     {"why"},
@@ -52,7 +52,7 @@ SOCKETS = {                             # modules that import socket
     "server/web/address", "testing/namespaces", "why/echo", "why/probe",
 }
 LONGEST = 450
-MOST = 30                               # modules directly in a directory
+MOST = 30                               # the most modules directly in a directory
 # With the packages in them; others may have a map
 MAPPED = {"clients", "daemon", "dhcp", "node", "selftest", "server"}
 FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging", "pathlib",
@@ -77,7 +77,7 @@ def package_of(name):
 
 
 def imports(tree):
-    """(dotted name, node) of all that is imported anywhere in a module; of `from a import b` it is a.b."""
+    """Yield (dotted name, node) of all imports in a module; for `from a import b` the name is a.b."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node) for alias in node.names)
@@ -87,7 +87,7 @@ def imports(tree):
 
 
 def own_imports(name, tree=None):
-    """(package, rest, node) of what a module imports of fastcni."""
+    """Yield (package, rest, node) of a module's imports of fastcni."""
     for dotted, node in imports(tree or tree_of(name)):
         first, _, rest = dotted.partition(".")
         package, _, rest = rest.partition(".")
@@ -104,7 +104,7 @@ def test_every_module_has_its_row():
 
 
 def faults(names, wrong):
-    """{module: what wrong(module) yields}, of the modules for which it yields something. Each fault is a text."""
+    """Return {module: what wrong(module) yields}, for modules with faults. Each fault is a text."""
     return {name: found for name in names if (found := [*wrong(name)])}
 
 
@@ -126,7 +126,7 @@ def test_a_module_imports_only_from_below_or_its_own_package():
 
 
 def test_a_directory_of_kit_imports_only_directories_below_its_own():
-    """Annotations count, too."""
+    """Imports for annotations count, too."""
     assert {path.parent.name for path in (ROOT / "kit").glob("*/__init__.py")} == set(KIT_ROW_OF)
     for name, path in PATHS.items():
         own = name.split("/")[1] if name.count("/") > 1 and package_of(name) == "kit" else ""
@@ -239,8 +239,8 @@ def done_by_importing(name):
 
 
 def test_importing_does_nothing():
-    """Definitions and constants, an import that may fail or depends on Python's version, and docstrings; no loops, no
-    calls for what they do."""
+    """A module has only definitions, constants, imports that may fail or depend on Python's version, and docstrings; no
+    loops and no calls for their effect."""
     assert faults(ONE_SHOT_MODULES, done_by_importing) == {}
 
 
@@ -258,7 +258,8 @@ def test_no_file_is_too_long():
 
 
 def test_a_directory_is_small_and_its_map_complete():
-    """A map is a list of names in the docstring of __init__.py, each with four spaces before it and two behind."""
+    """A map is a list of names in the docstring of __init__.py, each with four spaces before it and two spaces
+    behind."""
     for package in {path.parent.relative_to(ROOT).as_posix() for path in SOURCES}:
         modules = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
         assert len(modules) <= MOST, package

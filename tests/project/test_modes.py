@@ -29,5 +29,5 @@ def test_a_mode_overrides_methods_of_the_contract_with_their_parameters(mode):
 def test_nothing_below_the_entry_points_names_a_mode(layer):
     names = ("OneShotMode", "InProcessMode", "SharedMode", "BatchMode", "WarmMode", "isinstance(req.mode")
     for path in (PACKAGE / layer).rglob("*.py"):
-        if path != PACKAGE / "kit/call/mode.py":            # its docstring has the table of modes
+        if path != PACKAGE / "kit/call/mode.py":            # the docstring of mode.py has the table of modes
             assert not [name for name in names if name in path.read_text()], path

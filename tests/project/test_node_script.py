@@ -12,8 +12,8 @@ USAGE = "usage: fastcni-node install|serve|agent|uninstall [option]... | configu
 
 @pytest.fixture
 def node(tmp_path):
-    """A function that runs the script, and returns (its exit status, the words of each fastcni command, stderr). The
-    image's and the node's directories are below tmp_path."""
+    """Return a function that runs the script, and returns (its exit status, the words of each fastcni command, stderr).
+    The image's and the node's directories are below tmp_path."""
     (tmp_path / "image/3.11.7-abc/bin").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     for name, text in (("fastcni", f'printf "%s\\n" fastcni "$@" "" >> {tmp_path}/words'), ("mount", "")):
@@ -42,8 +42,8 @@ def node(tmp_path):
     ("uninstall", ["uninstall", "--bin-dir", "/opt/cni/bin"])])
 @pytest.mark.parametrize("options", [[], ["--policies", "kubernetes"], ["--x", "two words", ""]])
 def test_options_reach_the_command(node, tmp_path, verb, own, options):
-    """`fastcni-node agent --policies kubernetes`, as docs/policy.md has it, ran an agent without policies: the script
-    dropped what followed its first argument."""
+    """`fastcni-node agent --policies kubernetes`, a command of docs/policy.md, ran an agent without policies: the
+    script dropped all arguments after the first."""
     status, called, errors = node(verb, *options)
     assert (status, errors) == (0, "")
     assert called == [[*(word.format(tmp_path) for word in own), *options, ""]]

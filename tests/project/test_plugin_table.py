@@ -56,7 +56,7 @@ REFUSED = {
     "vrf": ({"vrfname": ""}, 7, "configuration is expected to have a valid vrf name"),
     "whereabouts": ({"ipam": {"range": "10.0.0.0/33"}}, 7, "ipam.range: invalid CIDR address: 10.0.0.0/33"),
 }
-# Compared with nothing: the Go plugins of Debian, 1.1.1, do not have them. whereabouts is no part of these either, and
+# These are not compared: Debian's Go plugins 1.1.1 do not have them. whereabouts is not one of the Go plugins, and
 # needs a Kubernetes cluster to run at all.
 NOT_IN_PEER = ("chain", "cluster", "dummy", "multus", "multus-shim", "ovs", "policy", "tap", "whereabouts")
 
@@ -94,7 +94,7 @@ def test_a_plugin_reads_the_cni_args_that_it_declares():
 
 
 def types(conf):
-    """The plugins that a configuration names."""
+    """Return the plugins that a configuration names."""
     return {conf["type"], (conf.get("ipam") or {}).get("type")}
 
 
@@ -124,7 +124,7 @@ def test_each_plugin_has_its_row_in_the_documentation_and_a_sentence_of_descript
 
 
 def test_the_table_in_the_documentation_is_the_one_that_the_command_prints():
-    """fastcni plugins --markdown prints it."""
+    """`fastcni plugins --markdown` prints the table."""
     assert as_markdown() in DOCS.read_text()
     assert CliRunner().invoke(cli, ["plugins", "--markdown"]).output == as_markdown() + "\n"
 
@@ -159,5 +159,5 @@ def test_one_plugin_is_shown_with_all_that_it_can(kind):
 
 
 def test_the_type_checker_compares_each_plugin_with_the_contract():
-    """plugin_contract.py is for mypy; this shows that it has all of them."""
+    """plugin_contract.py is for mypy; this test shows that it lists all plugins."""
     assert set(PLUGINS) == {plugins.load(kind) for kind in plugins.BUILT_IN}

@@ -40,7 +40,8 @@ NOISY = "import threading\nprint('importing')\n" + PLUGIN.replace("return {", ""
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The Python of an environment with the example, and with plugins whose ADD raises, or that cannot be imported."""
+    """Return the Python of an environment with the example, with plugins whose ADD raises, and with a plugin that
+    cannot be imported."""
     directory = tmp_path_factory.mktemp("third-party")
     python = make_environment(directory / "env")
     install_example(python, directory / "plugin-hello")
@@ -54,11 +55,11 @@ def python(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bin_dir(python, tmp_path_factory):
-    """The files of hello, host-local, and the plugins whose ADD raises."""
+    """Return a directory with the plugin files of hello, host-local, and the plugins whose ADD raises."""
     directory = tmp_path_factory.mktemp("bin")
     args = [word for kind in ("hello", "host-local", "noisy", *BOOM) for word in ("--plugin", kind)]
     call(python, "-m", "fastcni", "install", "--bin-dir", directory, *args)
-    os.link(directory / "hello", directory / "unimportable")      # a launcher goes by its name
+    os.link(directory / "hello", directory / "unimportable")      # a launcher takes its plugin from its file name
     return directory
 
 
@@ -79,7 +80,7 @@ def server(python, tmp_path_factory):
 
 
 def events(log, name):
-    """The events of that name; between them is what plugins print."""
+    """Return the events of that name in the log; plugins print lines between events."""
     found = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     return [event for event in found if event["event"] == name]
 

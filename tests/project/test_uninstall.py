@@ -21,13 +21,13 @@ NAMES = ["bridge", "host-local", "portmap", "tap"]
 
 @pytest.fixture(scope="module")
 def image():
-    """The bytes of a plugin file."""
+    """Return the bytes of a plugin file."""
     return pack.pack(INTERPRETER)
 
 
 @pytest.fixture
 def bin_dir(tmp_path, image, monkeypatch):
-    """A plugin directory with files of others, of odd modes and times; packing takes no time."""
+    """Return a plugin directory with other programs' files, of odd modes and times; packing takes no time."""
     monkeypatch.setattr(pack, "pack", lambda *_, **__: image)
     monkeypatch.setattr(installing, "checked_interpreter", lambda path: path)
     return fill(tmp_path / "bin")
@@ -73,7 +73,7 @@ def test_a_second_install_keeps_the_first_originals(bin_dir):
 
 
 def test_a_file_that_came_after_fastcni_is_left_by_uninstall_and_kept_by_the_next_install(bin_dir):
-    """For instance an upgrade of the distribution's plugins."""
+    """Such a file comes, for example, with an upgrade of the distribution's plugins."""
     install_plugins(bin_dir, names=NAMES)
     (bin_dir / "bridge").unlink()
     write_executable(bin_dir / "bridge", b"#!/bin/sh\necho newer\n")
@@ -175,8 +175,8 @@ class Killed(BaseException):
 
 
 def at_each_step(monkeypatch, act, fault):
-    """Run act() again and again, with the first, second, ... change of the disk failing; yield after each, and return
-    after the first run in which none fails. fault: an OSError, or Killed: then every later change fails, too."""
+    """Run act() repeatedly, with the first, second, ... change of the disk failing. Yield after each run, and return
+    after the first run without a failure. fault: an OSError, or Killed; after Killed every later change fails, too."""
     originals = {name: getattr(os, name) for name in ("link", "rename", "unlink", "mkdir", "rmdir", "fsync")}
     number = 0
     while True:

@@ -29,7 +29,7 @@ check = delete
 
 
 def call(*command, cwd=None, env=None):
-    """The stdout of a program that has to succeed."""
+    """Run a program that must succeed. Return its stdout."""
     args = [str(word) for word in command]
     done = subprocess.run(args, cwd=cwd, env=os.environ | (env or {}), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{args}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
@@ -50,7 +50,8 @@ def add_distribution(directory, name, plugins, modules):
 
 
 def make_environment(directory):
-    """A fresh virtual environment that finds fastcni and its dependencies where this Python has them: its Python."""
+    """Make a virtual environment that finds fastcni and its dependencies where this Python has them. Return its
+    Python."""
     call(sys.executable, "-m", "venv", "--without-pip", directory)
     (packages,) = directory.glob("lib/python*/site-packages")
     (packages / "fastcni-of-this-checkout.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
@@ -58,14 +59,14 @@ def make_environment(directory):
 
 
 def install_example(python, directory):
-    """Build the example from a copy, with the setuptools that is here, and install it."""
+    """Build the example from a copy, with the installed setuptools, and install it."""
     shutil.copytree(EXAMPLE, directory, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", ".*"))
     call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-build-isolation",
          "--no-deps", directory)
 
 
 def request(path, command, conf=None, **env):
-    """One request to a plugin file: (exit status, the document on stdout or None)."""
+    """Make one request to a plugin file. Return (exit status, the document on stdout or None)."""
     done = subprocess.run([path], input=json.dumps(conf or {}).encode(), capture_output=True, timeout=120,
                           env=ENV | {"CNI_COMMAND": command} | env)
     return done.returncode, json.loads(done.stdout or b"null")

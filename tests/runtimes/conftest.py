@@ -15,7 +15,7 @@ PROGRAMS = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "po
 
 
 def pytest_collection_modifyitems(items):
-    """A missing program is a failure of the lane. Elsewhere it is a reason to skip."""
+    """In the lane, a missing program is a failure. Elsewhere it is a reason to skip."""
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     reason = "needs root: makes namespaces" if os.geteuid() else f"needs the packages {', '.join(missing)}"
     if not (missing or os.geteuid()):
@@ -34,7 +34,7 @@ def mode(request):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, mode):
-    """A node with its own directories. At its end, both modes are known to have been used as the parameter says."""
+    """Yield a node with its own directories. At the end, check that the requests used the mode of the parameter."""
     with World(tmp_path_factory.mktemp("node")) as world:
         yield world
         done = world.requests()
@@ -60,7 +60,7 @@ def set_up(world):
 
 @contextlib.contextmanager
 def nothing_left(world):
-    """A block after which nothing of its pods is left."""
+    """Check at the end of the block that its pods have left nothing."""
     before = world.left()
     yield
     assert world.residue(before) == ""

@@ -1,4 +1,4 @@
-"""containerd on a node of tests: its configuration, the test image, ctr."""
+"""Run containerd on a test node: its configuration, the test image, ctr."""
 
 import signal
 from uuid import uuid4

@@ -29,8 +29,8 @@ def mount(source, target, kind="", flags=0, data=""):
 
 
 def make_own(path):
-    """Mount an empty file system at `path`. If there is no such directory, mount it at the nearest one above, with the
-    present entries of that one in it: nothing is created on the machine."""
+    """Mount an empty file system at `path`. If the directory does not exist, mount the file system at its nearest
+    existing parent, and fill it with the parent's present entries, so that nothing is created on the machine."""
     at = path
     while not os.path.isdir(at):
         at = os.path.dirname(at)
@@ -52,7 +52,8 @@ def make_own(path):
 
 
 def unmount_below(paths):
-    """Unmount what the machine has mounted below these: it would keep pods' namespaces of the machine alive."""
+    """Unmount the machine's mounts below these paths, which would keep network namespaces of the machine's pods
+    alive."""
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         found = [line.split()[4] for line in file]
     for path in reversed(found):
@@ -96,7 +97,7 @@ def reap():
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
         except ChildProcessError:
-            continue                                # there is no child now
+            continue                                # no child at the moment
 
 
 if __name__ == "__main__":

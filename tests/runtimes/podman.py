@@ -6,7 +6,7 @@ import json
 from runtimes import image, page
 from runtimes.world import WEB, eventually_slow
 
-# It works in a container, too: without systemd, overlayfs and the capability to raise limits.
+# podman works in a container, too: without systemd, overlayfs and the capability to raise limits.
 CONTAINERS = """
 [containers]
 default_ulimits = []
@@ -47,7 +47,7 @@ class Podman:
 
     @contextlib.contextmanager
     def network(self, name, *options):
-        """A network made by podman; removed at the end."""
+        """Make a network by podman; remove it at the end."""
         self("network", "create", *options, name)
         try:
             yield name
@@ -56,7 +56,7 @@ class Podman:
 
     @contextlib.contextmanager
     def container(self, name, *options):
-        """A container with the server WEB; removed at the end. The value is that of networks()."""
+        """Run a container with the server WEB; remove it at the end. Yield the value of networks()."""
         self("run", "-d", "--cap-add", "NET_RAW", "--name", name, *options, image.NAME, *WEB)
         try:
             yield self.networks(name)
@@ -67,7 +67,7 @@ class Podman:
         self("rm", "-f", "-t", "0", name)
 
     def networks(self, name):
-        """Return what podman says of a container's networks, {network: {"IPAddress", "MacAddress", ...}}."""
+        """Return podman's data of a container's networks, {network: {"IPAddress", "MacAddress", ...}}."""
         return json.loads(self("inspect", name))[0]["NetworkSettings"]["Networks"]
 
     def exec(self, name, *words):

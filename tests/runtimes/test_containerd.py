@@ -1,4 +1,4 @@
-"""containerd with `ctr run --cni`: many at once, flushed rules, detached containers."""
+"""containerd with `ctr run --cni`: many containers at the same time, flushed rules, detached containers."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_fifty_containers_eight_at_once(world, containerd):
     """Each has a different address, and reaches the gateway and another node.
 
     The containers write their addresses to files: containerd may lose the output of a container, since 1.3.2
-    (containerd/containerd#5741, once in some hundred containers). Once in 3,300 it did so here.
+    (containerd/containerd#5741, once in some hundred containers). In this test, one of 3,300 containers lost it.
     """
     answers = world.directory / "answers"
     answers.mkdir(exist_ok=True)
@@ -65,7 +65,7 @@ def test_flushed_rules_of_running_containers_are_restored(world, containerd, mod
         for name in names:
             containerd.remove(name)
     assert len(world.left()["files"]) == len(before["files"]) + 3 * len(names)      # ctr sends no DEL
-    # Processes of a pid namespace that is not the node's prove nothing: without --all, gc keeps these.
+    # Processes of another pid namespace than the node's prove nothing: without --all, gc keeps these pods.
     done = json.loads(world.run("fastcni", "gc", "k8s-pod-network", "--all", "--yes", "--json"))
     assert [len(done["deleted"]), done["kept"]] == [len(names), []]
     assert world.residue(before) == ""

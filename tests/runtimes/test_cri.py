@@ -45,7 +45,7 @@ def test_the_commands_of_the_page_see_the_pod(world, cri):
 
 
 def test_bandwidth_annotations_become_qdiscs(world, cri):
-    """Bytes a second: at the pod's host end what it receives, at an ifb device what it sends."""
+    """In bytes a second: the pod's host end limits what the pod receives, an ifb device limits what the pod sends."""
     assert all(f"{key}: {value}" in page.PAGE.read_text() for key, value in BANDWIDTH.items())
     with nothing_left(world), Pod(cri, "shaped", annotations=BANDWIDTH):
         found = json.loads(world.run("tc", "-j", "qdisc"))
@@ -56,7 +56,7 @@ def test_bandwidth_annotations_become_qdiscs(world, cri):
 
 @pytest.fixture
 def multus(world, cri):
-    """The first configuration is one of multus with the network that the node had before. Pods can select `storage`."""
+    """Write a first configuration of multus, with the network that the node had before. Pods can select `storage`."""
     conf = {"cniVersion": "1.0.0", "name": "all", "type": "multus", "clusterNetwork": CONFLIST, "capabilities": {
         "io.kubernetes.cri.pod-annotations": True, "portMappings": True, "bandwidth": True}}
     storage = {"cniVersion": "1.0.0", "name": "storage", "type": "ptp", "ipam": {
@@ -112,7 +112,7 @@ def test_pods_are_deleted_after_containerd_was_killed(world, containerd, cri):
 
 
 def test_pods_that_start_while_containerd_is_killed_leave_nothing(world, containerd, cri):
-    """The plugins run on and complete the ADD. gc releases pods that containerd does not know any more."""
+    """The plugins continue, and complete the ADD. gc releases pods that containerd no longer knows."""
     before = world.left()
     with Pod(cri, "survivor", {8199: 80}) as survivor:
         survivor.start(*WEB)

@@ -1,7 +1,7 @@
 """A kubelet that runs a pod by containerd and fastcni, one-shot and warm.
 
-tests/cluster/kubernetes/real-api-server.sh builds a kubelet and runs this test. Without one (FASTCNI_TEST_KUBELET) it
-is skipped. The pod is a static one: it needs no API server."""
+tests/cluster/kubernetes/real-api-server.sh builds a kubelet and runs this test. Without FASTCNI_TEST_KUBELET the test
+is skipped. The pod is static, so it needs no API server."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from runtimes.conftest import nothing_left
 PROGRAM = os.environ.get("FASTCNI_TEST_KUBELET", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="needs a kubelet: real-api-server.sh")
 SOCKET = "unix:///run/containerd/containerd.sock"
-START_S, END_S = 150, 90                # the kubelet asks for its node's object in vain, for some 40 s
+START_S, END_S = 150, 90                # the kubelet waits in vain for its Node, for some 40 s
 CONFIG = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "failSwapOn": False,
           "cgroupDriver": "cgroupfs", "cgroupsPerQOS": False, "enforceNodeAllocatable": [],
           "authentication": {"webhook": {"enabled": False}}, "authorization": {"mode": "AlwaysAllow"},
@@ -39,7 +39,7 @@ def test_a_kubelet_runs_a_pod_and_its_end_leaves_nothing(world, containerd):
     try:
         with nothing_left(world):
             (directory / "pods/web.json").write_text(json.dumps(POD))
-            # The container and that of the sandbox
+            # The container and the sandbox's container
             assert eventually(lambda: running(world) == 2, START_S), kubelet.log.read_text()[-3000:]
             assert len([name for name in world.left()["links"] if name.startswith("veth")]) == 1
             (directory / "pods/web.json").unlink()

@@ -19,7 +19,7 @@ AT_ONCE = 10
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, mode):
-    """A node with the root directory of Debian 13."""
+    """Yield a node with the root directory of Debian 13."""
     with World(tmp_path_factory.mktemp("node"), base("trixie", "trixie-podman", *PACKAGES)) as world:
         world.env["PODMAN_IGNORE_CGROUPSV1_WARNING"] = "1"
         yield world
@@ -41,7 +41,8 @@ def podman(world, mode):
 
 @pytest.fixture
 def network(podman):
-    """network(name, *options): a network of the driver fastcni. It and its bridge are removed at the end."""
+    """Return a function network(name, *options) that makes a network of the driver fastcni. The network and its bridge
+    are removed at the end."""
     with ExitStack() as made:
         def make(name, *options):
             made.enter_context(podman.network(name, "-d", "fastcni", "--interface-name", f"br-{name}", *options))
@@ -166,7 +167,8 @@ def test_containers_go_on_and_end_without_the_server(world, podman, mode):
 
 
 def test_a_container_beside_netavarks_own_bridge(world, podman):
-    """Both have their rules, and a container of the one is reached by the published port of the other's host."""
+    """Both networks have their rules, and the published port of a container is reachable through the other network's
+    host address."""
     with podman.container("theirs", "-p", "8085:80"), podman.container("ours", "--network", "first", "-p", "8086:80"):
         assert eventually_slow(lambda: answers(world, 8085) and answers(world, 8086))
         assert podman.exec("theirs", "wget", "-q", "-O", "-", f"http://{ADDRESS}:8086/passwd")

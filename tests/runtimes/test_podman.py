@@ -19,7 +19,7 @@ AT_ONCE = 20
 
 @pytest.fixture(scope="module")
 def podman(world, mode):
-    """podman on a node with the conflist of its package."""
+    """Return podman on a node with the conflist of its package."""
     for block in page.commands("Install the plugins"):
         world.shell(block)
     world.path("/etc/cni/net.d").mkdir()
@@ -88,7 +88,7 @@ def test_reload_restores_the_rules_of_running_containers(world, podman):
 
 
 def test_flushed_rules_are_restored(world, podman, mode):
-    """The result caches of podman 4 do not name the namespace, so that `fastcni restore` restored nothing."""
+    """The result caches of podman 4 do not name the namespace, so `fastcni restore` restored nothing."""
     with nothing_left(world), podman.container("web", "-p", "8084:80"):
         assert eventually_slow(lambda: answers(world, 8084))
         before = world.left()
@@ -112,7 +112,8 @@ def test_twenty_containers_at_once(world, podman):
 
 @needs_peer
 def test_plugins_are_switched_under_running_containers(world, podman, mode):
-    """Go's plugins, fastcni, Go's again: each deletes what the other added, and no mapping of a dead pod stays.
+    """The plugins are Go's, fastcni's, and Go's again: each deletes what the other added, and no mapping of a deleted
+    pod stays.
 
     `fastcni uninstall` ends the node's server, so this test is the last one of its node."""
     world.run("fastcni", "uninstall")

@@ -32,7 +32,7 @@ ADDRESS6, OUTSIDE6 = "2001:db8::1", "2001:db8::2"
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 CGROUPS = [f"/sys/fs/cgroup/{below}{name}" for name in ("default", "k8s.io", "libpod_parent") for below in ("", "*/")]
 MOUNTS = ("/run/", "/var/lib/cni", "/var/lib/containe")      # where runtimes mount
-LOG = "/run/one-shot.log"               # of one-shot requests, see World.requests()
+LOG = "/run/one-shot.log"               # the log of one-shot requests, see World.requests()
 SOCKET = "/run/fastcni/fastcni.sock"
 LINKS = """
 ip link set lo up
@@ -100,7 +100,7 @@ class World:
         assert eventually(self._without_cgroups), f"cannot be removed: {self.cgroups()}"
 
     def _without_cgroups(self):
-        """Remove the containers' cgroups; return whether there is none any more."""
+        """Remove the containers' cgroups. Return whether all are removed."""
         for top in self.cgroups():
             for directory, _, _ in os.walk(top, topdown=False):
                 with contextlib.suppress(OSError):      # its processes are ending
@@ -108,7 +108,7 @@ class World:
         return not self.cgroups()
 
     def cgroups(self):
-        """Return the cgroups of runtimes that were not there before the node."""
+        """Return the cgroups of runtimes that did not exist before the node."""
         return [path for path in runtime_cgroups() if path not in self.cgroups_before]
 
     def command(self, *words):
@@ -141,7 +141,7 @@ class World:
 
     @contextlib.contextmanager
     def inside(self):
-        """The calling thread is in the node's network namespace."""
+        """Move the calling thread to the node's network namespace."""
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         enter(f"/proc/{self.pid}/ns/net")
         try:
@@ -151,7 +151,8 @@ class World:
             os.close(home)
 
     def serve(self, *before):
-        """Start fastcni's server on the node: requests are warm from here on. before: a program that starts it."""
+        """Start fastcni's server on the node, so that later requests are warm. before: a program that starts the
+        server."""
         self.servers.append(self.start(*before, "fastcni", "serve", log=f"server-{len(self.servers)}.log"))
         assert eventually(lambda: self.servers[-1].lines("server_ready")), self.servers[-1].log.read_text()
         return self.servers[-1]
@@ -178,7 +179,7 @@ class World:
         return found
 
     def _files(self, directory):
-        """Address files, result caches and others; not the files that belong to no pod."""
+        """Return address files, result caches and others, without the files that belong to no pod."""
         top = self.path(directory)
         return sorted(f"{path.relative_to(top)}" for path in top.rglob("*")
                       if path.is_file() and not path.name.startswith((*COMMON_FILES, "cni.lock")))
@@ -204,8 +205,8 @@ def of_python():
 
 
 def differences(key, before, now):
-    """Return what has come and gone, as lines. A process that has ended or a link that the kernel has
-    removed since is no difference: ctr sends DEL without a namespace, whose links go with it a little later."""
+    """Return the differences as lines. A process that has ended since, or a link that the kernel has removed since, is
+    not a difference: ctr sends DEL without a namespace, and the kernel removes the namespace's links a little later."""
     was, has = Counter(map(str, before)), Counter(map(str, now))
     return [*(f"+ {key}: {item}" for item in has - was),
             *(f"- {key}: {item}" for item in was - has if key not in ("processes", "links"))]
@@ -234,7 +235,7 @@ def children(pid):
 
 
 def comm(process):
-    """Return the name of a process of /proc, "" if it has ended meanwhile."""
+    """Return the name of a process of /proc, or "" if the process has ended."""
     with contextlib.suppress(OSError):
         if "\nState:\tZ" not in (process / "status").read_text():
             return (process / "comm").read_text().strip()

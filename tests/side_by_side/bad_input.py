@@ -1,4 +1,4 @@
-"""Requests that both sides must refuse: a table of inputs, and of reasons for different error texts."""
+"""Requests that both implementations must reject: a table of inputs, and of reasons for different error texts."""
 
 from side_by_side.chained_stories import INGRESS, bandwidth
 from side_by_side.device_stories import UPLINK, device
@@ -8,12 +8,12 @@ NO_NETNS = "/run/netns/fcni-is-not-there"
 
 
 class Bad:
-    """One call that fails. conf: a dict, or bytes for `plugin`; before: commands on the host, or in the pod when
-    they start with "pod:", or "fill" for another pod's ADD; twice: the same ADD has been done. Variables go with the
-    call as Side.environment names them; None leaves one out.
+    """One call that fails. conf: a dict, or bytes for `plugin`; before: commands on the host, or in the pod when they
+    start with "pod:", or "fill" for another pod's ADD; twice: the same ADD was called before. The other arguments are
+    variables of the call, see Side.environment; None omits a variable.
 
-    differs: why the texts are not the same; where it is empty, they are. taken_by: the side ("go", "fastcni") that
-    does not refuse, then `differs` says why.
+    differs: why the two error texts differ, or "" if they are equal. taken_by: the implementation ("go", "fastcni")
+    that accepts the request; `differs` says why.
     """
 
     def __init__(self, conf, command="ADD", *, plugin=None, before=(), differs="", taken_by="",
@@ -28,7 +28,7 @@ def hostdev(**keys):
 
 
 def ipam(**keys):
-    """A configuration of host-local without a main plugin."""
+    """Return a configuration of host-local without a main plugin."""
     return {"cniVersion": "1.0.0", "name": "net-a", "type": "host-local",
             "ipam": {"type": "host-local", "dataDir": "@here", **keys}}
 
@@ -38,12 +38,12 @@ def ranges(*subnets, **keys):
 
 
 def alone(*addresses, **keys):
-    """A configuration of static without a main plugin."""
+    """Return a configuration of static without a main plugin."""
     return {"cniVersion": "1.0.0", "name": "net-a", "type": "static", "ipam": static(*addresses), **keys}
 
 
 IN_THE_WAY = "pod:ip link add eth0 type veth peer name other"
-# A bridge in use: it has a carrier because of its port, and a fixed MAC, so ports do not change it.
+# A bridge in use: its port gives it a carrier, and its MAC is fixed, so ports do not change it.
 BRIDGE = ("ip link add br0 address 02:00:00:00:00:01 type bridge", "ip link set br0 up",
           "ip link add port0 master br0 up type veth peer name ext0", "ip link set ext0 up")
 CABLE = UPLINK[:1]                              # down: the carrier of a link that is up changes after a delay

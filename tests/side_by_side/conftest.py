@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def launchers(tmp_path_factory):
-    """The directory of fastcni's plugin files."""
+    """Return the directory of fastcni's plugin files."""
     directory = tmp_path_factory.mktemp("bin")
     install(directory)
     return str(directory)
@@ -34,7 +34,7 @@ def launchers(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """The path of a running server's socket."""
+    """Return the path of a running server's socket."""
     directory = tmp_path_factory.mktemp("server")
     path = directory / "run" / "fastcni.sock"
     with open(directory / "log", "wb") as log:
@@ -51,7 +51,7 @@ def server(tmp_path_factory):
         assert process.wait(30) == 0
         log = (directory / "log").read_text()
         assert "command=" in log, log
-        assert "level=error" not in log, log       # it was asked, and had no fault
+        assert "level=error" not in log, log       # otherwise a request of the test had a fault
     finally:
         process.kill()
         process.wait()
@@ -59,7 +59,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(params=["one-shot", "warm"])
 def sides(request, launchers, tmp_path):
-    """(fastcni, go): two Sides, each on a fresh host; hosts, pods and processes are gone at the end."""
+    """Yield (fastcni, go): two Sides, each on a fresh host. Hosts, pods and processes are removed at the end."""
     socket = request.getfixturevalue("server") if request.param == "warm" else ""
     with (Side("fastcni", launchers, tmp_path / "fastcni", socket) as fastcni,
           Side("go", shared.PEER, tmp_path / "go") as go):
@@ -68,7 +68,8 @@ def sides(request, launchers, tmp_path):
 
 @pytest.fixture
 def three_sides(launchers, server, tmp_path):
-    """(fastcni one-shot, fastcni warm, go), as sides(): for what Go does once and both modes are compared with."""
+    """Yield (fastcni one-shot, fastcni warm, go), as sides() does, for tests that compare one run of Go with both
+    modes."""
     with (Side("one-shot", launchers, tmp_path / "one-shot") as one_shot,
           Side("warm", launchers, tmp_path / "warm", server) as warm,
           Side("go", shared.PEER, tmp_path / "go") as go):

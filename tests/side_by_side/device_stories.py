@@ -15,7 +15,7 @@ def device(kind, *subnets, routes=None, **keys):
 
 
 def stories(kind, needs, own, **more):
-    """The stories of these plugins; `own`: keys that every configuration of this kind has."""
+    """Return the stories of these plugins. own: keys that every configuration of this kind has."""
     def on(*subnets, pods=1, before=UPLINK, check=True, why="", args="", **keys):
         return Story(device(kind, *subnets, **{**own, **keys}), pods=pods, before=before, check=check, why=why,
                      quick_dad=True, needs=needs, **({"args": args} if args else {}))

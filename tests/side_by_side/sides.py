@@ -1,4 +1,4 @@
-"""One implementation of the plugins on a separate host: its processes, its pods, and calls by the protocol."""
+"""Run one implementation of the plugins on a separate host: its processes, its pods, and calls by the protocol."""
 
 import ctypes
 import json
@@ -15,7 +15,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Inside:
-    """`with Inside(name):` has this thread, and the processes it starts, in a named network namespace."""
+    """`with Inside(name):` moves this thread, and the processes that it starts, to a named network namespace."""
 
     def __init__(self, name):
         self.name = name
@@ -81,7 +81,7 @@ class Side:
             self.host = self.netns("host")
             with Inside(self.host):
                 set_lo_up()
-            # No test reads the host's duplicate address detection, and it would take two seconds a test.
+            # No test reads the host's duplicate address detection, which would take two seconds a test.
             set_sysctl(self.host, "net/ipv6/conf/default/accept_dad", "0")
         except BaseException:
             self.__exit__()

@@ -1,7 +1,7 @@
 """The state that a plugin leaves in the kernel, read by ip(8) and from /proc, without random parts.
 
-Random names and MACs become roles ("host end", "MAC of eth0"), paths and link indexes go away; then two hosts can
-be compared key by key.
+Random names and MACs become roles ("host end", "MAC of eth0"), paths and link indexes are removed, so that two hosts
+can be compared key by key.
 """
 
 import json
@@ -24,7 +24,7 @@ SWITCHES = ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv4/con
 
 
 def state_of(side, *pods, borrowed=False):
-    """{path: value} of a host and its pods, flat: "host/links/br0/mtu": 1500. borrowed: see Roles."""
+    """Return {path: value} of a host and its pods, flat: "host/links/br0/mtu": 1500. borrowed: see Roles."""
     found = of_each(read_netns, side, pods)
     return flat(Roles(found, [side.host, *pods], borrowed).of(found))
 
@@ -75,7 +75,7 @@ def read_netns():
 
 
 def read_links():
-    """{name: `ip -j -d addr` of it}, the oldest first."""
+    """Return {name: `ip -j -d addr` of the link}, the oldest link first."""
     return by_name(*ip_json("-d", commands=["addr"]))
 
 
@@ -129,8 +129,8 @@ def sysctls(link):
 class Roles:
     """Placeholders for random names: {"veth1a2b3c4d": "<host end 0>", "0a:..": "<MAC of host br0>"}.
 
-    borrowed: on one of the sides the bridge has the MAC of a port, on the other one a fixed one. Then the MACs of the
-    host have the same placeholder.
+    borrowed: whether the bridge has a port's MAC in one implementation, and a fixed MAC in the other. If so, the MACs
+    of the host have the same placeholder.
     """
 
     def __init__(self, found, namespaces, borrowed=False):

@@ -37,9 +37,8 @@ class Story:
     """ADD of `pods` pods, CHECK, DEL. before: commands on the host; variables: more of CNI_*; behind: the configuration
     of the plugin that this one is chained to.
 
-    quick_dad: the pods do without duplicate address detection, which is not what the story is about. check: False
-    where Go's CHECK is known to fail (`why` has the reason) and only fastcni's must succeed. needs: features of the
-    kernel.
+    quick_dad: whether the pods skip duplicate address detection, which the story does not test. check: False where Go's
+    CHECK is known to fail (`why` has the reason) and only fastcni's must succeed. needs: features of the kernel.
     """
 
     def __init__(self, conf, *, pods=1, before=(), quick_dad=False, check=True, why="", needs=(), behind=None,

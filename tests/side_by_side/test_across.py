@@ -28,14 +28,14 @@ GO_LEAVES_ELEMENTS = ("bridge, ipMasq", "ptp, ipMasq")
 
 
 class Handover:
-    """One host on which `first` adds and `second` takes over: same data directory, same paths."""
+    """One host on which `first` adds pods and `second` takes over, with the same data directory and paths."""
 
     def __init__(self, first, second):
         self.first, self.second = first, second
         self.host, self.directory = first.host, first.directory
 
     def by_second(self, command, conf, pod, **more):
-        """A call by the second side's plugins on the first side's host."""
+        """Make a call by the second side's plugins on the first side's host."""
         home, directory = self.second.host, self.second.directory
         self.second.host, self.second.directory = self.host, self.directory
         try:
@@ -90,7 +90,7 @@ def delete(handover, conf, pod, cid, result, title):
 
 @pytest.mark.parametrize("title", ["bridge, ipMasq", "ptp, ipMasq"])
 def test_fastcni_deletes_gos_rules_although_the_namespace_is_gone(title, sides):
-    """Go leaves them, because it reads the addresses from the link."""
+    """Go leaves these rules, because its plugins read the addresses from the link."""
     fastcni, go = sides
     conf, pod = CONFS[title], go.pod(quick_dad=True)
     result = go.add(conf, pod)
@@ -199,7 +199,7 @@ def test_each_side_moves_back_the_device_of_the_other(handover, ifname):
     for command in UPLINK:
         first.on_host(*command.split())
     pod, before = first.pod(quick_dad=True), first.on_host("ip", "-d", "link", "show", "dev", "up0")
-    for _ in range(2):                  # and moves it into the pod once more
+    for _ in range(2):                  # and moves the link into the pod once more
         result = first.add(conf, pod, ifname=ifname)
         answer = handover.by_second("CHECK", {**conf, "prevResult": result}, pod, ifname=ifname)
         assert answer.status == 0, str(answer)

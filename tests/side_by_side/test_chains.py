@@ -127,7 +127,8 @@ def test_both_run_the_chain_with_the_same_results_and_packets(name, cni_version,
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.needs("ifb")] if "kubernetes" in name else []) for name in CHAINS])
 def test_a_fused_list_gives_the_same_bytes_and_each_deletes_the_others_pods(name, sides, monkeypatch):
-    """Warm at every version; one-shot, where each call takes longer, at the oldest and at two others."""
+    """The mode is warm at every version; one-shot, where each call takes longer, it is the oldest version and two
+    others."""
     fastcni, _ = sides
     monkeypatch.setenv("FASTCNI_SOCKET", fastcni.socket)
     spoken = version.starting_from(CHAINS[name][0])
@@ -146,5 +147,5 @@ def test_a_fused_list_gives_the_same_bytes_and_each_deletes_the_others_pods(name
                 chain.do("delete", rt)
             assert eventually(lambda: not chain.left()), chain.left()
             for file in (Path(fastcni.directory) / apart.name).glob("last_reserved_ip.*"):
-                file.unlink()           # so that both get the first address
+                file.unlink()           # so that both lists get the first address
         assert seen[0] == seen[1], chain.version

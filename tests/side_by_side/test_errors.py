@@ -1,4 +1,5 @@
-"""Bad input to both: each prints one error with the same text. fastcni's has the spec's code, and nothing changes."""
+"""Send bad input to both implementations: each prints one error with the same text. fastcni's error has the spec's
+code, and nothing changes."""
 
 import json
 import os
@@ -12,7 +13,7 @@ from side_by_side.state import difference, state_of
 
 from fastcni.testing.witnesses import eventually
 
-# Permanent changes of a failed ADD, on both sides: sysctls, shared tables, and the round-robin cursor.
+# Permanent changes of a failed ADD in both implementations: sysctls, shared tables, the round-robin cursor.
 # lo that was up keeps its address.
 LASTING = re.compile(r"host/sysctls/net/.*/(ip_forward|forwarding|br0/accept_ra)|last_reserved_ip\.."
                      r"|pod0/.*(127\.0\.0\.|links/lo/qdisc|links/lo/operstate).*|.*/tentative")
@@ -99,7 +100,7 @@ def compare(bad, title, ours, theirs):
 
 
 def test_an_unknown_plugin_type_of_a_launcher_does_not_matter(sides):
-    """Both use the name of their file, not the key `type`."""
+    """Both implementations use the name of their file, not the key `type`."""
     for side in sides:
         answer = side.call("VERSION", b"", plugin="ptp")
         assert answer.status == 0

@@ -45,14 +45,15 @@ def add(side, conf, first=FIRST, cid="pod-0"):
 
 
 def saved(side):
-    """Table filter of both families, in its order; the words that the peer is too young for as it has them."""
+    """Return the filter table of both families, in its order. Words that the reference plugins are too old for are
+    replaced by theirs."""
     text = "".join(side.on_host(f"{program}-save", "-t", "filter") for program in ("iptables", "ip6tables"))
     text = re.sub(r" \[\d+:\d+\]", "", text).replace("same-bridge|isolated", "same-bridge")
     return [line for line in text.splitlines() if line[:1] in ("-", ":")]
 
 
 def members(side):
-    """Return the addresses in fastcni's ipsets, as rules have them."""
+    """Return the addresses in fastcni's ipsets, as rules print them."""
     found = re.findall(r"^add fastcni-\S+ (\S+)$", side.on_host("ipset", "save"), re.M)
     return [f"{address}/{128 if ':' in address else 32}" for address in found]
 
@@ -82,7 +83,7 @@ def test_the_same_packets_get_through(backend, three_sides):
         def seen():
             asked = [(source, target, family) for source in names for target in targets for family in (4, 6)
                      if source != target]
-            with ThreadPoolExecutor(len(asked)) as pool:        # a client without an answer waits
+            with ThreadPoolExecutor(len(asked)) as pool:     # because a client without an answer waits
                 return dict(zip(asked, pool.map(lambda it: ask(names[it[0]], targets[it[1]][it[2]], 80, wait=WAIT),
                                                 asked), strict=True))
 
@@ -124,8 +125,8 @@ def test_fastcni_checks_and_deletes_the_iptables_rules_of_go(keys, sides):
 
 
 def test_gc_removes_a_pod_that_go_has_deleted_from_the_set(sides):
-    """Go's plugin does not read ipsets. Its CHECK fails, because the pod has no rules of its own. Its DEL succeeds and
-    leaves the address in the set, so that the next pod with this address is let through."""
+    """Go's plugin does not read ipsets. Its CHECK fails, because the pod has no rules in iptables. Its DEL succeeds and
+    leaves the address in the set, so the rules accept the next pod with this address."""
     fastcni, go = sides
     pod, conf = add(fastcni, firewall(backend="iptables"))
     handover = Handover(fastcni, go)
@@ -140,7 +141,8 @@ def test_gc_removes_a_pod_that_go_has_deleted_from_the_set(sides):
 
 
 def test_an_add_of_fastcni_repeats_no_rules_of_a_pod_of_go(sides):
-    """A repeated ADD by the other implementation adds nothing. Its DEL deletes the pod's rules of both."""
+    """A repeated ADD by the other implementation adds nothing. Its DEL deletes the pod's rules of both
+    implementations."""
     fastcni, go = sides
     pod, conf = add(go, firewall(ingressPolicy="same-bridge"))
     before, handover = saved(go), Handover(go, fastcni)
@@ -169,7 +171,7 @@ def test_both_refuse_with_the_same_text(what, three_sides):
 
 
 def test_fastcni_deletes_rules_that_go_added_again(sides):
-    """fastcni adds by nftables, Go deletes and adds again: fastcni's DEL searched no further than its elements."""
+    """fastcni adds by nftables, Go deletes and adds again: fastcni's DEL checked only its own elements."""
     fastcni, go = sides
     handover = Handover(fastcni, go)
     pod, conf = add(fastcni, firewall())

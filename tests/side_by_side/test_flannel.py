@@ -1,4 +1,4 @@
-"""fastcni's flannel delegates to fastcni's bridge or to Go's: a node may have either."""
+"""fastcni's flannel delegates to fastcni's bridge or to Go's bridge, because a node may have either."""
 
 import json
 import os
@@ -29,7 +29,7 @@ STORIES = {
 
 @pytest.fixture
 def delegates(sides):
-    """Two sides with fastcni's flannel. The second one has Go's delegates."""
+    """Return two sides with fastcni's flannel. The second side has Go's delegates."""
     fastcni, go = sides
     go.bin_dir, go.socket, environment = fastcni.bin_dir, fastcni.socket, go.environment
     go.environment = lambda *args, **more: {**environment(*args, **more), "CNI_PATH": shared.PEER}

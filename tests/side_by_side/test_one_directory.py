@@ -43,7 +43,7 @@ def test_many_processes_of_both_sides_give_no_address_twice(sides, tmp_path):
 
 
 def test_each_side_continues_behind_the_last_address_of_the_other(sides, tmp_path):
-    """Both use one cursor for round-robin. An address file of one is a held address for the other."""
+    """Both implementations use one cursor for round-robin. An address file of one is a held address for the other."""
     shared = conf(str(tmp_path), "10.22.0.0/29")
     given = [sides[i % 2].add(shared, "/run/netns/none", cid=f"pod-{i}")["ips"][0]["address"] for i in range(5)]
     assert given == [f"10.22.0.{i}/29" for i in range(2, 7)]

@@ -60,7 +60,7 @@ def test_the_same_packets_get_through(first, backend, keys, three_sides):
             asked = [(client, NODE[family], *port) for client in clients for family in (4, 6) for port in (
                 (8080, "tcp"), (5353, "udp"), (8081, "tcp"), (8082, "tcp"), (8083, "tcp"))]
             asked += [("the host", "127.0.0.1", 8080, "tcp"), ("outside", NODE[4], 80, "tcp")]
-            with ThreadPoolExecutor(len(asked)) as pool:        # a client without an answer waits
+            with ThreadPoolExecutor(len(asked)) as pool:     # because a client without an answer waits
                 answers = pool.map(lambda it: ask(clients[it[0]], *it[1:], wait=wait), asked)
             return dict(zip(asked, answers, strict=True))
 

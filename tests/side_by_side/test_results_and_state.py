@@ -1,4 +1,5 @@
-"""With the same configuration, both give the same result and the same state of host and pod, after ADD and DEL."""
+"""With the same configuration, both implementations give the same result and the same state of host and pod, after ADD
+and DEL."""
 
 import re
 import time

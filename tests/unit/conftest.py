@@ -17,13 +17,13 @@ def node(tmp_path, host_netns):
 
 @pytest.fixture
 def pod(pod_netns):
-    """The name of one pod's namespace."""
+    """Return the name of one pod's namespace."""
     return pod_netns()
 
 
 @pytest.fixture
 def external(host_netns, pod_netns):
-    """A network namespace outside the node, behind its link up0, without routes to the pods."""
+    """Make a network namespace outside the node, behind its link up0, without routes to the pods."""
     return add_external(pod_netns)
 
 
@@ -34,7 +34,7 @@ def calls(fake_runtime):
 
 @pytest.fixture
 def plugin(monkeypatch):
-    """A stub plugin, registered as `stub`."""
+    """Register a stub plugin as `stub`."""
     stub = StubPlugin()
     monkeypatch.setitem(plugins.TABLE, "stub", "stub")
     monkeypatch.setitem(sys.modules, "stub", stub.module)

@@ -1,4 +1,4 @@
-"""A plugin for tests of handle(): it records its requests, and raises what a test wants."""
+"""A plugin for tests of handle(): it records its requests, and raises an exception that a test sets."""
 
 import json
 import types
@@ -19,7 +19,7 @@ PLUGIN_SPEAKS = 'plugin supports ["0.1.0" "0.4.0" "1.0.0" "1.1.0"]'
 
 
 class StubPlugin:
-    """`ran` lists the requests that reached the plugin. It raises `fail`, unless that is None."""
+    """`ran` lists the requests that reached the plugin. If `fail` is not None, the plugin raises it."""
 
     def __init__(self):
         self.ran, self.fail = [], None
@@ -37,7 +37,7 @@ class StubPlugin:
 
 
 def call(command, stdin=STDIN, **env):
-    """Call handle() with the usual variables and `env`. A variable that is None is left out."""
+    """Call handle() with the usual variables and `env`. A variable that is None is omitted."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0",
            "CNI_PATH": "/bin"} | env
     env = {name: value for name, value in env.items() if value is not None}

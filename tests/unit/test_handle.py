@@ -115,7 +115,7 @@ def test_keys_in_any_case_and_a_missing_version_are_accepted(plugin, stdin):
 
 @pytest.mark.parametrize("s", [row("S35")])
 def test_stdin_that_cannot_be_read_is_code_5(s):
-    """The entry point that reads stdin answers: here one-shot, with a stdin that is open for writing only."""
+    """The entry point that reads stdin answers: in this test one-shot, with a stdin that is open for writing only."""
     script = "from fastcni.launcher.bootstrap import main; main('loopback', 0, ({}, b'', '', [], {}))"
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0",
            "CNI_PATH": "/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -213,7 +213,7 @@ def test_the_callers_namespace_is_recognized_by_its_descriptor_too(plugin):
                                 "CNI_IFNAME": "eth0", "CNI_PATH": "/bin"}, json.dumps(STDIN).encode(), Opened())
     assert error(reply) == SAME
     with pytest.raises(OSError):
-        os.fstat(fd)                    # handle() has closed it
+        os.fstat(fd)                    # handle() has closed the descriptor
 
 
 @pytest.mark.parametrize("command, env", [

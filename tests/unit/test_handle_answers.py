@@ -74,7 +74,7 @@ def test_an_add_whose_result_has_no_form_is_rolled_back(plugin):
 
 @pytest.mark.parametrize("fail", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 def test_an_exit_is_an_error_of_the_plugin(plugin, fail):
-    """In a server it ended the worker."""
+    """In a server, the exit ended the worker."""
     plugin.fail = fail
     code, _, details = error(call("ADD"))
     assert (code, details) == (999, f'{type(fail).__name__}: this is a fault of the plugin "stub"')

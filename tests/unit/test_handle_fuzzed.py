@@ -11,7 +11,7 @@ from fastcni.handle import handle
 
 pytestmark = pytest.mark.usefixtures("fake_sockets")
 
-# Values that pass the first checks, so that handle() reads further before it refuses them.
+# Values that pass the first checks, so that handle() reads further before it rejects them.
 PLAUSIBLE = st.sampled_from(["", "net", "10.22.0.0/16", "10.22.0.9", "10.22.0.9/24", "fd00::/64", "0.0.0.0/0", "1.0.0",
                           "host-local", "static", "0a:58:0a:16:00:05", "\0", -1, 0, 1, 4095, 1 << 31, 1 << 63])
 NAMES = st.sampled_from(["subnet", "dst", "gw", "address", "gateway", "mac", "ips", "ipRanges", "cni", "type", "name",
@@ -45,7 +45,7 @@ def test_any_stdin_gets_one_answer(plugin, command, stdin):
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp", "loopback", "host-local", "static"])
 def test_any_value_of_any_key_gets_one_answer(calls, kind):
-    """On the fake node: it carries out each request that the plugin accepts."""
+    """The fake node carries out each request that the plugin accepts."""
     @SETTINGS
     @given(COMMANDS, st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
            st.dictionaries(st.sampled_from(IPAM_KEYS), JSON, max_size=2))

@@ -38,7 +38,7 @@ def main(*paths):
 
 
 def prefix_of(why):
-    """Return the key of ALLOWED with which the reason begins, "" if none."""
+    """Return the key of ALLOWED with which the reason begins, or ""."""
     return next((prefix for prefix in ALLOWED if why.startswith(prefix)), "")
 
 

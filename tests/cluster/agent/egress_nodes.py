@@ -20,7 +20,7 @@ FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
 class Outside:
-    """A host behind the wire's router. Each connection gets the address that it comes from."""
+    """A host behind the wire's router. It sends to each connection the source address that it sees."""
 
     def __init__(self):
         ip("addr", "add", f"{OUTSIDE[4]}/32", "dev", "lo")
@@ -68,7 +68,7 @@ class Pod:
                 "status": {"podIPs": [{"ip": address} for address in self.addresses.values()]}}
 
     def source(self, family=4, to="", port=PORT):
-        """The address that the outside host sees; "" if it does not answer."""
+        """Return the source address that the outside host sees, or "" if it does not answer."""
         with Inside(self.netns), socket.socket(FAMILIES[family]) as sock:
             sock.settimeout(PROBE_S)
             try:
@@ -84,7 +84,7 @@ def egress_address(name="shop", addresses=None, **subject):
 
 
 def put(directory, name, *documents):
-    """Write a file as operators should; without documents remove it."""
+    """Write a file as operators should; without documents, remove the file."""
     if not documents:
         (directory / name).unlink()
         return
@@ -93,7 +93,7 @@ def put(directory, name, *documents):
 
 
 def addresses_of(netns):
-    """{address: valid seconds, or None if it lasts} of a node's links."""
+    """Return {address: valid seconds, or None without a limit} of a node's links."""
     found = json.loads(ip("-j", "addr", netns=netns))
     return {each["local"]: None if each["valid_life_time"] == 0xFFFFFFFF else each["valid_life_time"]
             for link in found for each in link.get("addr_info", ()) if "local" in each}
@@ -104,7 +104,7 @@ def holders(nodes, address):
 
 
 def holder(nodes, address=EGRESS[4]):
-    """The node that holds an address, as soon as one does."""
+    """Return the node that holds an address, as soon as a node holds it."""
     def found():
         held = holders(nodes, address)
         return held[0] if len(held) == 1 else None

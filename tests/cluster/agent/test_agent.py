@@ -1,4 +1,5 @@
-"""`fastcni agent` on nodes in namespaces, with a real etcd: pods reach each other, also while something is away."""
+"""`fastcni agent` on nodes in namespaces, with a real etcd: pods reach each other, also while a node or etcd is
+unavailable."""
 
 import json
 import os
@@ -49,7 +50,7 @@ class Node:
         return ["ip", "netns", "exec", self.netns, *self.faked(), sys.executable, "-m", "fastcni", *words]
 
     def faked(self):
-        """Before a command: give it another wall clock, as `self.clock` tells libfaketime(1)."""
+        """Return the words before a command that give it another wall clock, by libfaketime(1); see `self.clock`."""
         if not self.clock:
             return []
         (library,) = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
@@ -67,7 +68,7 @@ class Node:
             self.pod(family, subnet)
 
     def pod(self, family, subnet):
-        """Give lo an address of the subnet: it plays a pod."""
+        """Give lo an address of the subnet, in place of a pod."""
         self.pods = getattr(self, "pods", {}) | {family: str(subnet[5])}
         ip("addr", "replace", f"{subnet[5]}/{subnet.max_prefixlen}", "dev", "lo", "nodad", netns=self.netns)
 
@@ -95,7 +96,7 @@ class Node:
 
 @pytest.fixture
 def nodes(host_netns, pod_netns, tmp_path):
-    """A function that makes nodes, their agents not started, on one etcd."""
+    """Return a function that makes nodes on one etcd, whose agents are not started."""
     ip("link", "add", "wire", "up", "type", "bridge")
     ip("addr", "add", "192.0.2.254/24", "dev", "wire")
     made = []
@@ -166,12 +167,12 @@ def test_a_node_that_dies_and_returns_with_another_mac_is_reached_again(nodes):
     run("rm", "-rf", two.directory / "state", two.directory / "net.conflist", two.directory / "subnet.env")
     two.start()
     two.await_ready()
-    assert files.read_former(f"{two.directory}/subnet.env") == before      # etcd knows it by its public address
+    assert files.read_former(f"{two.directory}/subnet.env") == before      # etcd finds the record by the public address
     assert eventually(lambda: one.reaches(two) and one.reaches(two, 6))
 
 
 def test_a_node_whose_record_another_node_took_while_it_was_off_says_that_its_subnet_has_changed(nodes):
-    """The log had only the new subnet, and nothing said that the earlier pods are cut off."""
+    """The log named only the new subnet, and did not say that the earlier pods were cut off."""
     one, two, _ = joined(nodes)
     before = files.read_former(f"{two.directory}/subnet.env")
     two.end()
@@ -197,7 +198,7 @@ def test_a_record_that_an_operator_deletes_is_written_again(nodes):
 
 
 def test_a_record_that_another_program_damages_is_written_again(nodes):
-    """The node took another subnet and its pods were cut off, or it logged for ever that others had taken 10 subnets; a
+    """The node took another subnet, which cut its pods off, or it logged for ever that others had taken 10 subnets. A
     changed VtepMAC or BackendType stayed until the next start."""
     one, two, _ = joined(nodes)
     assert eventually(lambda: one.reaches(two))
@@ -226,7 +227,7 @@ def test_a_record_that_another_program_damages_is_written_again(nodes):
 
 
 def test_a_node_that_leaves_takes_its_things_along(nodes):
-    """Also if its agent was killed: files of policies and of the HTTP proxy stayed."""
+    """If the agent was killed, the files of policies and of the HTTP proxy stayed."""
     one, two, three = nodes(3)
     sources = two.directory / "policies"
     sources.mkdir()
@@ -284,7 +285,7 @@ def test_the_subnet_is_given_to_bird_until_the_node_leaves(nodes):
     assert f"route {subnet} blackhole;" in conf.read_text()
     assert one.log().count("event=bgp_failed") == 1
     assert one.end() == 0
-    assert f"route {subnet}" in conf.read_text()        # BIRD goes on announcing
+    assert f"route {subnet}" in conf.read_text()        # BIRD continues to announce
     assert subprocess.run(one.command("--leave", *one.more), capture_output=True, timeout=60).returncode == 0
     assert "route" not in conf.read_text()
 
@@ -332,7 +333,7 @@ def test_the_server_runs_the_agent_too(nodes):
 
 
 def test_while_etcd_cannot_be_reached_the_network_stays_and_follows_afterwards(nodes):
-    """A partition: packets to etcd are dropped without an answer."""
+    """Packets to etcd are dropped without an answer, as in a partition."""
     one, two, three = found = nodes(3)
     for node in found[:2]:
         node.start()

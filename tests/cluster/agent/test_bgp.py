@@ -119,7 +119,7 @@ def test_a_pod_is_reached_from_outside_until_the_node_leaves(birds, tmp_path):
     it.attend()
     assert eventually(lambda: learned() == {"10.244.1.0/24", "10.99.0.64/26"}, 60)
 
-    own.end()                               # BIRD goes away and comes back by itself: it reads the file
+    own.end()                               # BIRD restarts by itself, and reads the file
     own.start()
     assert eventually(lambda: "10.99.0.64/26" in learned(), 60)
     it.settings = make(own).settings

@@ -96,7 +96,7 @@ def test_a_pod_is_reached_from_outside_until_the_node_leaves(routers, tmp_path):
     assert " 0% packet loss" in run("ping", "-c1", "-W2", "-q", "10.244.1.5")
     assert not [each for each in ip_json("route", netns=node.netns) if each.get("protocol") == "bgp"]
 
-    own.end()                               # a restart of FRR: the agent gives it the view again
+    own.end()                               # a restart of FRR: the agent writes the view again
     own.start()
     it.checked = it.due = 0.0
     it.attend()

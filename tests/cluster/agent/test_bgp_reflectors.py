@@ -33,7 +33,7 @@ protocol kernel { ipv4 { import none; export where source = RTS_BGP; }; }
 
 
 def of_page(program, address):
-    """The reflector's configuration in the docs, with this address."""
+    """Return the reflector's configuration in the docs, with this address."""
     found = re.search(rf"<!-- reflector: {program} -->\n+```\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return found[1].replace("192.0.2.201", address)
 
@@ -52,7 +52,7 @@ def running(*daemons):
 
 
 def reflector(number, netns, directory):
-    """A reflector that is not started."""
+    """Return a reflector that is not started."""
     ip("link", "add", f"wire{number}", "master", "wire", "up", "type", "veth", "peer", "eth0", "netns", netns)
     ip("addr", "add", f"{REFLECTORS[number]}/24", "dev", "eth0", netns=netns)
     ip("link", "set", "eth0", "up", netns=netns)
@@ -64,7 +64,7 @@ def reflector(number, netns, directory):
 
 
 def announcing(number, bird):
-    """What the agent of a node does."""
+    """Announce a node's subnets as its agent does."""
     path = bird.directory / "bgp.json"
     path.write_text(json.dumps({"as": 64512, "config": f"{bird.directory}/fastcni.conf", "socket": str(bird.socket),
                                 "peers": [{"address": address, "as": 64512} for address in REFLECTORS]}))
@@ -115,6 +115,6 @@ def routes_from(router, number):
 
 
 def protocols(router):
-    """Those of the router that are established."""
+    """Return the router's established protocols."""
     shown = run("birdc", "-s", str(router.socket), "show", "protocols")
     return {line.split()[0] for line in shown.splitlines() if line.rstrip().endswith("Established")}

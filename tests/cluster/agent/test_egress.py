@@ -102,7 +102,8 @@ def test_a_connection_from_outside_to_a_pod_of_the_subject_is_answered_on_its_wa
 
 
 def test_pods_are_closed_while_no_node_holds_the_address_and_open_again_without_the_document(cluster):
-    """No node has a link in that network. A pod's IPv6 keeps its way, because the document has no IPv6 address."""
+    """No node has a link in that network. A pod's IPv6 traffic leaves as before, because the document has no IPv6
+    address."""
     put(cluster.directory, "egress.yaml", egress_address(addresses=["203.0.113.9"]))
     own = [f"192.0.2.{pod.node.number}" for pod in cluster.pods]
     for pod in cluster.pods:
@@ -117,7 +118,7 @@ def test_pods_are_closed_while_no_node_holds_the_address_and_open_again_without_
 
 @pytest.mark.parametrize("failure", ["killed", "stopped", "cut off"])
 def test_the_address_moves_when_its_node_fails_and_no_other_source_is_seen_meanwhile(cluster, failure):
-    """Moved within 3 s; a busy machine gets ten. Two nodes have the address for half a second at most."""
+    """The address moves within 3 s; a busy machine gets 10 s. Two nodes have it for half a second at most."""
     put(cluster.directory, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
     see_move(cluster, failure)
 
@@ -135,7 +136,7 @@ def test_an_agent_that_ends_gives_the_address_to_another_node_and_leaves_its_pod
 
 
 def test_a_pod_is_closed_before_its_add_answers(cluster):
-    """Until the agent has written the pod's way, its packets would leave from the node's own address."""
+    """Until the agent has written the pod's route, the pod's packets would leave with the node's own address."""
     put(cluster.directory, "egress.yaml", egress_address(addresses=["203.0.113.9"], namespaces={
         "matchLabels": {"kubernetes.io/metadata.name": "late"}}))
     one, pod = cluster.nodes[0], cluster.pods[0]
@@ -183,7 +184,7 @@ def test_the_benchmark_measures_each_failure_and_leaves_nothing_behind():
 
 
 class Echo:
-    """A server in a pod's or node's namespace, which says who asks."""
+    """A server in a pod's or node's namespace that answers with the caller's address."""
 
     def __init__(self, it, family):
         with Inside(it.netns):
@@ -214,7 +215,7 @@ def ask(node, request):
 
 
 def see_move(cluster, failure):
-    """Let the holder's agent fail while pods ask who they are, and let it recover."""
+    """Let the holder's agent fail while pods read their source address outside, and let the agent recover."""
     first = holder(cluster.nodes)
     assert eventually(lambda: cluster.leave_by(EGRESS[4]))
     failed_pod = next(pod for pod in cluster.pods if pod.node is first)

@@ -108,7 +108,7 @@ def test_a_claim_that_is_not_renewed_ends_and_its_node_learns_that_it_has_lost_i
     end = one.claim(FOUR)
     assert eventually(lambda: FOUR in two.holders())
     assert eventually(lambda: two.free_at(FOUR) <= time.monotonic() and two.claim(FOUR))
-    assert time.monotonic() > end               # never before the time until which the other one may use it
+    assert time.monotonic() > end               # not before the time until which the other node may use the address
     assert FOUR not in one.renew([FOUR])
 
 

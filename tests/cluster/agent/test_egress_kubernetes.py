@@ -20,7 +20,7 @@ CRD = resource("policy.fastcni.dev", "v1alpha1", "egressaddresses")
 
 
 class KubernetesNode(Node):
-    """A Node whose agent asks the API server for everything."""
+    """A Node whose agent has its whole configuration from the API server."""
 
     def command(self, *more):
         return ["ip", "netns", "exec", self.netns, sys.executable, "-m", "fastcni", "agent", "--iface", "eth0",
@@ -53,7 +53,7 @@ class Cluster:
         self.server.do(lambda api: api.put("egressaddresses.policy.fastcni.dev", document, version="v1alpha1"))
 
     def lease(self):
-        """The holder's name by the Lease object."""
+        """Return the holder's name in the Lease."""
         return self.server.do(lambda api: [it["spec"]["holderIdentity"] for (kind, _, name), it in api.stored.items()
                                            if kind.plural == "leases" and name.startswith("fastcni-egress-")])
 
@@ -83,7 +83,8 @@ def cluster(host_netns, pod_netns, tmp_path):
 
 @pytest.mark.parametrize("failure", ["killed", "stopped", "cut off"])
 def test_the_address_moves_when_its_node_fails_and_no_other_source_is_seen_meanwhile(cluster, failure):
-    """Some fifteen seconds: three agents start, and the failed one comes back after the end of its Lease."""
+    """The test takes some fifteen seconds: three agents start, and the failed agent returns after the end of its
+    Lease."""
     cluster.put(egress_address(addresses=[EGRESS[4]]))
     first = holder(cluster.nodes)
     assert cluster.lease() == [f"n{first.number}"]

@@ -30,7 +30,7 @@ class Life:
         def spy(first, end, since, timeout_s=0.0):
             found = read_changes(first, end, since, timeout_s)
             self.lists.append((since, len(found[0])))
-            assert timeout_s == LIST_WAIT_S     # the default ended lists of many agents, which all asked again
+            assert timeout_s == LIST_WAIT_S     # lists longer than the default wait were repeated
             return found
 
         self.registry.client.read_changes = spy
@@ -70,7 +70,7 @@ def test_a_restarted_agent_gets_only_the_records_that_have_changed(network, tmp_
         names.add(one.join(one.conf(), node(number)).name)
     again = live(network, tmp_path / "nodes", names)
     (since, records), = again.lists
-    assert since and records == 3               # with the newest record before, which shows that it is the same etcd
+    assert since and records == 3   # since: the newest record of the first run, which shows that etcd is the same
 
 
 def test_restarted_agents_ask_after_a_random_time_that_grows_with_the_records(network, tmp_path, monkeypatch):
@@ -146,7 +146,7 @@ def test_a_node_that_leaves_keeps_no_records(network, tmp_path):
 
 
 def test_what_is_kept_and_what_has_changed_are_together_all_records(network, tmp_path):
-    """Random changes between two runs of an agent, and its records afterwards."""
+    """Make random changes between two runs of an agent, and compare its records afterwards."""
     decide, client = random.Random(39), network.client
     directory = f"{network.prefix}/subnets/"
     for _ in range(60):

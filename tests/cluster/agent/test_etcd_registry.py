@@ -1,4 +1,4 @@
-"""etcd as the registry, on a real one: subnets are taken once, a lost one is never overwritten."""
+"""The registry in a real etcd: a subnet has one node, and a lost subnet is never overwritten."""
 
 import json
 import threading
@@ -41,8 +41,8 @@ def test_a_node_that_joins_again_has_the_same_subnet_and_lease(network):
 
 @pytest.mark.parametrize("data", [{"VtepMAC": "02:00:00:00:00:01"}, {"PublicKey": "a2V5"}], ids=["vxlan", "wireguard"])
 def test_a_node_with_a_new_address_takes_over_its_record(network, data):
-    """It took another subnet. The former record, with the same MAC, stayed until its lease ended, and the other nodes
-    could not tell which one to use."""
+    """The node took another subnet. Its previous record, with the same MAC, stayed until the lease ended, and the other
+    nodes could not tell which record to use."""
     one = network.open()
     first = one.join(one.conf(), node(1, **data))
     moved = network.open().join(one.conf(), node(9, **data))
@@ -80,7 +80,7 @@ def test_a_record_that_an_operator_puts_again_without_a_lease_is_a_reservation(n
 
 
 def test_many_nodes_at_once_have_subnets_of_their_own(network):
-    """Of a network that has as many subnets as nodes, with both families."""
+    """The network has as many subnets as nodes, of both families."""
     network.configure({**BOTH, "SubnetMin": "10.244.1.0", "SubnetMax": "10.244.12.0"})
     found, errors = [], []
 
@@ -122,7 +122,7 @@ def test_a_record_that_was_deleted_is_written_again(network):
 
 
 def test_a_subnet_that_another_node_has_now_is_never_overwritten(network):
-    """The node was away for longer than its lease."""
+    """The node could not reach etcd for longer than its lease."""
     one, two = network.open(), network.open()
     joined = one.join(one.conf(), node(1))
     network.delete(joined.name)
@@ -135,7 +135,7 @@ def test_a_subnet_that_another_node_has_now_is_never_overwritten(network):
     assert one.join(one.conf(), node(1, str(joined.subnets[4]))).subnets != other.subnets
 
 
-# What another program may leave in a record: the whole value, or one field of it
+# Damage by another program: the whole value, or one field of the record
 DAMAGED_VALUES = ["", "[", "null", "5", "{}", "[" * 5000, '"text"', "\x00"]
 DAMAGED_FIELDS = [
     *({"PublicIP": value} for value in (None, 5, "", "nonsense", "2001:db8::7", [1], "192.0.2.99")),
@@ -182,7 +182,7 @@ def test_a_restarted_node_keeps_its_subnet_although_its_record_is_damaged(networ
 
 
 def test_after_a_reboot_a_node_whose_record_cannot_be_read_takes_another_subnet(network):
-    """It does not know its former one any more, and nobody can tell whose the record is."""
+    """The node no longer knows its previous subnet, and no node can tell whose record this is."""
     one = network.open()
     joined = one.join(one.conf(), node(1))
     network.put(f"subnets/{joined.name}", "[")
@@ -192,8 +192,8 @@ def test_after_a_reboot_a_node_whose_record_cannot_be_read_takes_another_subnet(
 
 
 def test_the_subnet_of_a_record_that_cannot_be_read_is_taken(network):
-    """It was offered as a free one, and 10 tries to take it ended in an error. With both families its key differed, and
-    two nodes had one subnet."""
+    """The agent chose the subnet as a free one, and failed after 10 attempts to claim it. With both families the
+    record's key differed, and two nodes had one subnet."""
     network.configure({"Network": "10.244.0.0/28", "SubnetLen": 30})
     network.put("subnets/10.244.0.4-30", "[")
     network.put("subnets/10.244.0.8-30&fd00:10:0:8::-64", "[")
@@ -204,7 +204,7 @@ def test_the_subnet_of_a_record_that_cannot_be_read_is_taken(network):
 
 
 def test_a_record_that_names_another_node_twice_is_that_nodes(network):
-    """Damage is corrected once. What comes again at once is written by a node that has this subnet, too."""
+    """The node corrects damage once. If the value returns immediately, a node that also has this subnet writes it."""
     one = network.open()
     joined = one.join(one.conf(), node(1))
     lease = network.keys()[joined.name].lease
@@ -218,7 +218,7 @@ def test_a_record_that_names_another_node_twice_is_that_nodes(network):
 
 
 def test_a_node_takes_its_own_record_and_not_the_damaged_one_of_another(network):
-    """The other's record had this node's address, and a key that sorts first."""
+    """The other node's record had this node's address, and a key that sorts first."""
     one, two = network.open(), network.open()
     first = one.join(one.conf(), node(1, "10.244.1.0/24", VtepMAC="02:00:00:00:00:01"))
     second = two.join(two.conf(), node(2, "10.244.2.0/24", VtepMAC="02:00:00:00:00:02"))

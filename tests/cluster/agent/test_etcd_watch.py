@@ -33,7 +33,8 @@ def test_the_watch_sees_nodes_come_change_and_go(network):
 
 
 class Watching:
-    """A registry that watches in a thread. seen: the names of the last nodes. lists: how often it has asked for all."""
+    """A registry that watches in a thread. seen: the names of the latest nodes. lists: how often it has listed all
+    records."""
 
     def __init__(self, registry, monkeypatch):
         self.registry, self.seen, self.lists, self.stop = registry, None, 0, threading.Event()
@@ -59,7 +60,8 @@ class Watching:
 
 
 def test_a_restarted_agent_lists_once(network, monkeypatch):
-    """It listed twice, and a new node three times: 1,000 agents that start at the same time cost etcd a minute."""
+    """The agent listed twice, and a new node three times: 1,000 agents that start at the same time cost etcd a
+    minute."""
     one, two = network.open(), network.open()
     joined = one.join(one.conf(), node(1))
     watching = Watching(two, monkeypatch)
@@ -81,7 +83,7 @@ def test_a_change_between_the_list_of_join_and_the_watch_is_seen(network, monkey
 
 
 def test_a_watch_that_is_lost_goes_on_without_a_list(monkeypatch):
-    """A member of etcd that was restarted got a list from each node."""
+    """A restarted member of etcd got a list from each node."""
     with Etcd() as etcd:
         network = Registry(etcd, f"{PREFIX}/goes-on")
         network.configure(CONF)
@@ -102,8 +104,8 @@ def test_a_watch_that_is_lost_goes_on_without_a_list(monkeypatch):
 
 
 def test_an_agent_whose_watch_was_compacted_waits_for_a_random_time_before_it_lists(network, monkeypatch):
-    """After a restart of etcd all agents listed at the same time, if etcd no longer had the changes since the last one
-    that they had seen."""
+    """After a restart of etcd all agents listed at the same time, if etcd no longer had the changes since the agents'
+    last revision."""
     one, waits = network.open(), []
     one.join(one.conf(), node(1))
     view = one.listed

@@ -59,7 +59,7 @@ def test_a_node_without_a_pod_cidr_is_an_error_that_names_it(mock, registry):
     ({"public-ip-overwrite": "2001:db8::7"}, "expected an IPv4 address, got 2001:db8::7"),
     ({"public-ipv6-overwrite": "192.0.2.7"}, "expected an IPv6 address, got 192.0.2.7")])
 def test_an_operators_wrong_address_is_an_error_that_names_the_annotation(mock, registry, notes, message):
-    """It ended the agent with a traceback."""
+    """A wrong address ended the agent with a traceback."""
     mock.do(lambda api: api.put("nodes", node_object(1, **notes)))
     one = registry()
     with pytest.raises(ConfigurationError, match=re.escape(message)):
@@ -67,7 +67,7 @@ def test_an_operators_wrong_address_is_an_error_that_names_the_annotation(mock, 
 
 
 def test_a_node_with_damaged_annotations_is_left_out_and_named(mock, registry):
-    """The one with nested brackets ended the agents of all other nodes."""
+    """An annotation with nested brackets ended the agents of all other nodes."""
     damaged = [{"backend-data": "[" * 100000}, {"public-ip": "nonsense"}, {"public-ip": "2001:db8::7"}]
     for number, notes in enumerate(damaged, 3):
         mock.do(lambda api, number=number, notes=notes: api.put("nodes", node_object(
@@ -138,7 +138,7 @@ def test_annotations_of_a_family_that_the_network_no_longer_has_are_removed(mock
 
 
 def test_pod_cidrs_that_cannot_be_read_are_an_error_that_names_the_node(mock, registry):
-    """They ended the agent with a traceback."""
+    """Such podCIDRs ended the agent with a traceback."""
     mock.do(lambda api: api.put("nodes", node_object(1) | {"spec": {"podCIDRs": ["nonsense"]}}))
     one = registry()
     with pytest.raises(ConfigurationError, match=r'podCIDRs of node "n1": .nonsense'):
@@ -183,7 +183,7 @@ def test_the_watch_sees_nodes_come_change_and_go_and_nothing_else(mock, registry
     joined = two.join(two.conf(), other)
     assert eventually(lambda: seen[-1] == {"n1": mine, "n2": joined})
     count = len(seen)
-    two.ready(joined)                           # as a kubelet's sign of life: no change of the network
+    two.ready(joined)                           # as a kubelet's heartbeat: no change of the network
     mock.do(lambda api: api.put("nodes", node_object(3, **{"kube-subnet-manager": "true", "public-ip": "nonsense"})))
     assert eventually(lambda: "record_unreadable" in [event["event"] for event in one.events])
     assert len(seen) == count
@@ -195,8 +195,8 @@ def test_the_watch_sees_nodes_come_change_and_go_and_nothing_else(mock, registry
 
 
 def test_the_documents_of_nodes_are_not_kept(registry):
-    """1,000 Nodes with all their images took 100 MB, as long as the watch lasted, and 5,000 Nodes without them 114 MB
-    while they were listed."""
+    """While the watch lasted, 1,000 Nodes with all their images took 100 MB. During the list, 5,000 Nodes without
+    images took 114 MB."""
     class Document(dict):
         __hash__ = object.__hash__
 

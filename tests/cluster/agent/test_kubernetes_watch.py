@@ -41,7 +41,7 @@ def member(number, **notes):
 
 
 def test_of_nodes_only_the_metadata_are_read_and_lists_come_from_the_cache(mock, registry, monkeypatch):
-    """An agent read each Node with all its images, and asked etcd for them."""
+    """An agent read each Node with all its images, and the API server read them from etcd."""
     one, two = registry(), registry("n2")
     for each in one, two:
         each.join(each.conf(), ME)
@@ -97,7 +97,7 @@ def test_a_node_that_another_one_replaces_has_the_new_pod_cidrs(mock, registry):
 
 
 def test_a_lost_watch_goes_on_without_a_list(mock, registry, monkeypatch):
-    """An API server that was started again had to answer a list of all Nodes to each agent."""
+    """A restarted API server had to answer a list of all Nodes to each agent."""
     monkeypatch.setattr(kubernetes, "FIRST_PAUSE_S", 0.01)
     one, lost = registry(), []
     original = one.api.watch
@@ -120,7 +120,8 @@ def test_a_lost_watch_goes_on_without_a_list(mock, registry, monkeypatch):
 
 
 def test_after_a_restore_of_etcd_all_nodes_are_listed(mock, registry, monkeypatch):
-    """The API server has an older revision then than the agent has seen, and its cache refuses a later one."""
+    """After the restore, the API server's revision is lower than the agent's, and its cache rejects a later
+    revision."""
     monkeypatch.setattr(kubernetes, "FIRST_PAUSE_S", 0.01)
     one, lost = registry(), threading.Event()
     original = one.api.watch

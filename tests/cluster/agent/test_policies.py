@@ -83,7 +83,7 @@ def test_pods_namespaces_and_policies_are_listed_and_watched(server, source):
     until(source, lambda: not isolated(source))
     server.do(lambda api: api.put("pods", pod("a", LABELS, "10.244.1.5"), "shop"))
     until(source, lambda: isolated(source))
-    server.do(lambda api: api.forget("networkpolicies", "closed"))       # no event says so: it has to list again
+    server.do(lambda api: api.forget("networkpolicies", "closed"))   # without an event: the agent has to list again
     until(source, lambda: not isolated(source))
     assert not source.errors
 
@@ -118,7 +118,7 @@ def test_pods_of_other_nodes_are_read_when_a_policy_names_pods(server, source):
 
 
 def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
-    """One in the cluster, whatever number of nodes reports it, and none for what was reported before."""
+    """The cluster has one Event, whatever number of nodes reports the object, and no Event for an earlier report."""
     documents = list(yaml.safe_load_all((ROOT / "deploy" / "agent.yaml").read_text()))
     rules = next(it["rules"] for it in documents if it["kind"] == "ClusterRole")
     server.do(lambda api: setattr(api, "rules", rules + [{**rule, "namespace": "shop"} for rule in rules]))
@@ -183,7 +183,7 @@ def test_the_command_asks_the_api_too(server, tmp_path):
 
 
 def test_of_pods_of_this_node_the_command_asks_the_kernel(server, tmp_path, monkeypatch):
-    """Its kernel has no table. The command said "denied"; for a pod of another node that is right."""
+    """This pod's kernel has no table. The command said "denied", which is right only for a pod of another node."""
     (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
     monkeypatch.setattr(decisions, "read", list)
     (tmp_path / "pods").mkdir()
@@ -241,7 +241,8 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
 @pytest.mark.needs("root")
 @pytest.mark.needs("nft-owned-tables")
 def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes):  # noqa: F811
-    """The kernel frees a killed agent's table, and the next agent takes it over. Nobody else can while it runs."""
+    """The kernel frees a killed agent's table, and the next agent takes the table over. While an agent runs, no other
+    process can."""
     (one,) = nodes(1)
     (one.directory / "policies").mkdir()
     one.more = ["--policies", str(one.directory / "policies")]
@@ -265,7 +266,7 @@ def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes)
 
 @pytest.mark.needs("root")
 def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
-    """The agent is started while etcd is away, and pods are made as before."""
+    """The agent is started while etcd is unavailable, and pods are added as before."""
     (one,) = nodes(1)
     directory = one.directory / "policies"
     directory.mkdir()
@@ -294,7 +295,7 @@ def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
 
 @pytest.mark.needs("root")
 def test_changes_of_the_api_are_enforced_in_the_benchmark(host_netns):
-    """benchmarks/bench_policy.py has those of files."""
+    """Changes of files are in benchmarks/bench_policy.py."""
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
     found = Table()
@@ -303,7 +304,7 @@ def test_changes_of_the_api_are_enforced_in_the_benchmark(host_netns):
 
 
 def nices(pid):
-    """The nice values of a process's threads."""
+    """Return the nice values of a process's threads."""
     return {os.getpriority(os.PRIO_PROCESS, int(thread)) for thread in os.listdir(f"/proc/{pid}/task")}
 
 

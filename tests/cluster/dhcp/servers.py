@@ -16,7 +16,7 @@ LIMIT_S = 30
 class Program:
     """`with ... as server:` a server in the network's namespace. start() and kill() also stop it in between.
 
-    directory: of its files. ready: a text in its output.
+    directory: that of its files. ready: the text in its output that says that it is ready.
     """
 
     ready = ""
@@ -56,7 +56,8 @@ class Program:
 
 
 class Dnsmasq(Program):
-    """start() reads these. pool: of its addresses. t1, t2: of leases; 0: by their length. A restart keeps leases."""
+    """dnsmasq. start() reads these attributes. pool: the first address of the pool. t1, t2: the times of leases; 0:
+    dnsmasq's own. A restart keeps leases."""
 
     ready = "DHCP, IP range"
 
@@ -75,15 +76,15 @@ class Dnsmasq(Program):
                 f"--dhcp-leasefile={self.directory}/dnsmasq.leases", f"--pid-file={self.directory}/dnsmasq.pid"]
 
     def leases(self):
-        """The addresses that it has given."""
+        """Return the addresses that dnsmasq has leased."""
         with contextlib.suppress(FileNotFoundError), open(f"{self.directory}/dnsmasq.leases", encoding="utf-8") as file:
             return [line.split()[2] for line in file]
         return []
 
 
 class Kea(Program):
-    """start() reads the rest; a restart forgets all leases. seconds, t1, t2: of leases. subnet: "10.77", and pool:
-    "10.77.3", of its addresses. router: their gateway."""
+    """Kea. start() reads these attributes, and a restart forgets all leases. seconds, t1, t2: the times of leases.
+    subnet, pool: the first bytes of their addresses, such as "10.77" and "10.77.3". router: the gateway."""
 
     ready = "DHCP4_STARTED"
 

@@ -1,4 +1,4 @@
-"""The commands of docs/dhcp.md run."""
+"""Run the commands of docs/dhcp.md."""
 
 import os
 import re

@@ -15,7 +15,8 @@ from fastcni.testing.witnesses import eventually
 
 
 def test_a_pod_whose_namespace_is_gone_is_released(network, server, tmp_path):
-    """RELEASE cannot come from its link any more: it comes from the daemon's namespace, which reaches the server."""
+    """The pod's link can no longer send RELEASE. The daemon sends it from its own namespace, which reaches the
+    server."""
     pod = network.pod()
     with Daemon(tmp_path, command=on_a_node(network)) as daemon:
         ok("ADD", daemon.conf(), pod)
@@ -96,7 +97,7 @@ def test_a_lost_lease_leaves_the_link_and_the_next_is_put_on_it(network, tmp_pat
     with Server(network, seconds=2) as server, Daemon(tmp_path) as daemon:
         ok("ADD", daemon.conf(priority=7), pod)
         subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", FIRST, "dev", "eth0"], check=True)
-        server.leases.clear()           # the server was set up anew: it answers the renewal with NAK
+        server.leases.clear()           # as after a new installation: the server answers the renewal with NAK
         daemon.wait_for("lease_lost")
         daemon.wait_for("lease_acquired", 2)
         assert eventually(lambda: addresses(pod) == ["10.77.1.1/16"])
@@ -153,7 +154,7 @@ def rss(pid):
 
 
 def test_a_thousand_leases_take_less_than_20_mb_and_one_thread(network, server, tmp_path):
-    """The attachments are of one namespace: a lease is one of an attachment, whatever link it uses."""
+    """All attachments are in one namespace: each attachment has its own lease, whatever link it uses."""
     pod = network.pod()
     with Daemon(tmp_path) as daemon:
         ok("ADD", daemon.conf(), pod)
@@ -177,5 +178,5 @@ def test_a_thousand_leases_take_less_than_20_mb_and_one_thread(network, server, 
         assert failed == [] and len(leases(daemon)) == 1000
         print(f"1,000 leases in {took:.1f} s: {before:.1f} MB before, {after:.1f} MB after")
         assert after - before < 20
-        assert eventually(lambda: rss(daemon.process.pid)[1] == 1)     # sockets are closed by others, which end
+        assert eventually(lambda: rss(daemon.process.pid)[1] == 1)     # threads of closer.py close the sockets, and end
         assert len(own_files(daemon)) < 20

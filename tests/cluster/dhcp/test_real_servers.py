@@ -27,7 +27,7 @@ def bin_dir(tmp_path_factory):
 
 @pytest.fixture
 def node(network):
-    """The name of a namespace whose link eth0 is on the network: the node of the pods."""
+    """Return the name of the pods' node: a namespace whose link eth0 is on the network."""
     name = os.path.basename(network.pod())
     subprocess.run(["ip", "-n", name, "link", "set", "eth0", "up"], check=True)
     return name
@@ -49,7 +49,7 @@ def go_launched(tmp_path):
 
 
 def on_node(node, bin_dir, command, conf, pod, *, cid="c1", socket=""):
-    """Run a plugin file in the node's namespace; its document."""
+    """Run a plugin file in the node's namespace. Return its document."""
     wrapper = f"{bin_dir}/on-{node}-{conf['type']}"
     if not os.path.exists(wrapper):
         with open(wrapper, "w", encoding="ascii", opener=lambda path, how: os.open(path, how, 0o755)) as file:
@@ -76,7 +76,7 @@ def test_two_pods_on_a_macvlan_lease_from_dnsmasq(network, node, launched, bin_d
         assert sorted(server.leases()) == sorted(given) and len(set(given)) == 2
         for cid, pod in pods.items():
             on_node(node, bin_dir, "DEL", conf, pod, cid=cid)
-        assert eventually(lambda: server.leases() == [])       # the reference's RELEASE does not reach it
+        assert eventually(lambda: server.leases() == [])       # the reference's RELEASE does not reach the server
     assert leases(launched) == []
 
 
@@ -122,7 +122,7 @@ def test_a_pod_loses_its_address_when_kea_is_gone_and_gets_one_when_it_is_back(n
 
 
 def test_a_server_refuses_an_address_of_another_network_and_gives_one(network, launched, tmp_path):
-    """The node was rebooted, and moved to another network: dnsmasq answers NAK."""
+    """The node rebooted and moved to another network: dnsmasq answers NAK."""
     pod = network.pod()
     with Dnsmasq(network, tmp_path) as server:
         result = ok("ADD", launched.conf(), pod)
@@ -153,8 +153,9 @@ def test_a_server_that_was_reset_gives_another_address(network, launched, tmp_pa
 
 @pytest.mark.parametrize("at", ["T1", "T2"])
 def test_a_renewal_that_dnsmasq_refuses_gives_the_pod_another_address(network, launched, tmp_path, at):
-    """dnsmasq is restarted with another pool. At T1 it is asked by unicast, and its NAK is a broadcast, which a socket
-    at the pod's address did not receive. For T2 it moves to another address, and only a broadcast reaches it."""
+    """dnsmasq is restarted with another pool. At T1 the daemon asks by unicast, and dnsmasq answers with a broadcast
+    NAK, which a socket at the pod's address did not receive. For T2 dnsmasq moves to another address, so only a
+    broadcast reaches it."""
     pod = network.pod()
     server = Dnsmasq(network, tmp_path)
     server.t1, server.t2 = (3, 50) if at == "T1" else (1, 6)
@@ -177,7 +178,7 @@ def test_a_renewal_that_dnsmasq_refuses_gives_the_pod_another_address(network, l
 @pytest.mark.parametrize("whose", ["own", "reference"])
 def test_dnsmasq_renews_a_lease_whose_address_the_link_lacks(network, tmp_path, launched, go_launched, whose,
                                                              has_loopback):
-    """As beside the reference's daemon. dnsmasq sees no request from 0.0.0.0 that is sent to its own address."""
+    """The reference's daemon is the comparison. dnsmasq does not see a request from 0.0.0.0 to its own address."""
     pod, daemon = network.pod(), go_launched if whose == "reference" else launched
     if has_loopback:
         subprocess.run(["ip", "-n", os.path.basename(pod), "link", "set", "lo", "up"], check=True)
@@ -211,7 +212,7 @@ def test_a_renewal_with_another_router_changes_the_result_only(network, launched
 
 
 def test_the_warm_server_has_the_daemon_and_answers_while_a_lease_is_awaited(network, node, bin_dir, tmp_path):
-    """fastcni serve --dhcp. An ADD that waits for a silent network hinders no other request."""
+    """Run fastcni serve --dhcp. An ADD that waits for a silent network delays no other request."""
     directory, silent = str(tmp_path), network.netns("silent")
     subprocess.run(["ip", "-n", silent, "link", "add", "eth0", "type", "veth", "peer", "name", "eth1"], check=True)
     with open(f"{directory}/log", "wb") as log:
@@ -241,7 +242,7 @@ def test_the_warm_server_has_the_daemon_and_answers_while_a_lease_is_awaited(net
             assert eventually(lambda: dhcp.leases() == [])
         assert all(each.poll() is None for each in waiting)
         for each in waiting:
-            each.kill()                         # the caller leaves: the worker and the daemon let go
+            each.kill()                         # the caller leaves: the worker and the daemon stop waiting
             each.stdout.close()
             each.wait()
         daemon.wait_for("lease_abandoned", 3)

@@ -43,7 +43,7 @@ parse_path = parsing.parse_path
 
 
 def parse_path_with_namespaces(path):
-    """kmock takes all namespaces for a list within one."""
+    """Parse a path. kmock takes the path of all namespaces for a list within one namespace."""
     return parsing.ParsedPath("", "v1", "namespaces") if path == "/api/v1/namespaces" else parse_path(path)
 
 
@@ -55,8 +55,8 @@ def documents(name):
 
 
 class ApiServer(kmock.KubernetesEmulator):
-    """page: most objects of one answer of a list. tokens: those that are known; None: all. rules: of RBAC; None: all is
-    allowed. watch_s: when a watch is ended."""
+    """page: the most objects in one answer of a list. tokens: the valid tokens; None: all are valid. rules: those of
+    RBAC; None: everything is allowed. watch_s: seconds after which a watch ends."""
 
     def __attrs_post_init__(self):
         super().__attrs_post_init__()
@@ -71,7 +71,7 @@ class ApiServer(kmock.KubernetesEmulator):
             strict(crd["versions"][0]["schema"]["openAPIV3Schema"]), format_checker=FORMATS)
             for plural, crd in self.crds.items()}
         self.stored = {}                    # {(resource, namespace, name): object}
-        self.served = set(KINDS)            # resources that there are without any object
+        self.served = set(KINDS)            # resources that exist without any object
 
     async def _handle(self, request):
         self.log.append((request.method.value, request.url.path_qs))
@@ -87,8 +87,8 @@ class ApiServer(kmock.KubernetesEmulator):
             verb = {"FETCH": "get", "UPDATE": "patch"}.get(request.action.value, request.action.value.lower())
             what = "/".join(filter(None, (request.resource.plural, request.subresource)))
             self._authorize(request, verb, request.resource.group, what, request.namespace, request.name)
-        del self._requests[:-1]             # each one is compared with all of them
-        return await kmock.RawHandler._handle(self, request)      # not kmock's own changes of its objects
+        del self._requests[:-1]             # kmock compares each request with all earlier requests
+        return await kmock.RawHandler._handle(self, request)      # without kmock's own changes of its objects
 
     def _discovered(self, group, version):
         names = {kind.plural for kind in self.served | {kind for kind, _, _ in self.stored}
@@ -112,7 +112,7 @@ class ApiServer(kmock.KubernetesEmulator):
     # -- objects --------------------------------------------------------------------------------------
 
     def put(self, plural, body, namespace=None, version="v1"):
-        """Store an object of the cluster as it is, for tests; without a body it is removed."""
+        """Store an object of the cluster as it is, for tests; without a body, remove the object."""
         kind = resource(CORE.get(plural, plural.partition(".")[2]), version, plural.partition(".")[0])
         name = body["metadata"]["name"]
         key = (kind, namespace, name)
@@ -217,7 +217,7 @@ class ApiServer(kmock.KubernetesEmulator):
             body.pop("status", None)
         body["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1,
                              "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        return self._store((request.resource, request.namespace, name), body, "ADDED")      # with 200; a real one: 201
+        return self._store((request.resource, request.namespace, name), body, "ADDED")  # status 200; the real one: 201
 
     async def _serve_update(self, request):
         crd = self._check_kind(request)
@@ -242,7 +242,7 @@ class ApiServer(kmock.KubernetesEmulator):
         return self._store((request.resource, request.namespace, request.name), new, "MODIFIED")
 
     def _update_status(self, request):
-        """A strategic merge patch of a core object's status, which may change annotations, too, and never the spec."""
+        """Apply a strategic merge patch of a core object's status. It may change annotations, too, but not the spec."""
         need(request, "application/strategic-merge-patch+json")
         if request.subresource != "status" or request.params.get("fieldManager") != "fastcni":
             raise KubernetesError(status=400, reason="BadRequest", message="only the status, with a fieldManager")
@@ -273,7 +273,7 @@ class ApiServer(kmock.KubernetesEmulator):
     async def _serve_list(self, request):
         self._check_kind(request)
         start, version, most = 0, self.revision, min(int(request.params.get("limit", self.page)), self.page)
-        if since := request.params.get("resourceVersion"):          # from the cache, as a whole
+        if since := request.params.get("resourceVersion"):          # the whole list from the cache
             if int(since) > self.revision:
                 raise KubernetesError(status=504, reason="Timeout", message=f"Too large resource version: {since}, "
                                                                             f"current: {self.revision}")
@@ -299,11 +299,11 @@ class ApiServer(kmock.KubernetesEmulator):
         yield b""
         end = asyncio.get_running_loop().time() + min(self.watch_s, float(request.params["timeoutSeconds"]))
         while (left := end - asyncio.get_running_loop().time()) > 0:
-            if since < self.oldest:         # also in the middle of a watch: no bookmark leads past what is forgotten
+            if since < self.oldest:         # also in the middle of a watch: no bookmark may skip forgotten changes
                 yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired",
                                                    "message": f"too old resource version: {since}"}}
                 return
-            latest = self.revision          # a change that comes during a yield has the next round
+            latest = self.revision          # the next round sends changes that come during a yield
             for revision, kind, namespace, change, body, before in list(self.changes):
                 if revision > since and kind == request.resource and request.namespace in (None, namespace):
                     since = told = revision
@@ -329,7 +329,7 @@ class ApiServer(kmock.KubernetesEmulator):
 
 
 def strict(schema):
-    """A schema that refuses the fields that a real API server drops."""
+    """Return the schema, extended so that it rejects the fields that a real API server drops."""
     if isinstance(schema, list):
         return [strict(it) for it in schema]
     if not isinstance(schema, dict):
@@ -354,7 +354,7 @@ def matches(request, body):
 
 
 def shown(request, body):
-    """An object, or only its metadata if the request asks for that."""
+    """Return an object, or only its metadata if the request asks for metadata."""
     if "as=PartialObjectMetadata" not in request.headers.get("Accept", ""):
         return body
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": body["metadata"]}
@@ -392,7 +392,7 @@ def invalid(message):
 
 
 class Running:
-    """An ApiServer that listens on an address of this namespace, in a thread: `api` is for do() only."""
+    """An ApiServer that listens on an address of this namespace, in a thread. Only do() uses `api`."""
 
     def __init__(self, host="127.0.0.1"):
         self.host = host

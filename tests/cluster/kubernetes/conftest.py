@@ -15,7 +15,7 @@ REAL = os.environ.get("FASTCNI_TEST_KUBECONFIG")
 
 @pytest.fixture
 def mock():
-    """An API server of kmock for one test."""
+    """Yield an API server of kmock for one test."""
     from cluster.kubernetes.api_server import Running
 
     with Running() as running:
@@ -24,7 +24,7 @@ def mock():
 
 @pytest.fixture
 def kubernetes(request, tmp_path):
-    """The store of a configuration: {"type": "kubernetes", "kubeconfig": ...}, empty."""
+    """Yield an empty store of a configuration: {"type": "kubernetes", "kubeconfig": ...}."""
     if REAL:
         yield {"type": "kubernetes", "kubeconfig": REAL}
         store = open_store({"type": "kubernetes", "kubeconfig": REAL})
@@ -49,7 +49,7 @@ def store(kubernetes):
 
 @pytest.fixture
 def other(kubernetes):
-    """A second client."""
+    """Yield a second client of the store."""
     store = open_store(kubernetes)
     yield store
     store.close()
@@ -57,7 +57,7 @@ def other(kubernetes):
 
 @pytest.fixture
 def cluster(node, mock, tmp_path):          # noqa: F811
-    """The mock with pods and definitions, which can be gone or frozen."""
+    """Yield the mock with pods and definitions. It can be made unavailable or frozen."""
     from cluster.kubernetes.networks_cluster import Cluster
 
     with Cluster(mock, tmp_path) as found:
@@ -76,5 +76,5 @@ def conf(node, cluster):                    # noqa: F811
 
 @pytest.fixture
 def warm(cluster, local):                   # noqa: F811
-    """A server in this process. Its node is NODE. It ends before the API server."""
+    """Yield a server in this process, on the node NODE. The server ends before the API server."""
     return local()

@@ -13,7 +13,7 @@ def kubelet_lease(node, age=0, owner="Node"):
             "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": to_time(time.time() - age)}}
 
 
-# Event of events.k8s.io/v1, with what ValidateEvent of Kubernetes asks of new ones
+# Event of events.k8s.io/v1, as ValidateEvent of Kubernetes checks new Events
 EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"}, "versions": [{
     "name": "v1", "schema": {"openAPIV3Schema": {
         "type": "object",

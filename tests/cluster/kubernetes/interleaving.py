@@ -16,8 +16,8 @@ class Stopped(BaseException):
 
 
 class Actor:
-    """crash: it is killed before its request of this number, from 1; after=True: when that was sent, before the
-    answer."""
+    """crash: the number, from 1, of the request before which the actor is killed. after=True: it is killed when that
+    request was sent, before the answer."""
 
     def __init__(self, name, store, function, crash=0, after=False):
         self.name, self.store, self.function, self.crash, self.after = name, store, function, crash, after
@@ -47,7 +47,7 @@ class Actor:
         assert self.stops.acquire(timeout=TIMEOUT_S)
 
     def step(self):
-        """Let it send one request, and go on to its next one or its end."""
+        """Let the actor send one request, and continue until its next request or its end."""
         self.turn.release()
         assert self.stops.acquire(timeout=TIMEOUT_S)
 

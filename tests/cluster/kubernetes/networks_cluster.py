@@ -15,7 +15,7 @@ NODE = "node-1"                 # of Local
 
 
 class Cluster(Proxy):
-    """The API server of the mock, behind a proxy that can be gone or frozen. kubeconfig: a path."""
+    """The API server of the mock, behind a proxy that can fail or freeze. kubeconfig: a path."""
 
     def __init__(self, mock, directory):
         super().__init__(int(mock.url.rpartition(":")[2]))
@@ -33,7 +33,7 @@ class Cluster(Proxy):
         return self.away
 
     def go(self):
-        """No request is answered from now on, and no watch goes on."""
+        """From now on, answer no request, and end all watches."""
         self.away = True
         for each in self.open:
             with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ class Cluster(Proxy):
         self.away = False
 
     def define(self, conf, namespace="shop", **metadata):
-        """Create or change a NetworkAttachmentDefinition. conf: None: without a configuration."""
+        """Create or change a NetworkAttachmentDefinition. conf: None for a definition without a configuration."""
         text = conf if isinstance(conf, str) else json.dumps(conf) if conf else None
         name = metadata.pop("name", "") or conf["name"]
         self.mock.do(lambda api: api.put(f"{DEFINITIONS}.k8s.cni.cncf.io", {
@@ -60,7 +60,7 @@ class Cluster(Proxy):
             "metadata": {"name": name, "namespace": "shop", "uid": uid, "annotations": annotations}}, "shop"))
 
     def status(self, name="web"):
-        """The networks of the pod's status, None without it."""
+        """Return the networks in the pod's status, or None without a status."""
         def find(api):
             return next(it for key, it in api.stored.items() if (key[0].plural, key[2]) == ("pods", name))
 
@@ -68,7 +68,7 @@ class Cluster(Proxy):
         return json.loads(text) if text else None
 
     def log(self):
-        """The requests since the last call, without watches and lists."""
+        """Return the requests since the last call, without watches and lists."""
         def take(api):
             found = [(method, path) for method, path in api.log if "?watch" not in path and "limit=" not in path]
             api.log.clear()
@@ -85,7 +85,8 @@ PATCH = [("PATCH", "/api/v1/namespaces/shop/pods/web/status?fieldManager=fastcni
 
 
 def ready(warm, conf):
-    """Start the watches of a configuration, as the server does for those in files, and wait for their lists."""
+    """Start the watches of a configuration, as the server does for the configurations in files, and wait for their
+    lists."""
     warm.networks.configured = lambda: [conf]
     warm.networks.learn()
     source = next(iter(warm.networks.sources.values()))

@@ -85,7 +85,7 @@ class RealApi:
             return False
 
     def create(self, document):
-        """Create an object, and a namespace for it."""
+        """Create an object, and its namespace if it is missing."""
         namespace = document["metadata"].get("namespace", "")
         if namespace and self.admin.get(f"/api/v1/namespaces/{namespace}") is None:
             self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
@@ -95,7 +95,8 @@ class RealApi:
             raise AssertionError(document["kind"]) from e
 
     def pod_files(self, account, directory):
-        """Write what a kubelet mounts into a pod of a service account of kube-system: token, CA and namespace."""
+        """Write the files that a kubelet mounts into a pod of a service account of kube-system: token, CA and
+        namespace."""
         directory.mkdir(parents=True)
         path = f"/api/v1/namespaces/kube-system/serviceaccounts/{account}/token"
         answer = self.admin._expect("POST", path, {
@@ -105,7 +106,7 @@ class RealApi:
         (directory / "namespace").write_text("kube-system")
 
     def asked(self, account):
-        """The requests of a service account of kube-system that have ended: (verb, group, resource, status)."""
+        """Return the completed requests of a service account of kube-system: (verb, group, resource, status)."""
         user, found = f"system:serviceaccount:kube-system:{account}", []
         for line in (self.directory / "audit.log").read_text().splitlines():
             event = json.loads(line)

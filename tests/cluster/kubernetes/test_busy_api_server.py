@@ -18,7 +18,7 @@ MOST_BUSY = 4                   # requests that the API server of `busy` answers
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The requests to the API server so far."""
+    """Return the list of requests to the API server so far."""
     asked = []
     real = Http.request
 
@@ -31,7 +31,8 @@ def asked(monkeypatch):
 
 
 def test_a_new_node_gets_its_first_address_by_six_requests(mock, kubernetes, tmp_path, asked):
-    """There were eleven: fifty nodes that claimed their first block at once kept a busy API server busier."""
+    """The first ADD made eleven requests. Fifty new nodes that claimed their first block at the same time kept a busy
+    API server busy for longer."""
     for name in "ab":
         mock.do(lambda api, name=name: api.put("leases", kubelet_lease(name), "kube-node-lease"))
     Node(tmp_path, "a", kubernetes).add()
@@ -53,7 +54,7 @@ def test_a_new_node_without_a_kubelet_asks_once_more(kubernetes, tmp_path, asked
 
 
 def test_a_one_shot_node_asks_five_times_whether_its_blocks_are_its_own(mock, kubernetes, tmp_path, asked, monkeypatch):
-    """The page on whereabouts has this number."""
+    """docs/ipam-whereabouts.md has this number."""
     mock.do(lambda api: api.put("leases", kubelet_lease("a"), "kube-node-lease"))
     Node(tmp_path, "a", kubernetes).add()
     later = released.boottime() + allocate.CONFIRM_S
@@ -65,7 +66,7 @@ def test_a_one_shot_node_asks_five_times_whether_its_blocks_are_its_own(mock, ku
 
 
 def test_a_node_that_lost_its_state_finds_its_blocks(kubernetes, store, tmp_path):
-    """Its IPNode is there, so it is no new node."""
+    """The node's IPNode exists, so the node is not new."""
     first = Node(tmp_path, "a", kubernetes)
     first.add()
     [block] = store.blocks()
@@ -76,7 +77,7 @@ def test_a_node_that_lost_its_state_finds_its_blocks(kubernetes, store, tmp_path
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_an_add_tries_again_while_the_api_server_is_busy(mock, kubernetes, tmp_path, monkeypatch, status):
-    """Of fifty one-shot nodes, some failed after 5 s: each first answer that came late was the last one."""
+    """Of fifty one-shot nodes, some failed after 5 s: if the first answer came late, the ADD did not try again."""
     monkeypatch.setattr(kubernetes_api, "BUSY_WAITS_S", ())
     monkeypatch.setattr(claims, "FIRST_PAUSE_S", 0.001)
     mock.do(lambda api: api.next.extend([(status, {})] * 6))
@@ -142,7 +143,7 @@ def busy(mock, monkeypatch):
 
 
 def test_fifty_new_nodes_get_their_first_addresses_from_a_busy_api_server(busy, kubernetes, tmp_path):
-    """Of fifty one-shot nodes at the same time, one got a block."""
+    """Of fifty one-shot nodes that started at the same time, one got a block."""
     given, errors = [], []
 
     def add(number):

@@ -20,7 +20,7 @@ RULES = [{**rule, "namespace": "default"} for rule in documents("kubernetes-even
 
 @pytest.fixture
 def path(mock, tmp_path):
-    """A kubeconfig; its user may do what the manifest allows."""
+    """Return a kubeconfig whose user has the rights of the manifest."""
     mock.do(lambda api: setattr(api, "rules", RULES))
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(mock.url))
@@ -37,7 +37,7 @@ def events(path):
 
 
 def stored(mock):
-    """The Events that the API server has, the oldest first."""
+    """Return the Events of the API server, the oldest first."""
     found = mock.do(lambda api: [it for (kind, _, _), it in api.stored.items() if kind.plural == "events"])
     return sorted(found, key=lambda it: int(it["metadata"]["resourceVersion"]))
 
@@ -235,7 +235,7 @@ def test_each_line_of_the_log_is_received(events, capsys):
 
 
 def test_a_server_reports(host_netns, mock, path, tmp_path):
-    """A DEL that fails twice is an event."""
+    """A DEL that fails twice causes an Event."""
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "ipam": {"type": "nobody-has-this"}}
     with Server(tmp_path, "--kubernetes-events", path) as server:
         for _ in range(2):

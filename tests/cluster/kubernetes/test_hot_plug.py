@@ -15,7 +15,7 @@ from fastcni.testing.witnesses import eventually
 
 @pytest.fixture
 def hot(node, cluster, plugins):
-    """A configuration with `hotPlug`; definitions of b, c and d are in the API."""
+    """Return a configuration with `hotPlug`. The API has definitions of b, c and d."""
     for letter in "bcd":
         cluster.define(network(node, letter))
     made = multus(node, network(node, "a"), kubeconfig=str(cluster.kubeconfig), hotPlug=True, binDir=plugins,
@@ -73,7 +73,7 @@ def test_without_the_key_a_running_pod_keeps_its_networks(node, pod, cluster, ho
 
 def test_an_annotation_that_changed_while_no_server_ran_is_followed_at_its_start(node, pod, cluster, hot,
                                                                                  local):
-    """The ADD was one-shot: the server knows the pod by its files alone."""
+    """The ADD was one-shot: the server knows the pod only by its files."""
     cluster.create_pod(**{NETWORKS: "b"})
     node.add(hot, pod, env=args())
     annotate(cluster, "c")
@@ -83,7 +83,7 @@ def test_an_annotation_that_changed_while_no_server_ran_is_followed_at_its_start
 
 
 def test_a_change_before_the_end_of_the_add_is_followed(node, pod, cluster, hot, warm):
-    """The runtime passes the annotations of the moment at which it made the sandbox."""
+    """The runtime passes the annotations that the pod had when the runtime made the sandbox."""
     cluster.create_pod(**{NETWORKS: "c"})
     ready(warm, hot)
     old = {"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {NETWORKS: "b"}}}
@@ -133,7 +133,7 @@ def test_a_pod_of_the_same_name_with_another_uid_is_not_changed(node, pod, clust
 
 
 def test_after_many_quick_changes_a_pod_has_the_networks_of_the_last(node, pod, cluster, hot, warm):
-    """The second half comes while the server works on the change to d@x0,b,c."""
+    """The second half of the changes comes while the server works on the change to d@x0,b,c."""
     cluster.create_pod(**{NETWORKS: "b"})
     ready(warm, hot)
     warm.ok("ADD", hot, pod, env=args())
@@ -175,7 +175,7 @@ echo '{{"cniVersion": "1.1.0"}}'
 
 
 def test_a_del_ends_the_change_of_a_pods_networks(node, pod, cluster, hot, warm, tmp_path):
-    """The plugin of the network that comes does not answer. The DEL waits neither for it nor for its deadline."""
+    """The plugin of the new network does not answer. The DEL waits neither for the plugin nor for its deadline."""
     directory = tmp_path / "bin"
     install(directory)
     (directory / "acme").write_text(WAITS.format(directory=directory))
@@ -201,7 +201,7 @@ def test_a_del_ends_the_change_of_a_pods_networks(node, pod, cluster, hot, warm,
 
 
 def test_a_damaged_or_missing_list_is_in_the_log(node, pod, cluster, hot, warm):
-    """The server did nothing at a changed annotation, and logged nothing."""
+    """After a change of the annotation, the server did nothing, and logged nothing."""
     cluster.create_pod(**{NETWORKS: "b"})
     ready(warm, hot)
     warm.ok("ADD", hot, pod, env=args())

@@ -12,7 +12,8 @@ GROUP = "whereabouts.cni.cncf.io"
 
 @pytest.fixture
 def cluster(mock, kubernetes, store, tmp_path, capfd):
-    """A function that runs `fastcni ipam` on a node whose configuration is for whereabouts: (status, document)."""
+    """Return a function that runs `fastcni ipam` on a node with a configuration of whereabouts, and returns (status,
+    document)."""
     def put(plural, namespace, name, spec, version="v1"):
         body = {"metadata": {"name": name, **({"namespace": namespace} if namespace else {})}, "spec": spec}
         mock.do(lambda api: api.put(plural, body, namespace, version))

@@ -1,4 +1,5 @@
-"""What takes several requests, in each order that the requests of two clients can have (stores/kubernetes.py)."""
+"""Changes that take several requests, in each order that the requests of two clients can have
+(stores/kubernetes.py)."""
 
 import time
 
@@ -43,7 +44,7 @@ def lose(store, node):
 
 
 def dead_node(store, name, space):
-    """A node that was declared dead, with a block."""
+    """Return a node that was declared dead, with a block."""
     me = store.join(name, "boot")
     store.claim(me, [(space, CIDR)])
     lose(store, name)
@@ -110,7 +111,7 @@ def test_a_node_that_comes_back_keeps_what_it_adopts_from_a_slow_declaration(sto
     def check(declare, back):
         if declare.error:                       # the node was back before
             assert isinstance(declare.error, Changed)
-        if back.error:                          # it was declared dead after it was back
+        if back.error:                          # declared dead after its return
             assert isinstance(back.error, Fenced)
         else:
             block, space = back.result
@@ -124,7 +125,7 @@ def test_a_node_that_comes_back_keeps_what_it_adopts_from_a_slow_declaration(sto
 
 @pytest.mark.parametrize("state", [HELD, ASKED])
 def test_a_block_is_not_given_back_with_an_address_in_it(store, other, third, state):
-    """HELD: in a shared block. ASKED: in another node's."""
+    """HELD: the address is in a shared block. ASKED: it is in another node's block."""
     me, owner = third.join("me", "boot"), third.join("owner", "boot")
 
     def story(number):
@@ -259,7 +260,7 @@ def test_two_that_forget_a_node_remove_nothing_of_its_next_life(store, other, th
 
     def check(back, forget):
         assert forget.error is None or isinstance(forget.error, Changed)
-        if isinstance(back.error, Taken):       # the other one had not removed it yet
+        if isinstance(back.error, Taken):       # the other call had not removed it yet
             return
         assert back.error is None
         me, (block,), space = back.result
@@ -291,7 +292,7 @@ def test_a_claim_that_is_killed_at_any_request_can_be_repeated(store, other, aft
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 def test_what_is_killed_at_any_request_is_done_by_the_next_call(store, other, after):
-    """declare_dead() and forget(), of a node with a block, a claim and a use."""
+    """Kill declare_dead() and forget() of a node with a block, a claim and a use."""
     for number in range(1, 40):
         name, space = f"n{number}", f"s{number}"
         me = other.join(name, "boot")

@@ -175,7 +175,7 @@ def test_keys_of_the_configuration_count_before_the_kubeconfigs(read, tmp_path):
 
 
 class Empty(BaseHTTPRequestHandler):
-    """An API server without objects. It notes the names in its clients' certificates."""
+    """An API server without objects. It records the names in its clients' certificates."""
 
     names = None
 

@@ -1,4 +1,4 @@
-"""What an API server answers besides 200: the store's way through it. And names, times, and signs of life."""
+"""The store's reaction to errors of the API server. Also names, times and heartbeats."""
 
 import re
 import threading
@@ -37,7 +37,7 @@ def store(mock, tmp_path):
 
 
 def lists(mock, kind="ipblocks"):
-    """How often a kind was listed from its beginning."""
+    """Return how often a kind was listed from its beginning."""
     return len([1 for method, path in mock.do(lambda api: list(api.log)) if method == "GET"
                 and f"/{kind}?" in path and "watch" not in path and "continue" not in path])
 
@@ -52,7 +52,7 @@ def test_a_busy_server_is_asked_again(mock, store):
 @pytest.mark.parametrize("told, least, most", [("4", 4, 6), ("1", 1, 1.5), ("3600", 10, 15), ("0", 0.1, 0.15),
                                                ("soon", 0.1, 0.1)])
 def test_a_busy_server_is_asked_again_when_it_says(mock, store, monkeypatch, told, least, most):
-    """It was asked again after 0.1 s, whatever its Retry-After was."""
+    """The store asked again after 0.1 s, whatever Retry-After was."""
     pauses = []
     monkeypatch.setattr(kubernetes_api.waiting, "readable", lambda fd, seconds, kind: pauses.append(seconds))
     mock.do(lambda api: api.next.append((429, {"Retry-After": told})))
@@ -95,7 +95,7 @@ def test_a_token_that_is_not_known_any_more_is_read_again(mock, store, tmp_path)
     (tmp_path / "kubeconfig").write_text(kubeconfig(mock.url, user={"tokenFile": "token"}))
     mock.do(lambda api: setattr(api, "tokens", {"three"}))
     assert store.nodes() == []
-    (tmp_path / "token").write_text("four")     # before its minute is over
+    (tmp_path / "token").write_text("four")     # before the minute of the previous token is over
     mock.do(lambda api: setattr(api, "tokens", {"four"}))
     assert store.nodes() == []
 
@@ -152,7 +152,7 @@ def test_a_page_that_comes_too_late_starts_the_list_again(mock, store):
 def test_a_lower_revision_is_noted_only_from_a_later_list(store):
     store.api._note_revision(20, time.monotonic())
     begun = time.monotonic() - 1
-    store.api._note_revision(10, begun)         # it began before 20 was known
+    store.api._note_revision(10, begun)         # this request began before revision 20 was known
     assert store.api.revision == 20
     store.api._note_revision(5, time.monotonic())
     assert store.api.revision == 5              # restored from a backup
@@ -161,7 +161,7 @@ def test_a_lower_revision_is_noted_only_from_a_later_list(store):
 # Watches
 
 class Watching:
-    """store.watch() in a thread. blocks: as events have told them."""
+    """store.watch() in a thread. blocks: the blocks according to the events."""
 
     def __init__(self, store):
         self.store, self.blocks, self.came, self.over = store, {}, threading.Condition(), threading.Event()
@@ -210,7 +210,7 @@ def test_a_watch_that_ends_goes_on_from_its_last_revision(mock, store):
 
 @pytest.mark.parametrize("watch_s", [0.2, 240.0], ids=["a later watch", "the watch that waits"])
 def test_a_watch_from_a_forgotten_revision_lists_again_and_tells_what_is_gone(mock, store, watch_s):
-    """The mock ended no watch that waited: a test failed if its watch began before the test set a short watch_s."""
+    """The mock did not end a waiting watch: a test failed if its watch began before the test set a short watch_s."""
     mock.do(lambda api: setattr(api, "watch_s", watch_s))
     store.share("s", "10.0.0.0/26")
     store.share("s", "10.1.0.0/26")
@@ -257,7 +257,7 @@ def test_an_exception_of_the_callback_ends_the_watch(store):
 # Lost answers
 
 def lose_answer(store, number):
-    """The answer of the request of this number does not come."""
+    """Lose the answer of the request with this number."""
     expect, count = store.api._expect, [0]
 
     def lossy(*args, **named):
@@ -343,7 +343,8 @@ def test_a_sign_that_moves_is_life_and_one_that_stands_is_none_whatever_clocks_s
 
 
 def test_a_lease_by_a_slow_clock_is_life_after_a_heartbeat_by_the_servers_clock(mock, store, monkeypatch):
-    """The later of the two times was compared, so the node was lost while its clock was behind its first heartbeat."""
+    """The store compared the later of the two times, so the node was LOST while its clock was behind its first
+    heartbeat."""
     now = 1000.0
     monkeypatch.setattr(kubernetes_nodes.time, "monotonic", lambda: now)
     store.join("a", "boot")
@@ -373,7 +374,7 @@ def node_reads(mock):
 
 @pytest.mark.parametrize(("age", "owner", "reads"), [(9, "Node", 0), (9, "Pod", 1), (NODE_TTL_S, "Node", 1)])
 def test_a_new_lease_of_a_node_says_that_the_node_exists(mock, store, age, owner, reads):
-    """The kubelet's Lease belongs to the Node. An old Lease may be left of a Node that was removed."""
+    """The kubelet's Lease belongs to the Node. The Lease of a removed Node may remain."""
     lease(mock, "a", age, owner)
     store.join("a", "boot")
     assert node_reads(mock) == reads
@@ -430,7 +431,8 @@ def test_times_of_now_come_back_exactly():
 
 
 def test_watches_that_begin_at_the_same_time_end_at_random_times(mock, store, monkeypatch):
-    """All nodes' watches ended after 240 s, also those that had begun at the same moment. The random number is ours."""
+    """All nodes' watches ended after 240 s, also watches that had begun at the same time. The random time is fastcni's
+    own."""
     for share, seconds in ((1.0, 240), (1.5, 360), (2.0, 480)):
         monkeypatch.setattr("random.uniform", lambda low, high, share=share: low + (high - low) * (share - 1.0))
         mock.do(lambda api: (api.log.clear(), setattr(api, "watch_s", 0.01)))

@@ -39,7 +39,8 @@ def test_the_manifests_are_what_the_api_takes(manifest, version):
 
 
 def unstructured(schema, path=""):
-    """Where a schema breaks the rules of structural schemas: each part has a type, and nothing is left open."""
+    """Yield where a schema breaks the rules of structural schemas: a part without a type, or a part that allows any
+    field."""
     if "type" not in schema:
         yield f"{path}: no type"
     for key in ("allOf", "anyOf", "oneOf", "not", "$ref", "additionalProperties", "patternProperties"):
@@ -69,7 +70,7 @@ def test_the_schemas_are_structural_and_each_column_shows_a_field_of_them(crd):
 
 
 def rules():
-    """The rules of the nodes' service account, with the namespace of a Role's."""
+    """Return the rules of the nodes' service account. A rule of a Role has its namespace."""
     for manifest in documents("cluster-ipam.yaml"):
         if manifest["kind"] in ("ClusterRole", "Role"):
             for rule in manifest["rules"]:
@@ -77,7 +78,7 @@ def rules():
 
 
 def use_everything(store, past):
-    """Call each method of a store, with each way that it can take."""
+    """Call each method of a store so that it takes each of its branches."""
     single = Single("s", "10.0.0.70", "10.0.0.64/26", HELD, container="c", ifname="eth0", pod="ns/p", since=1.0)
     store.grid("s", {"4": 26})
     store.grid("s", {"4": 26, "6": 122})
@@ -105,7 +106,7 @@ def test_the_nodes_account_may_do_what_the_store_needs_and_no_more(mock, tmp_pat
     mock.do(lambda api: setattr(api, "rules", list(rules())))
     mock.do(lambda api: api.put("nodes", {"metadata": {"name": "a"}}))
     watched = {("watch", "ipam.fastcni.dev", kind) for kind in ("ipnodes", "ipblocks", "ipclaims")}
-    store.history()                     # of a server whose IPNode is there: no object is new
+    store.history()                     # of a server with an existing IPNode: the store makes no object
     use_everything(store, past)
     store.watch(lambda event: None, lambda: watched <= mock.do(lambda api: api.asked))
     granted = {(verb, group, what) for rule in rules() for verb in rule["verbs"] for group in rule["apiGroups"]

@@ -1,4 +1,4 @@
-"""multus with pods and definitions from the Kubernetes API: what it asks, what it writes, and when the API is gone."""
+"""multus with pods and definitions from the Kubernetes API: its requests, its status, and an API server that fails."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_the_api_names_a_pods_networks_and_gets_their_status(node, pod, cluster,
 
 
 def test_the_status_names_the_gateways_of_default_routes_as_that_of_multus(node, pod, cluster, conf):
-    """It named only gateways of `default-route`, not that of the first network."""
+    """The status had only the gateways of `default-route`, not the gateway of the first network."""
     first = network(node, "a", isDefaultGateway=True)
     for annotation, gateways in (("b", [["10.1.1.1"], None]),
                                  ('[{"name": "b", "default-route": ["10.1.2.1"]}]', [None, ["10.1.2.1"]])):
@@ -114,7 +114,7 @@ def test_a_definition_without_a_configuration_is_in_a_file(node, pod, cluster, c
 
 
 def test_networks_that_name_a_resource_get_the_pods_devices(node, pod, cluster, conf, tmp_path, monkeypatch):
-    """Of a static pod, the kubelet's uid counts. DEL has the devices from the pod's files."""
+    """For a static pod, the plugin uses the uid that the kubelet uses. DEL reads the devices from the pod's files."""
     monkeypatch.setattr("fastcni.kit.networks.devices.CHECKPOINT", str(tmp_path / "checkpoint"))
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [
         {"PodUID": "uid-2", "ResourceName": "a/x", "DeviceIDs": {"-1": ["dev2", "dev1"]}}]}}))
@@ -134,7 +134,7 @@ def test_networks_that_name_a_resource_get_the_pods_devices(node, pod, cluster, 
 @pytest.mark.parametrize("written_by", ["device plugin", "CNI plugin"])
 def test_the_status_has_the_information_of_a_networks_device(node, pod, cluster, conf, tmp_path, monkeypatch,
                                                              written_by):
-    """The copy of the device plugin's file goes with the pod; the CNI plugin may replace it."""
+    """The copy of the device plugin's file is removed with the pod. The CNI plugin may replace the copy."""
     monkeypatch.setattr("fastcni.kit.networks.devices.CHECKPOINT", str(tmp_path / "checkpoint"))
     monkeypatch.setattr("fastcni.kit.networks.device_info.ROOT", str(tmp_path / "devinfo"))
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [
@@ -166,7 +166,7 @@ echo '{{"cniVersion": "1.1.0", "interfaces": [{{"name": "net1", "sandbox": "/x"}
 
 
 def test_clusternetwork_is_in_the_api_then_in_files(node, pod_netns, cluster, conf):
-    """As with Multus, the status has the name in the file, or that of the object in the API."""
+    """As with Multus, the status has the name in the file, or the name of the object in the API."""
     define(node, network(node, "c") | {"name": "x"})
     for number, name in ((3, "x"), (2, "kube-system/x")):
         pod = pod_netns()
@@ -299,7 +299,7 @@ def test_changes_of_definitions_are_seen(node, pod_netns, cluster, conf, warm):
 
 
 def test_the_server_goes_on_with_what_it_has_seen(node, pod_netns, cluster, conf, warm):
-    """A definition that is removed meanwhile is missed in the next list."""
+    """The next list shows that a definition was removed while the API server was unavailable."""
     cluster.create_pod(**{NETWORKS: "b"})
     source = ready(warm, conf())
     cluster.go()
@@ -353,7 +353,7 @@ def test_copies_of_definitions_that_no_longer_exist_go_with_the_first_list(node,
 
 
 def test_a_server_that_cannot_keep_copies_goes_on(node, pod, cluster, conf, warm):
-    """A file in the place of the directory ended the watch each second."""
+    """A file in place of the directory ended the watch each second."""
     directory = Path(node.data_dir, "multus", "definitions")
     directory.parent.mkdir(parents=True)
     directory.write_text("")

@@ -51,8 +51,8 @@ def by_tls(mock, tmp_path):
 @pytest.mark.parametrize("kind", ["json", "yaml"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_pod_comes_and_goes(plugin, mock, tmp_path, request, scheme, kind):
-    """Under python_core.elf each request ended with code 999, module 'sys' has no attribute 'prefix': it imported the
-    module site, which Python has built in and which needs the main phase of Python's start."""
+    """Under python_core.elf each request ended with code 999, module 'sys' has no attribute 'prefix'. The request
+    imported the module site, which is built into Python and needs the main phase of Python's start."""
     url = request.getfixturevalue("by_tls") if scheme == "https" else mock.url
     text = kubeconfig(url, cluster={"certificate-authority": "ca.pem"} if scheme == "https" else {})
     path = tmp_path / "kubeconfig"

@@ -29,7 +29,7 @@ def number(value):
 
 
 def field(index, value):
-    """A field of protocol buffers: text, bytes or a number."""
+    """Return a field of protocol buffers: text, bytes or a number."""
     if isinstance(value, int):
         return number(index << 3) + number(value)
     data = value.encode() if isinstance(value, str) else value
@@ -37,7 +37,8 @@ def field(index, value):
 
 
 def pod(name, *containers, namespace="shop"):
-    """A PodResources. containers: {resource: ids} each, with CPUs and NUMA nodes, which nobody asks for."""
+    """Return a PodResources. containers: a {resource: ids} for each container. CPUs and NUMA nodes are added, which the
+    client ignores."""
     found = field(1, name) + field(2, namespace)
     for devices in containers:
         one = field(1, "c") + field(3, b"\x01\x02\x03")
@@ -50,7 +51,8 @@ def pod(name, *containers, namespace="shop"):
 
 @pytest.fixture
 def kubelet(tmp_path, monkeypatch):
-    """kubelet(answer): serve List on a socket; its path. answer: bytes, or a function as grpcio's handlers are."""
+    """Return a function kubelet(answer) that serves List on a socket, and returns the socket's path. answer: bytes, or
+    a function with the parameters of grpcio's handlers."""
     path, servers = str(tmp_path / "kubelet.sock"), []
     monkeypatch.setattr(pod_resources, "SOCKET", path)
 
@@ -77,7 +79,7 @@ def test_the_devices_of_a_pod_are_those_of_all_its_containers(kubelet):
 
 
 def test_an_answer_of_many_frames_is_read(kubelet):
-    """It is longer than the window of a stream, 65,535 bytes: the client has to allow more."""
+    """The answer is longer than the window of a stream, 65,535 bytes, so the client has to send window updates."""
     many = [f"dev{index:05}" for index in range(40000)]
     assert devices_of("shop", "web", kubelet(pod("web", {"a/x": many})))["a/x"] == set(many)
 

@@ -115,7 +115,7 @@ def test_cluster_wide_addresses_with_the_rights_and_the_credentials_of_deploy(ap
             ended(server)
     asked = api.asked("fastcni-cluster-ipam")
     assert [it for it in asked if it[3] == 403] == []
-    if not warm:                                # a server asks at times of its own
+    if not warm:                                # a server makes requests at other times
         adds = [count for command, count in counts if command == "ADD"]
         assert adds[0] <= 9 and sum(adds[1:]) <= 6 and adds.count(0) == 7, counts      # two more blocks of 4 addresses
         assert not any(count for command, count in counts if command == "DEL")
@@ -158,7 +158,8 @@ class Node:
         assert eventually((self.directory / "run/flannel/subnet.env").exists, 60), self.log()
 
     def call(self, command, name, netns, bin_dir):
-        """What a runtime does with docs/kubernetes.md's network for more than one node, and with `policy`."""
+        """Call the plugins as a runtime does, with docs/kubernetes.md's network for more than one node, and with
+        `policy`."""
         conf = {"cniVersion": "1.0.0", "name": "k8s-pod-network"}
         plugins = [{"type": "flannel", "dataDir": f"{self.directory}/flannel",
                     "delegate": {"hairpinMode": True, "isDefaultGateway": True},
@@ -212,7 +213,7 @@ def allowed(name, labels):
 
 
 def test_an_agent_outside_of_a_pod_renews_its_token_as_the_page_says(api, tmp_path):
-    """With the kubeconfig and the right of docs/cluster.md."""
+    """The test uses the kubeconfig and the rights of docs/cluster.md."""
     page = (ROOT / "docs/cluster.md").read_text()
     for words in ("--verb create", "--resource serviceaccounts/token --resource-name fastcni-agent"):
         assert words in page

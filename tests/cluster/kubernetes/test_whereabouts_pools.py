@@ -1,4 +1,4 @@
-"""Reading what whereabouts has given out."""
+"""Read the addresses that whereabouts has given."""
 
 import pytest
 from cluster.kubernetes.api_server import kubeconfig
@@ -33,7 +33,7 @@ def put_reservation(mock, name, pod="ns/p"):
 
 @pytest.fixture
 def empty(mock):
-    """A cluster with whereabouts that has given out nothing."""
+    """Return a cluster with whereabouts that has given no address."""
     put_pool(mock, "10.0.0.0-24", "10.0.0.0/24")
     put(mock, "overlappingrangeipreservations", "192.0.2.1", "elsewhere", spec={"podref": ""})
 

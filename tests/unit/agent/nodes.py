@@ -23,7 +23,7 @@ LENGTHS = {4: 24, 6: 64}
 
 
 def conf(backend="vxlan", families=(4,), **keys):
-    """A NetworkConf of one or both families."""
+    """Return a NetworkConf of one or both families."""
     found = {}
     for family in families:
         network = ip_network(NETWORKS[family])
@@ -34,7 +34,7 @@ def conf(backend="vxlan", families=(4,), **keys):
 
 
 def record(number, backend, data, families=(4,), public=None):
-    """The record of node `number`: its subnets are 10.244.NUMBER.0/24 and fd00:10:244:NUMBER::/64."""
+    """Return the record of node `number`: its subnets are 10.244.NUMBER.0/24 and fd00:10:244:NUMBER::/64."""
     subnets = {4: ip_network(f"10.244.{number}.0/24"), 6: ip_network(f"fd00:10:244:{number:x}::/64")}
     return Node(f"node-{number}", {family: subnets[family] for family in families},
                 public or {4: ip_address(f"192.0.2.{number}"), 6: ip_address(f"2001:db8::{number:x}")}, backend, data)
@@ -59,7 +59,7 @@ class Machine:
         ip("link", "set", "eth0", "up", netns=netns)
 
     def open(self, network, directory):
-        """The backend, in this namespace."""
+        """Return the backend, opened in this namespace."""
         self.families = tuple(network.families)
         with Inside(self.netns):
             underlay = choose(Options(iface=["eth0"]), self.families)
@@ -87,7 +87,7 @@ class Machine:
         return self.ip_json("neigh", "show", "dev", "flannel.1", "nud", "permanent")
 
     def peers(self, name):
-        """The peers of a wireguard link, as the kernel has them."""
+        """Return the peers of a wireguard link, as the kernel has them."""
         with Inside(self.netns), closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
             index = socket.if_nametoindex(name)
             return wireguard.read_device(sock, genl.family_id(sock, wireguard.FAMILY), index).peers
@@ -97,7 +97,7 @@ class Machine:
 
 
 class Loop:
-    """A Keeper in a thread that is in the namespace: it attends to announcements until close()."""
+    """A Keeper in a thread that is in the namespace: it handles notifications until close()."""
 
     def __init__(self, netns, log):
         self.netns, self.calls, self.results = netns, queue.Queue(), queue.Queue()

@@ -50,7 +50,7 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_fifo_in_place_of_a_file_of_the_agent_is_not_waited_for(tmp_path, name):
-    """The agent waited for ever at its start, without a word."""
+    """The agent waited for ever at its start, without a message."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / name)
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""The loop of the agent, with stubs of what it calls."""
+"""The agent's loop, with stubs of the parts that it calls."""
 
 import json
 import threading
@@ -47,7 +47,7 @@ class StubBackend:
 
 
 def test_a_list_that_comes_while_the_subnet_changes_is_not_lost(tmp_path, monkeypatch):
-    """The list before it took its place, until the next change of a node."""
+    """The earlier list replaced it, until the next change of a node."""
     (tmp_path / "nodes.json").write_text(json.dumps({}))
     hooks = {}
 

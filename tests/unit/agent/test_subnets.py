@@ -78,8 +78,8 @@ def test_a_node_whose_subnet_cannot_be_true_is_left_out(others, left_out):
 
 
 def test_a_former_record_of_this_node_is_left_out():
-    """After a change of SubnetLen the former record lasts a day. Its packets went through the node's own tunnel end, to
-    itself, until their TTL ended."""
+    """After a change of SubnetLen the previous record lasts a day. Packets to its subnet went through the node's own
+    tunnel end, to the node itself, until their TTL ended."""
     public = {4: ip_address("192.0.2.1")}
     me, former = replace(ME, public=public), replace(node("10.0.64.0-20", "10.0.64.0/20"), public=public)
     found, skipped = subnets.usable(CONF, me, [me, former, replace(node("a", "10.0.1.0/24"), public={

@@ -1,4 +1,4 @@
-"""Which link and which address a node uses to reach the others, on the real kernel."""
+"""The link and the address that a node uses to reach the other nodes, on the real kernel."""
 
 from ipaddress import ip_address, ip_network
 

@@ -48,7 +48,7 @@ def test_the_history_goes_back_only_for_an_answer_that_was_asked_for_later():
     client = Client({"endpoints": ["http://127.0.0.1:1"]})
     client._note(header(5), 1.0)
     noted = client._noted
-    client._note(header(4), noted - 1)          # asked for before 5 came, and slower
+    client._note(header(4), noted - 1)          # the request was made before revision 5 arrived, and was slower
     assert client.history == ("7", 5)
     client._note(header(4), noted + 1)
     assert client.history == ("7", 4)

@@ -23,7 +23,7 @@ AWAY = "http://127.0.0.1:1"     # tcpmux: refused
 
 @pytest.fixture
 def free():
-    """An Event at which hanging answers are given, at the latest at the end."""
+    """Yield an Event. Hanging answers are sent when it is set, at the latest at the end of the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -78,7 +78,7 @@ def answer_with(monkeypatch, *addresses):
 
 
 def test_the_host_of_an_endpoint_may_have_a_name_with_several_addresses(service, monkeypatch):
-    answer_with(monkeypatch, "127.0.0.2", "127.0.0.1")      # the service listens at the second one
+    answer_with(monkeypatch, "127.0.0.2", "127.0.0.1")      # the service listens at the second address
     http = Http([endpoint_by_name(service)])
     assert http.request("POST", "/a").status == 200
     assert service.asked[0][1]["Host"].startswith("store.example:")
@@ -208,7 +208,7 @@ def test_a_stream_that_is_refused_has_an_answer_and_one_that_is_cut_fails(servic
     http = Http([service.url])
     with http.stream("POST", "/no", stop=lambda: False) as stream:
         assert stream.status == 409 and stream.answer().document == {"message": "taken"}
-    service.answers["/cut"] = lambda body: iter([b'{"n": 1}\n'])       # no last chunk, and then nothing
+    service.answers["/cut"] = lambda body: iter([b'{"n": 1}\n'])       # no last chunk, and no further data
     with http.stream("POST", "/cut", stop=lambda: False, idle=0.1) as stream:
         documents = iter(stream)
         assert next(documents) == {"n": 1}
@@ -259,7 +259,7 @@ def test_a_store_is_imported_without_urllib3_which_is_found_when_it_is_needed():
 
 
 def test_a_plugin_file_notes_where_the_packages_are(monkeypatch):
-    """The interpreter of plugin files is that behind a virtual environment, where they are not."""
+    """The interpreter of plugin files is the one behind a virtual environment, which does not have the packages."""
     import urllib3
 
     monkeypatch.setattr(modules, "ROWS", ())

@@ -25,9 +25,9 @@ class Log:
 
 
 class Clock:
-    """done: what the client did, in order. sent: the messages. kept: the Lease in its file. answers: what waiting
-    plugins were told. gone: the pod's link is missing. broken: an OSError for each send.
-    unbound: one for the socket at the address."""
+    """A World whose clock a test sets. done: the client's actions, in order. sent: the messages. kept: the Lease in its
+    file. answers: the answers to waiting plugins. gone: whether the pod's link is missing. broken: an OSError for each
+    send. unbound: an OSError for the socket at the address."""
 
     def __init__(self, **settings):
         self.settings, self.log = Settings(**settings), Log()
@@ -108,7 +108,7 @@ def new_client(clock, **keys):
 
 
 def answer(client, kind, *, address=ADDRESS, server=SERVER, seconds=100, **options):
-    """A message of the server to the client. options: codes as "o58"."""
+    """Return a message of the server to the client. options: codes as "o58"."""
     found = {packets.MESSAGE_TYPE: bytes((kind,)), packets.SERVER_ID: server}
     if kind != packets.NAK:
         found |= {packets.LEASE_TIME: seconds.to_bytes(4, "big"), packets.SUBNET_MASK: b"\xff\xff\xff\0",
@@ -124,7 +124,7 @@ def pass_to(clock, client, when=None):
 
 
 def bind(clock, client, **keys):
-    """The client acquires a lease."""
+    """Let the client acquire a lease."""
     client.acquire()
     answer(client, packets.OFFER, **keys)
     answer(client, packets.ACK, **keys)

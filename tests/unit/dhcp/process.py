@@ -17,7 +17,7 @@ RUN = "import sys; from fastcni.dhcp.daemon import main; sys.exit(main(sys.argv[
 class Daemon:
     """`with Daemon(directory) as daemon:` a process that listens when the block begins.
 
-    directory: of its socket, leases and log. command: what runs it; by default this Python.
+    directory: that of its socket, leases and log. command: the words that run it; by default this Python.
     """
 
     def __init__(self, directory, *flags, command=(sys.executable, "-c", RUN), socket="dhcp.sock", own=True):
@@ -43,7 +43,7 @@ class Daemon:
         assert eventually(lambda: self.process.poll() is not None or self.answers())
         assert self.process.poll() is None, self.log()
         self.starts += 1
-        if self.own:                            # it answers before it has read its leases
+        if self.own:                            # the daemon answers before it has read its leases
             self.wait_for("dhcp_ready", self.starts)
 
     def answers(self):
@@ -55,7 +55,7 @@ class Daemon:
         return False
 
     def stop(self, how=signal.SIGTERM):
-        """End it; its exit status."""
+        """End the daemon. Return its exit status."""
         self.process.send_signal(how)
         return self.process.wait(LIMIT_S)
 
@@ -73,8 +73,8 @@ class Daemon:
 
 
 def call(command, conf, netns="", *, plugin=None, cid="c1", ifname="eth0", **env):
-    """(exit status, the document on stdout or None, stderr) of one request. plugin: the path of a plugin file; None: in
-    this process."""
+    """Make one request. Return (exit status, the document on stdout or None, stderr). plugin: the path of a plugin
+    file; None: in this process."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": netns, "CNI_IFNAME": ifname,
            "CNI_PATH": "/nowhere", **env}
     stdin = json.dumps(conf).encode()

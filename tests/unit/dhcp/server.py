@@ -1,4 +1,4 @@
-"""A DHCP server for tests, with the faults that real servers have seldom: silence, NAK, bad packets.
+"""A DHCP server for tests, with faults that real servers seldom have: silence, NAK, bad packets.
 
 It is a thread on a packet socket in a network namespace.
 """
@@ -46,7 +46,7 @@ class Network:
         return name
 
     def pod(self):
-        """The path of a new namespace with a link eth0, which is down."""
+        """Return the path of a new namespace with a link eth0, which is down."""
         name = self.netns("pod")
         self.count += 1
         ip(self.host, f"link add p{self.count} type veth peer name eth0 netns {name}",
@@ -60,17 +60,17 @@ class Network:
 
 
 def addresses(path):
-    """The IPv4 addresses of eth0 in a pod, with prefix length."""
+    """Return the IPv4 addresses of eth0 in a pod, with prefix length."""
     out = run("ip", "-4", "-o", "addr", "show", "dev", "eth0", netns=os.path.basename(path))
     return [line.split()[3] for line in out.splitlines()]
 
 
 class Server:
-    """`with Server(network) as server:` it gives 10.77.1.0 and the following.
+    """`with Server(network) as server:` a server that gives 10.77.1.0 and the following addresses.
 
-    options: {code: content} of each answer. seconds: of leases. silent: it answers nothing. refuses: it answers each
-    REQUEST with NAK. leases: {client id: packed address}. heard: [(kind, Message)], in the order of arrival. ways: the
-    IP addresses (from, to) of each.
+    options: {code: content} of each answer. seconds: the time of leases. silent: whether it never answers. refuses:
+    whether it answers each REQUEST with NAK. leases: {client id: packed address}. heard: [(kind, Message)], in the
+    order of arrival. ways: the IP addresses (from, to) of each.
     """
 
     def __init__(self, network, seconds=3600, **options):
@@ -100,7 +100,7 @@ class Server:
         os.close(self.end)
 
     def wait_for(self, kind, count=1, seconds=20):
-        """The messages of that kind, when that many have come."""
+        """Return the messages of that kind, when that many have arrived."""
         def found():
             return [message for one, message in self.heard if one == kind]
 

@@ -1,4 +1,4 @@
-"""A daemon without DHCP: the methods of the real one, over leases that a test can look at."""
+"""A daemon without DHCP: the methods of the real daemon, with leases that a test can read."""
 
 import tempfile
 import threading
@@ -17,7 +17,7 @@ OPTIONS = {1: b"\xff\xff\0\0", 3: bytes((10, 22, 0, 1))}
 
 
 class Leased:
-    """What Service reads of a Client."""
+    """The attributes of a Client that Service reads."""
 
     def __init__(self, owner):
         self.owner = owner
@@ -25,7 +25,7 @@ class Leased:
 
 
 class StubEngine:
-    """directory(): where it keeps a file for the address that it gives."""
+    """directory(): the directory of the files of the addresses that it gives."""
 
     leave = Engine.leave
 
@@ -58,7 +58,7 @@ class StubDaemon:
 
     def __enter__(self):
         self.place = tempfile.TemporaryDirectory(prefix="fcni-dhcp-")
-        self.path = f"{self.place.name}/dhcp.sock"      # a short path: that of a unix socket has 107 bytes at most
+        self.path = f"{self.place.name}/dhcp.sock"      # a unix socket's path has 107 bytes at most
         self.listening = listening.make(self.path, open_to_all=False, kind=listening.socket.SOCK_STREAM)
         self.loop = Loop(Log())
         self.service = Service(StubEngine(self.loop, self.directory), self.listening.sock)

@@ -151,8 +151,8 @@ def test_it_is_renewed_at_t1_from_its_address_and_at_t2_by_broadcast(clock, clie
 
 
 def test_a_renewal_is_broadcast_where_the_address_cannot_be_used(clock, client):
-    """The interface plugin did not put it on the link: the server could not send to ciaddr, and asks no ARP for the
-    address of option 50."""
+    """The interface plugin did not add the address to the link. The server could not send to ciaddr; it does not
+    resolve the address of option 50 by ARP."""
     bind(clock, client)
     clock.unbound = OSError(99, "Cannot assign requested address")
     pass_to(clock, client)
@@ -203,8 +203,8 @@ def test_the_servers_t1_and_t2_count_unless_they_are_beyond_the_lease(clock, cli
     (3600, 0, 0, 2), (3600, 0, 1, 60), (3600, 1, 1, 60), (3600, 1, 0, 60), (0, None, None, 60), (0, 0, 0, 60),
     (100, 0, 0, 72), (100, 1, 1, 576), (1, 0, 0, 7200), (0xFFFFFFFE, 0, 0, 0), (0xFFFFFFFE, 1, 2, 60)])
 def test_no_server_makes_a_client_send_without_a_pause(clock, client, seconds, t1, t2, most):
-    """With T1 and T2 of 0 the client sent 1,000 packets a second. With a lease of 0 seconds it took the address from
-    the link and put it there 20 times a second. Between two renewals are 60 s or 1/16 of the lease."""
+    """With T1 and T2 of 0 the client sent 1,000 packets a second. With a lease of 0 seconds it removed the address from
+    the link and added it again 20 times a second. Between two renewals are now 60 s or 1/16 of the lease."""
     times = {name: value.to_bytes(4, "big") for name, value in (("o58", t1), ("o59", t2)) if value is not None}
     bind(clock, client, seconds=seconds, **times)
     began, sent = clock.time, len(clock.sent)
@@ -235,7 +235,7 @@ def test_an_expired_lease_takes_the_address_down_and_a_new_one_is_assigned(clock
     assert clock.done[-1] == "unassign" and client.lease is None
     assert clock.log.lines[-1][1]["why"] == "it ended, and no server had renewed it"
     pass_to(clock, client)
-    for _ in range(40):                         # it never gives up: nobody waits
+    for _ in range(40):                         # the client never stops trying, because no request waits
         pass_to(clock, client)
     answer(client, packets.OFFER, address=OTHER)
     answer(client, packets.ACK, address=OTHER)
@@ -292,7 +292,7 @@ def test_a_restarted_daemon_goes_on_where_the_lease_is(clock, age, state, done):
 
 
 def test_a_restarted_daemon_goes_on_to_acquire_a_lease_that_was_lost(clock, client):
-    """A NAK before the lease's end: the file must not say that the pod has the address."""
+    """The NAK arrived before the lease's end. The file must not say that the pod has the address."""
     bind(clock, client)
     pass_to(clock, client)
     answer(client, packets.NAK)

@@ -37,7 +37,7 @@ def test_a_pod_gets_a_lease_and_del_releases_it(network, server, daemon):
 
 
 def test_the_address_leaves_the_link_before_the_release(network, server, daemon):
-    """Otherwise the server could give it to another pod while this one still sends from it."""
+    """Otherwise the server could give the address to another pod while this pod still sends from it."""
     pod, conf = network.pod(), daemon.conf()
     ok("ADD", conf, pod)
     subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", FIRST, "dev", "eth0"], check=True)
@@ -47,8 +47,8 @@ def test_the_address_leaves_the_link_before_the_release(network, server, daemon)
 
 
 def test_a_nak_to_a_renewal_by_unicast_is_received(network, daemon):
-    """A server broadcasts it (RFC 2131, 4.3.2). The socket at the pod's address did not receive that, so the pod had an
-    address until T2 that was not its own."""
+    """A server broadcasts the NAK (RFC 2131, 4.3.2). The socket at the pod's address did not receive it, so until T2
+    the pod had an address that was no longer its own."""
     pod = network.pod()
     with Server(network, seconds=16, o58=(1).to_bytes(4, "big")) as server:
         ok("ADD", daemon.conf(), pod)
@@ -69,9 +69,9 @@ def test_a_nak_to_a_renewal_by_unicast_is_received(network, daemon):
       "nft add chain ip t o {{ type filter hook output priority 0 ; policy drop ; }}"],
      ("10.77.1.0", "255.255.255.255"))], ids=["on the link", "no address", "lo", "nonlocal", "on lo", "refused"])
 def test_a_renewal_takes_the_way_on_which_the_server_can_answer(network, daemon, words, way):
-    """The kernel binds a socket to an address that no link has, if it knows none at all: such a renewal went to the
-    server from 0.0.0.0, where no DHCP server takes it. If the link lacks the lease's address, no answer to that address
-    finds a MAC."""
+    """If the kernel has no address at all, it binds a socket to an address that no link has. Such a renewal was sent
+    from 0.0.0.0, which no DHCP server accepts. If the link lacks the lease's address, the server's answer finds no
+    MAC."""
     pod = network.pod()
     with Server(network, seconds=16, o58=(1).to_bytes(4, "big")) as server:
         ok("ADD", daemon.conf(), pod)
@@ -182,7 +182,7 @@ def test_a_lease_stays_while_the_daemon_cannot_see_the_namespace(network, server
 
 
 def sockets_of(pod):
-    """The packet sockets in a pod's namespace."""
+    """Return the packet sockets in a pod's namespace."""
     return subprocess.run(["ip", "netns", "exec", os.path.basename(pod), "tail", "-n", "+2", "/proc/net/packet"],
                           check=True, capture_output=True, text=True).stdout
 
@@ -229,7 +229,7 @@ def test_each_plugin_with_each_daemon_gives_the_same_result(case, network, daemo
                 found = ok("ADD", conf, pod, plugin=plugin)
                 ok("CHECK", conf | {"prevResult": found}, pod, plugin=plugin)
                 ok("DEL", conf, pod, plugin=plugin)
-                found.pop("dns", None)          # Go 1.1.1 prints an empty one
+                found.pop("dns", None)          # Go 1.1.1 prints an empty key
                 results[plugin, one is daemon] = found
     assert all(found == results[None, True] for found in results.values()), results
 

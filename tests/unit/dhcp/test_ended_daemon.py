@@ -1,4 +1,5 @@
-"""Calls of a daemon that ends before it answers: another daemon is asked, and without one it is as without a daemon."""
+"""Calls of a daemon that ends before it answers: another daemon gets the call, or the plugin acts as without a
+daemon."""
 
 import contextlib
 import os
@@ -16,7 +17,7 @@ CONF = {"cniVersion": "1.1.0", "name": "net", "type": "dhcp", "cni.dev/valid-att
 
 
 class Ending:
-    """Listens and ends after `lives` connections, each of which it closes after it has received something."""
+    """A daemon that ends after `lives` connections. It closes each connection after it has received something."""
 
     def __init__(self, directory, lives):
         self.path, self.lives = f"{directory}/dhcp.sock", lives
@@ -59,7 +60,7 @@ def test_del_and_gc_succeed_when_the_daemon_ends_before_it_answers(tmp_path, com
 
 
 def test_an_add_whose_daemon_ends_is_to_be_repeated(tmp_path):
-    """It failed with code 999, and its rollback with it."""
+    """The ADD failed with code 999, and so did its rollback."""
     with Ending(tmp_path, lives=1) as daemon:
         status, error, _ = ask("ADD", daemon.path)
     assert (status, error["code"]) == (1, 11) and "while undoing" not in error.get("details", "")
@@ -67,7 +68,8 @@ def test_an_add_whose_daemon_ends_is_to_be_repeated(tmp_path):
 
 @pytest.mark.parametrize("number", [EAGAIN, EMFILE, ENOMEM])
 def test_a_del_that_could_not_ask_is_to_be_repeated(monkeypatch, number):
-    """It said success as without a daemon, although one may run: socket(2) failed, or its backlog was full."""
+    """The DEL returned success as without a daemon, although a daemon may run: socket(2) failed, or the daemon's
+    backlog was full."""
     def refuse(*_):
         raise OSError(number, os.strerror(number))
     monkeypatch.setattr(streams, "Stream", refuse)

@@ -1,4 +1,4 @@
-"""Leases on disk: written at once or not at all, and never believed when damaged."""
+"""Leases on disk: a write is complete or has no effect, and damaged files are ignored."""
 
 import os
 

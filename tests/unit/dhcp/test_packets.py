@@ -31,7 +31,7 @@ def test_the_bytes_of_a_discover():
 
 @given(MESSAGES)
 def test_what_is_written_is_read_again(message):
-    """An option of more than 255 bytes is written in pieces and joined (RFC 3396)."""
+    """An option of more than 255 bytes is written in pieces, which the reader joins (RFC 3396)."""
     assert as_tuple(packets.decode(packets.encode(message))) == as_tuple(message)
 
 
@@ -102,7 +102,7 @@ def test_arp_shows_a_conflict():
     other = bytes.fromhex("020000000002")
     reply = struct.pack("!HHBBH6s4s6s4s", 1, 0x800, 6, 4, 2, other, ADDRESS, MAC, bytes(4))
     assert frames.conflicts(reply, MAC, ADDRESS)
-    assert frames.conflicts(frames.probe(other, ADDRESS), MAC, ADDRESS)         # it probes for the same address
+    assert frames.conflicts(frames.probe(other, ADDRESS), MAC, ADDRESS)     # the other host probes for the address
     assert not frames.conflicts(frames.probe(MAC, ADDRESS), MAC, ADDRESS)       # our own
     assert not frames.conflicts(frames.probe(other, SERVER), MAC, ADDRESS)
 

@@ -9,7 +9,7 @@ from fastcni.kit.dhcp import dhcp_conf, gob, rpc
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
-# The answer of the reference's daemon to DHCP.Release, as it was captured
+# The captured answer of the reference's daemon to DHCP.Release
 RELEASED = bytes.fromhex(
     "397f03010108526573706f6e736501ff80000103010d536572766963654d6574686f64010c000103536571010600010545"
     "72726f72010c00000011ff80010c444843502e52656c65617365000aff95030102ff9600000003ff9600")

@@ -87,7 +87,7 @@ def test_units_of_the_daemon_without_systemd_or_without_the_plugin_are_refused(t
 
 
 def daemon_of_the_unit(directory):
-    """A daemon with the capabilities of the unit."""
+    """Run a daemon with the capabilities of the unit."""
     kept = ",".join(["-all", *("+" + name.removeprefix("CAP_").lower() for name in systemd_dhcp.CAPABILITIES)])
     return Daemon(directory, command=["setpriv", "--inh-caps", "-all", "--bounding-set", kept, "--no-new-privs",
                                       sys.executable, "-c", RUN])

@@ -1,4 +1,5 @@
-"""fastcni flows: real packets of pods, each with its verdict, what decides it, and names in place of addresses."""
+"""fastcni flows: real packets of pods, each with its verdict, the rule that decides, and names in place of
+addresses."""
 
 import contextlib
 import itertools
@@ -25,7 +26,7 @@ ROUTES = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
 GATEWAYS = ("10.71.0.1", "fd00:71::1")
 TCP, UDP = socket.SOCK_STREAM, socket.SOCK_DGRAM
 WAIT_S = 20
-# web may reach db at port 80; nobody reaches db else, and nobody vault. vault does not reach port 99 of web
+# web may reach db at port 80. No other pod may reach db, and no pod may reach vault. vault may not reach port 99 of web
 POLICIES = """
 {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "db", "namespace": "shop"},
  "spec": {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"],
@@ -66,7 +67,7 @@ class Node:
                 "--cache-dir", str(self.cache)]
 
     def add(self, network, netns, name, labels=""):
-        """Add a pod shop/NAME, and remember its addresses."""
+        """Add a pod shop/NAME, and record its addresses."""
         cni = CNI([str(self.bin_dir)], str(self.conf_dir), str(self.cache))
         args = ("IgnoreUnknown", "1"), ("K8S_POD_NAMESPACE", "shop"), ("K8S_POD_NAME", name), ("LABELS", labels)
         found = cni.add(cni.load(network), RuntimeConf(f"id-{name}", f"/run/netns/{netns}", "eth0", args))
@@ -90,7 +91,7 @@ class Following:
         self.process.communicate()
 
     def until(self, claim):
-        """Return the first flow for which claim(flow) is true, of those so far and those to come."""
+        """Return the first flow, past or future, for which claim(flow) is true."""
         deadline = time.monotonic() + WAIT_S
         while not (found := [flow for flow in self.seen if claim(flow)]):
             left = deadline - time.monotonic()
@@ -111,7 +112,7 @@ def end(pod, network, address, port):
 
 
 def short(flow):
-    """What matters of a flow but its numbers."""
+    """Return the fields of a flow without its numbers."""
     return (*(flow[key] for key in ("verdict", "by", "policy", "protocol")),
             *(flow[key]["pod"] for key in ("source", "destination")))
 
@@ -128,7 +129,7 @@ def send(netns, address, port, kind=socket.SOCK_STREAM):
 
 
 def rules():
-    """What would report packets."""
+    """Return the rules that would report packets."""
     found = run("nft", "list", "ruleset")
     return [line for line in found.splitlines() if "fastcni-flows" in line or "nftrace" in line or " log " in line]
 
@@ -147,7 +148,7 @@ def node(host_netns, tmp_path, bin_dir):
 
 @contextlib.contextmanager
 def agent(node):
-    """An agent with POLICIES."""
+    """Run an agent with POLICIES."""
     directory, nodes = node.directory / "policies", node.directory / "nodes.json"
     directory.mkdir()
     (directory / "policies.yaml").write_text(POLICIES)
@@ -165,7 +166,7 @@ def agent(node):
 
 
 def test_policies_are_named_with_their_pods_and_verdicts(node, pod_netns):
-    """web and db are on a bridge, vault is on a link of its own; both families, TCP and UDP."""
+    """web and db are on a bridge, vault has a separate link. The test uses both families, TCP and UDP."""
     policy = {"type": "policy", "agentSocketPath": str(node.agent_socket)}
     node.configure("net", policy)
     node.configure("routed", policy, kind="ptp", ranges=[[{"subnet": "10.73.0.0/24"}], [{"subnet": "fd00:73::/64"}]])
@@ -245,7 +246,7 @@ def test_no_rule_reports_packets_before_and_after(node, number):
 
 @contextlib.contextmanager
 def flooding(netns, address, port):
-    """Datagrams from one namespace, as fast as they go; the first thousand have been sent at the beginning."""
+    """Send datagrams from one namespace, as fast as possible. The first thousand are sent before the block begins."""
     with Inside(netns):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     ended, begun = threading.Event(), threading.Event()
@@ -268,7 +269,7 @@ def flooding(netns, address, port):
 
 
 def test_a_flood_hides_no_drop_of_other_pods(node, pod_netns):
-    """Without its own limit, what one pod sends to one port uses up the number of packets that are reported."""
+    """Without a separate limit, the packets of one pod to one port would use up the number of reported packets."""
     node.configure("net")
     pods = {name: pod_netns() for name in ("a", "b", "c")}
     for name, netns in pods.items():
@@ -311,7 +312,7 @@ def test_a_server_keeps_flows_and_counts_them_if_it_is_asked_to(node, pod_netns,
 
 @contextlib.contextmanager
 def serving(node, path, *words):
-    """A server with its socket at a path."""
+    """Run a server with its socket at a path."""
     process = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", path,
                                 "--cache-dir", node.cache, *words], stderr=subprocess.PIPE)
     try:

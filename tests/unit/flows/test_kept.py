@@ -1,4 +1,4 @@
-"""What a server keeps of flows is bounded, and top shows the drops."""
+"""The number of flows that a server keeps is bounded, and top shows the drops."""
 
 import json
 

@@ -30,7 +30,8 @@ def test_a_datagram_is_received_as_messages(pair):
 
 
 class Interrupted:
-    """While one datagram is taken apart, another one is received. Used as receive()'s show() and by the collector."""
+    """A receiver that receives another datagram while one datagram is decoded. Used as receive()'s show() and by the
+    collector."""
 
     def __init__(self):
         self.sock, self.peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -52,7 +53,7 @@ OTHER = struct.pack("=IHHII", 24, 17, 3, 8, 1) + b"other..."
 
 
 def test_a_datagram_stays_as_it_is_while_another_thread_receives(pair):
-    """show() runs Python code, so another thread may run meanwhile."""
+    """show() runs Python code, so another thread may run during the call."""
     pair[1].send(MESSAGE * 3)
     with Interrupted() as other:
         assert _netlink.receive(pair[0].fileno(), -1, other) == [(16, 2, 7, 0, b"data")] * 3
@@ -60,7 +61,7 @@ def test_a_datagram_stays_as_it_is_while_another_thread_receives(pair):
 
 
 def test_a_datagram_stays_as_it_is_while_the_collector_runs(pair):
-    """Its finalizers run Python code, too. Before Python 3.12 it runs where objects are made."""
+    """The collector's finalizers run Python code, too. Before Python 3.12 the collector runs where objects are made."""
     pair[1].send(MESSAGE * 3000)         # more than the interpreter has tuples in stock
     thresholds = gc.get_threshold()
     with Interrupted() as other:

@@ -47,7 +47,8 @@ class Short(dbus.socket):
 
 
 def test_no_memory_to_connect_does_not_mean_that_there_is_no_bus(monkeypatch, tmp_path):
-    """firewalld was taken for absent: an ADD chose another backend, and a DEL left its source and forgot it."""
+    """The plugins took firewalld for absent: an ADD chose another backend, and a DEL left its source in firewalld, and
+    forgot the source."""
     monkeypatch.setattr(dbus, "socket", Short)
     with pytest.raises(OSError, match="Cannot allocate memory"):
         dbus.has_owner(str(tmp_path / "bus"), "org.example", 1.0)

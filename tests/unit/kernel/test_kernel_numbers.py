@@ -1,4 +1,4 @@
-"""The numbers of kernel/ are those of the machine's kernel headers; a C compiler says what they are."""
+"""The numbers of kernel/ are those of the machine's kernel headers, according to a C compiler."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnet
     linux/netfilter/ipset/ip_set.h linux/netfilter/xt_set.h
     linux/netfilter_ipv4/ip_tables.h linux/netfilter_ipv6/ip6_tables.h linux/ethtool.h
     linux/genetlink.h linux/icmpv6.h linux/if_packet.h linux/if_tunnel.h linux/inet_diag.h linux/sock_diag.h""".split()
-# Names that are in no header of user space: nft's, libnftnl's, those of the kernel's own headers, and ours.
+# Names that are not in the headers of user space: nft's, libnftnl's, names of the kernel's own headers, and ours.
 ELSEWHERE = {
     "nft": {"COMMENT_MAX"},
     "nft_elements": {"TYPE_IPADDR", "TYPE_IP6ADDR", "TYPE_ETHERADDR", "TYPE_INET_PROTOCOL", "TYPE_INET_SERVICE",
@@ -35,7 +35,7 @@ ELSEWHERE = {
 
 
 def with_subsystem(name, module):
-    """The number of a message of nfnetlink in C: its subsystem and its number there."""
+    """Return the C expression of a message of nfnetlink: its subsystem and its number there."""
     for prefix, subsystem, modules in (("NFT_MSG_", "NFNL_SUBSYS_NFTABLES", (nft, nft_elements, nft_rules)),
                                        ("IPSET_CMD_", "NFNL_SUBSYS_IPSET", (ipset,))):
         if name.startswith(prefix) and module in modules:
@@ -45,7 +45,8 @@ def with_subsystem(name, module):
 
 @pytest.fixture(scope="module")
 def headers(tmp_path_factory):
-    """headers({name: expression of C}): its numbers; without the names that these headers do not know."""
+    """Return a function headers({name: expression of C}) that returns the numbers, without names that these headers do
+    not have."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not compiler:
         pytest.skip("no C compiler")
@@ -58,7 +59,7 @@ def headers(tmp_path_factory):
         pytest.skip("no kernel headers (linux-libc-dev)")
 
     def numbers(wanted):
-        for _ in range(3):              # a compiler that stops after some errors has not named them all
+        for _ in range(3):              # a compiler that stops after some errors has not named all of them
             rows = "".join(f'printf("%s %lld\\n", "{name}", (long long)({c}));\n' for name, c in wanted.items())
             source = "".join(["#include <stdio.h>\n", *includes, "int main(void) {\n", rows, "return 0; }\n"])
             (directory / "numbers.c").write_text(source)

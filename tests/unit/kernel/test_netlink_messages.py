@@ -1,4 +1,4 @@
-"""Netlink messages byte for byte: written out, against pyroute2, against what ip(8) and nft(8) sent, and read again."""
+"""Netlink messages byte for byte: written out, compared with pyroute2 and with ip(8) and nft(8), and decoded again."""
 
 import struct
 
@@ -31,7 +31,7 @@ def golden(text):
 
 
 def one_message(batch):
-    """The payload of the only message in a batch, as the kernel would be given it."""
+    """Return the payload of the only message in a batch, as the kernel would get it."""
     (_, _, _, _, payload), = messages(batch.finish())
     return payload
 
@@ -105,7 +105,7 @@ def encoded_by_pyroute2(message, flags, kind=uapi.RTM_NEWLINK):
 
 
 def without_nest_marks(data):
-    """Return the message as pyroute2 writes it: without NLA_F_NESTED. A veth message has it at fixed places."""
+    """Return the message as pyroute2 writes it: without NLA_F_NESTED. In a veth message the flag is at fixed places."""
     data = bytearray(data)
     for at in (99, 115, 119):
         assert data[at] == 0x80
@@ -169,7 +169,7 @@ def test_pyroute2_reads_our_map_and_its_elements():
 # -- against ip(8) and nft(8) ------------------------------------------------------------------------------
 
 def plain(message):
-    """A decoded pyroute2 message as dicts, attributes in no order."""
+    """Return a decoded pyroute2 message as dicts, so that the order of attributes does not count."""
     if isinstance(message, dict):
         fields = {key: value for key, value in message.items() if key not in ("attrs", "header", "__align")}
         return fields | {name: plain(value) for name, value in message.get("attrs", ())}
@@ -183,10 +183,10 @@ def test_ip_link_add_says_the_same_about_a_veth():
     actual.decode()
     expected.decode()
     actual, expected = plain(actual), plain(expected)
-    for end in (actual, actual["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]):       # ip does not send them
+    for end in (actual, actual["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]):   # ip does not send these
         assert (end.pop("IFLA_NUM_TX_QUEUES"), end.pop("IFLA_NUM_RX_QUEUES")) == (1, 1)
     peer = expected["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]
-    peer["IFLA_NET_NS_FD"] = peer.pop("IFLA_NET_NS_PID")       # we name a descriptor where it named process 1
+    peer["IFLA_NET_NS_FD"] = peer.pop("IFLA_NET_NS_PID")       # fastcni names a descriptor where ip named process 1
     assert actual == expected
 
 
@@ -220,7 +220,8 @@ def check_attributes(actual, expected, path=()):
 
 
 def transaction(data):
-    """{type: [attributes]} of what makes things; nft makes everything anew, so it flushes nothing."""
+    """Return {type: [attributes]} of the messages that create objects. nft creates everything again, so it flushes
+    nothing."""
     found = {}
     for kind, _, _, _, payload in messages(data):
         if kind >> 8 == nft.NFNL_SUBSYS_NFTABLES and kind != nft.NFT_MSG_DELRULE:

@@ -52,7 +52,7 @@ def test_an_attribute_needs_a_message(write):
 
 
 def test_a_text_with_a_nul_is_refused():
-    """The kernel would stop reading there: "eth0\\0x" would be about eth0."""
+    """The kernel would stop at the NUL: "eth0\\0x" would mean eth0."""
     with pytest.raises(ValueError, match="NUL"):
         Batch().begin(16, 0, b"").text(3, "eth0\0x")
 
@@ -71,12 +71,12 @@ def test_a_value_of_another_kind_or_size_is_refused(write, error):
 
 
 def fill(batch, left):
-    """Messages until `left` bytes are left."""
+    """Add messages until `left` bytes are free."""
     batch.begin(16, uapi.NLM_F_ACK, b"", "fill").raw(1, bytes(CAPACITY - left - 16 - 4))
 
 
 def test_a_full_batch_holds_the_complete_messages_before():
-    """A batch used to be left with half of what did not fit, or to write a length behind its buffer."""
+    """A full batch kept half of the last message, or wrote a length behind its buffer."""
     batch = Batch()
     fill(batch, 40)
     with pytest.raises(BatchFull, match="32768"):
@@ -124,7 +124,7 @@ REQUEST = struct.pack("=IHHII", 28, 20, 5, 1, 0)
 
 
 @pytest.mark.parametrize("flags, body", [
-    (CAPPED | TLVS, REQUEST),                       # the request's header alone, whatever its length says
+    (CAPPED | TLVS, REQUEST),                       # the request's header alone, whatever its length is
     (TLVS, REQUEST + b"x" * 12),                    # the whole request
 ], ids=["capped", "whole"])
 def test_a_refusal_carries_the_kernels_text_and_the_offset(flags, body):
@@ -168,7 +168,7 @@ def test_the_smallest_number_is_a_refusal_too():
     (b"\x0f\0\0\0" + bytes(12), "message of 15 bytes at 0 in a datagram of 16"),        # shorter than a header
     (b"\x11\0\0\0" + bytes(12), "message of 17 bytes at 0 in a datagram of 16"),        # longer than the datagram
     (b"\xff\xff\xff\xff" + bytes(12), "message of 4294967295 bytes"),
-    (bytes(16), "message of 0 bytes"),                                                  # would never come to an end
+    (bytes(16), "message of 0 bytes"),                                                  # would never end
     (b"\x10\0\0\0" + bytes(12) + b"xyz", "3 stray bytes"),
     (b"abc", "3 stray bytes"),
 ])
@@ -221,7 +221,7 @@ ATTRIBUTE = st.builds(lambda kind, value, short: struct.pack("=HH", len(value) +
 NESTS = st.recursive(ATTRIBUTE, lambda inner: st.builds(
     lambda kind, items: struct.pack("=HH", 4 + len(b"".join(items)), kind | NESTED) + b"".join(items),
     st.integers(0, 50), st.lists(inner, max_size=5)), max_leaves=12)
-# Garbage, and what comes close enough to a message to be read further than its first length.
+# Garbage, and data so similar to a message that the reader continues after its first length.
 HOSTILE = st.binary(max_size=200) | st.builds(lambda head, items: head + b"".join(items), st.binary(max_size=20),
                                               st.lists(NESTS, max_size=8))
 

@@ -1,4 +1,4 @@
-"""Entering a namespace and returning, with a kernel that refuses one of them."""
+"""Enter a namespace and return, with a kernel that rejects one of the two calls."""
 
 import os
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("fake_sockets")
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """refuse(n): the n-th setns() from now on is refused; with `last`, all up to that one."""
+    """Return a function refuse(n): the n-th setns() from now on fails; with `last`, all calls up to that number."""
     def from_now_on(n, last=None):
         calls = iter(range(1, 100))
 
@@ -77,7 +77,7 @@ def test_a_failed_entry_is_an_os_error_and_leaves_no_descriptor(refuse, fd):
 
 @pytest.mark.parametrize("call", ["stat", "fstat"])
 def test_a_path_that_cannot_be_checked_leaves_no_descriptor(monkeypatch, collector_off, call):
-    """A server kept the descriptor of a pod's namespace, and so the namespace, after a stat(2) without memory."""
+    """After a stat(2) without memory, a server kept the descriptor of a pod's namespace, and so the namespace."""
     def fail(_):
         raise OSError(12, os.strerror(12))
 

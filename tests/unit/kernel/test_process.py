@@ -112,7 +112,7 @@ def test_signals_that_python_ignores_work_in_the_child():
 
 
 def test_it_works_if_this_process_has_no_standard_streams(tmp_path):
-    # memfd_create then gives 0, 1 and 2, and a dup2 onto its own number would leave it to be closed at exec
+    # memfd_create then returns 0, 1 or 2, and a dup2 onto the same number would leave it to be closed at exec
     code = textwrap.dedent(f"""
         import os
         os.closerange(0, 3)
@@ -204,7 +204,7 @@ process.run("/bin/sh", {{}}, b"", ("/bin/sh", "-c", "echo $$ > {tmp_path}/pids; 
 
 
 def test_a_program_has_no_signal_blocked():
-    """A server blocks SIGTERM and SIGINT; its programs inherited that and could not be ended."""
+    """A server blocks SIGTERM and SIGINT. Its programs inherited the blocked signals and could not be ended."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         status = process.run("/bin/cat", {}, b"", ("/bin/cat", "/proc/self/status"), timeout=60).stdout

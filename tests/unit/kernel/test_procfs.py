@@ -1,4 +1,4 @@
-"""The server looks up the sysctls of pods in mounts of its own."""
+"""The server reads the sysctls of pods in its own mounts of proc."""
 
 import os
 import posix
@@ -70,7 +70,7 @@ def test_a_read_only_proc_sys_stays_read_only(monkeypatch):
 
 
 def test_a_mount_has_no_path():
-    before = run("findmnt", "--types", "proc", "--noheadings")         # other tests mount namespaces meanwhile
+    before = run("findmnt", "--types", "proc", "--noheadings")         # other tests mount namespaces at the same time
     fd = _system.mount_procfs()
     try:
         assert run("findmnt", "--types", "proc", "--noheadings") == before

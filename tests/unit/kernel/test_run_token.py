@@ -11,12 +11,13 @@ import pytest
 from fastcni import _netlink, _run_token
 from fastcni._run_token import Gate, give_token, take_token
 
-HANGS_S = 0.5                       # many times what a thread waits for the token
+HANGS_S = 0.5                       # much longer than a thread waits for the token
 
 
 @pytest.fixture
 def begin():
-    """begin(fn) runs fn in a thread with the run token. It returns an Event that is set when the thread has ended."""
+    """Return a function begin(fn) that runs fn in a thread with the run token. It returns an Event that is set when the
+    thread has ended."""
     threads = []
 
     def make(fn):
@@ -69,7 +70,7 @@ def test_a_thread_that_blocks_for_long_gives_the_token_back(begin, wait):
                  "await_message": lambda: _run_token.await_message(sock.fileno(), -1)}
         first = having(begin, waits[wait])
         took = [elapsed(begin(lambda: None).wait, 5) for _ in range(21)]
-        # at once, not after a thread that hangs has lost it; the median, for a busy machine
+        # immediately, not after a hanging thread has lost it; the median, for a busy machine
         assert statistics.median(took) < HANGS_S / 20
         gate.open()
         peer.send(b"")
@@ -77,7 +78,7 @@ def test_a_thread_that_blocks_for_long_gives_the_token_back(begin, wait):
 
 
 def test_a_thread_that_hangs_loses_the_token(begin):
-    """In a file system that does not answer, for instance: it cannot give the token back."""
+    """For example, a thread hangs in a file system that does not answer, so it cannot give the token back."""
     first = having(begin, lambda: time.sleep(HANGS_S))
     assert elapsed(begin(lambda: None).wait, 5) < HANGS_S / 2 and not first.is_set()
     assert first.wait(5)
@@ -85,7 +86,7 @@ def test_a_thread_that_hangs_loses_the_token(begin):
 
 
 def test_a_thread_that_needs_no_token_neither_waits_nor_gives(begin):
-    """A program that uses the library has other threads."""
+    """A program that uses the library has other threads, too."""
     first = having(begin, lambda: time.sleep(HANGS_S))
     give_token()                         # not ours
     sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -20,7 +20,7 @@ ADDRESS, GATEWAY = bytes((10, 22, 0, 5)), bytes((10, 22, 0, 1))
 
 
 def sent(batch, reader):
-    """(type, flags without REQUEST, what pyroute2 reads) of the one message, its attributes as plain dicts."""
+    """Return (type, flags without REQUEST, pyroute2's decoding) of the only message, its attributes as plain dicts."""
     data = batch.finish()
     (kind, flags, *_), = messages(data)
     found = reader(data)

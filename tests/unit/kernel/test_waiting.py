@@ -27,7 +27,7 @@ class Watched(waiting.Request):
 
 @pytest.fixture
 def request_here():
-    """The request that this thread works on."""
+    """Return the request that this thread works on."""
     made = waiting.here.request = Watched()
     with made.sock, made.peer:
         yield made
@@ -44,7 +44,7 @@ def pipe():
 
 @pytest.fixture
 def held(tmp_path):
-    """Two descriptors of one file; the second holds its lock."""
+    """Return two descriptors of one file; the second one holds its lock."""
     with open(tmp_path / "lock", "w") as sock, open(tmp_path / "lock") as peer:
         fcntl.flock(peer, fcntl.LOCK_EX)
         yield sock.fileno(), peer.fileno()

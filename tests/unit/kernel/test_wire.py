@@ -66,8 +66,8 @@ def sent_and_raised(sock):
     lambda: dump(Scripted(ack(1, EPERM))),
     lambda: every((wire.exchange, Scripted(ack(1), ack(2), ack(3, EPERM)), three()), (int, "none"), (int, "none"))])
 def test_an_error_ends_with_its_handler(collector_off, fail):
-    """Its traceback and a frame of the traceback kept each other, and all that the request's frames held, for example
-    sockets, until a garbage collection."""
+    """The error's traceback and a frame of the traceback referred to each other. They kept all objects of the request's
+    frames, for example sockets, until a garbage collection."""
     def called():
         held = Scripted()
         kept.append(weakref.ref(held))
@@ -108,7 +108,8 @@ def test_attempt_returns_what_was_refused_in_the_order_of_the_replies():
     ([ack(3, EPERM)], ["three"]),
     ([ack(1, EPERM) + ack(2, EEXIST) + ack(3, EPERM)], ["one", "two", "three"])])
 def test_the_last_request_alone_is_acknowledged(answers, refused):
-    """The kernel sends errors of the others before it. An ADD read an acknowledgement for each address and route."""
+    """The kernel sends errors of the other requests before this acknowledgement. An ADD read an acknowledgement for
+    each address and route."""
     sock = Scripted(*answers)
     assert [e.what for e in wire.attempt(sock, three())[1]] == refused
     assert [flags & uapi.NLM_F_ACK for _, flags, *_ in messages(sock.sent[0])] == [0, 0, uapi.NLM_F_ACK]
@@ -155,7 +156,7 @@ def test_a_refusal_has_the_request_and_the_kernels_text():
 
 
 def test_a_refusal_stays_a_netlink_error():
-    """Python makes a FileExistsError of OSError itself only; callers compare errno."""
+    """Only Python's OSError itself becomes a FileExistsError; callers compare errno."""
     assert type(wire.NetlinkError(17, "x")) is wire.NetlinkError
 
 
@@ -183,7 +184,7 @@ def test_a_socket_counts_its_requests_whatever_the_batch():
 
 
 def to_port(port, data):
-    """The messages of a datagram, to that port of netlink(7)."""
+    """Return the messages of a datagram for that port of netlink(7)."""
     return data[:12] + struct.pack("=I", port) + data[16:]
 
 
@@ -208,7 +209,7 @@ def test_an_error_of_the_socket_is_let_through():
 # -- transactions ------------------------------------------------------------------------------------------
 
 def transaction():
-    """BEGIN is request 1, two asked messages are 2 and 3, END is 4."""
+    """Return a transaction: BEGIN is request 1, two requests with answers are 2 and 3, END is 4."""
     batch = nft.start(Batch())
     nft.add_table(batch, nft.NFPROTO_INET, "t", "")
     nft.add_chain(batch, nft.NFPROTO_INET, "t", "c")
@@ -341,8 +342,8 @@ def test_a_socket_works_on_a_kernel_without_strict_checking(monkeypatch):
 
 
 def test_a_socket_that_watches_is_bound_before_it_joins(monkeypatch):
-    """An unbound socket has port 0. The kernel takes that port for the sender of its own notifications, and sends it
-    none."""
+    """An unbound socket has port 0. The kernel takes port 0 for the sender of its own notifications, and sends it no
+    notification."""
     sock = Recorder()
     monkeypatch.setattr(wire, "Socket", sock)
     wire.open_socket(groups=(1, 9))

@@ -1,4 +1,4 @@
-"""The tables of legacy iptables, read from the kernel, are those that iptables-legacy-save prints."""
+"""The legacy iptables tables that fastcni reads from the kernel equal the output of iptables-legacy-save."""
 
 import shutil
 
@@ -98,7 +98,7 @@ def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind
 
 
 def test_a_server_reads_a_table_once_a_second_at_most_if_recent_is_enough(warm, monkeypatch):
-    """Beside kube-proxy, which changes its rules all the time, each DEL waited for a copy of the table."""
+    """With kube-proxy on the node, which changes its rules all the time, each DEL waited for a copy of the table."""
     def has(chain):
         return iptables.has_chain(Request(warm, env={}), chain, shared=True, recent=True)
 
@@ -124,7 +124,7 @@ def test_a_recent_table_is_not_enough_if_pods_have_rules_of_their_own(warm):
 
 
 def test_a_server_reads_a_table_again_for_what_pods_do_not_share(warm, monkeypatch):
-    """The kernel gives the same figures after a pod's chain was replaced by one of another pod."""
+    """The kernel returns the same figures after a pod's chain was replaced by another pod's chain."""
     def has(chain, shared):
         return iptables.has_chain(Request(warm, env={}), chain, shared=shared)
 

@@ -20,10 +20,10 @@ import pytest
 HEAD = struct.Struct("=4sIII")
 NETNS = 1
 DECLINED = 2
-BODY_BYTES = 128 << 10                # of a message's body: environment and stdin, or both streams of an answer
+BODY_BYTES = 128 << 10                # of a message's body: environment and stdin, or an answer's two streams
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 LONG = bytes(range(256)) * 800  # does not fit into a message
-FULL = LONG[:120_000]           # fits, and fills most of it
+FULL = LONG[:120_000]           # fits, and fills most of the message
 INSTEAD_OF_PYTHON = """\
 #!/bin/sh
 name=$6
@@ -54,7 +54,7 @@ class Request:
 
 
 def receive(conn):
-    """Return the next Request, None if the caller closed the connection."""
+    """Return the next Request, or None if the caller has closed the connection."""
     data, ancillary, flags, _ = conn.recvmsg(1 << 20, socket.CMSG_SPACE(32), socket.MSG_CMSG_CLOEXEC)
     assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
     fds = array.array("i", b"".join(sent for _, _, sent in ancillary))
@@ -87,7 +87,7 @@ class Server:
 def serving(directory, answer):
     """Run a Server. answer: the message that it sends, or a function of (connection, request).
 
-    A function marked `@unread` gets only the connection, and nothing is read before it.
+    A function marked `@unread` gets only the connection, and reads the request itself.
     """
     server = Server(str(directory / "server"))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -135,7 +135,7 @@ def run(*args, env, stdin=b"{}", **more):
 
 @contextmanager
 def started(*args, **more):
-    """Start a plugin that runs beside the test. Kill it at the end."""
+    """Start a plugin that runs at the same time as the test. Kill the plugin at the end."""
     with subprocess.Popen(args, **({"stdout": subprocess.PIPE} | more)) as running:
         try:
             yield running
@@ -144,7 +144,7 @@ def started(*args, **more):
 
 
 def asked(bridge, directory, stdin=b"{}", args=None, **env):
-    """Run a plugin with these variables. Return its one request."""
+    """Run a plugin with these variables. Return its only request."""
     with serving(directory, reply(0, b"warm")) as server:
         assert run(*(args or [bridge]), env=variables(server, **env), stdin=stdin) == (0, b"warm", b"")
     (request,) = server.requests
@@ -187,7 +187,7 @@ def strace_command(directory, *more):
 
 
 def waits_in_the_kernel(pid, state="S"):
-    """Whether the launcher itself waits: not the shell that starts it, nor Python."""
+    """Return whether the launcher itself waits: neither the shell that starts it, nor Python."""
     if os.path.basename(os.readlink(f"/proc/{pid}/exe")) != "bridge":
         return False
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state

@@ -24,7 +24,7 @@ def os_error(number):
 
 @pytest.fixture
 def written(monkeypatch):
-    """{descriptor: the bytes that were written to it}; report_failure() writes the traceback by sys.__excepthook__."""
+    """Return {descriptor: the bytes written to it}. report_failure() writes the traceback by sys.__excepthook__."""
     found = {}
     monkeypatch.setattr(bootstrap, "write", lambda fd, data: found.update({fd: found.get(fd, b"") + data}))
     monkeypatch.setattr(bootstrap.sys, "__excepthook__", lambda *_: None)
@@ -80,7 +80,8 @@ write(2, b" %d %d" % (os.get_inheritable(1), os.get_inheritable(2)))
 
 
 def test_a_full_stdout_that_does_not_block_gets_the_complete_answer():
-    """Programs that the process starts later do not inherit stdout: the runtime waits until nobody has it."""
+    """Programs that the process starts later do not inherit stdout, because the runtime waits until no process has
+    it."""
     size, pieces = 1 << 20, []
     there, here = os.pipe()
     os.set_blocking(here, False)

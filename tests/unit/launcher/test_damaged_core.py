@@ -1,4 +1,4 @@
-"""A python_core.elf that is not the file of the installation, or is damaged: requests have an answer all the same."""
+"""A python_core.elf that is not the installed file, or is damaged: requests still have an answer."""
 
 import json
 import os
@@ -28,14 +28,14 @@ def packed(tmp_path_factory):
 
 @pytest.fixture
 def plugin(packed):
-    """The plugin file; afterwards its python_core.elf is again the installed one."""
+    """Return the plugin file. Afterwards its python_core.elf is the installed file again."""
     _, file, copy = packed
     yield file
     replace(copy, Path(CORE).read_bytes(), like=CORE)
 
 
 def replace(path, data, like=None):
-    """Write a file. With the times of `like` it looks as before to stat(2)."""
+    """Write a file. With the times of `like`, stat(2) shows no change."""
     path.unlink()
     write_executable(path, data)
     if like:
@@ -47,14 +47,14 @@ def damaged(data, at, size=PAGE):
 
 
 def asked(plugin, log):
-    """(status, answer, the programs that were started) of a request."""
+    """Make a request. Return (status, answer, the programs that were started)."""
     status, answer, _ = run(*strace("-e", "execve", "-e", "signal=none", "-o", log), plugin)
     calls = [line for line in log.read_text().splitlines() if "execve(" in line and line.endswith("= 0")]
     return status, answer, [line.split('"')[1] for line in calls[1:]]
 
 
 def entry(data):
-    """The offset of the first instruction."""
+    """Return the offset of the first instruction."""
     return core.Elf(data).offset(core.Elf(data).entry)
 
 
@@ -112,7 +112,8 @@ def test_the_core_of_a_package_is_known_by_its_bytes(packed, tmp_path):
                                     signal.SIGTRAP, signal.SIGSYS])
 @pytest.mark.parametrize("taken_over", [False, True])
 def test_a_crash_ends_in_the_interpreter_or_in_an_error_document(tmp_path, number, taken_over):
-    """The interpreter repeats what has not begun: until then the plugin file is open for the programs that it executes.
+    """The interpreter repeats a request that has not begun: until then the plugin file is open for the programs that it
+    executes.
     """
     status = os.stat(INTERPRETER)
     text = (f"#!{INTERPRETER} {status.st_size} {int(status.st_mtime)}\nimport posix, sys\n"
@@ -149,7 +150,7 @@ def test_no_page_of_it_can_take_the_answer(packed, plugin, tmp_path):
 
 
 def changed(image, **fields):
-    """The plugin file with other fields of the launcher's config."""
+    """Return the plugin file with other values in the launcher's config."""
     at = image.find(pack.CONFIG_MAGIC)
     names = "magic pythons version bootstrap server libraries".split()
     config = list(pack.CONFIG.unpack_from(image, at))
@@ -185,7 +186,7 @@ def test_each_changed_bit_of_the_described_parts_changes_the_digest():
 
 
 def test_the_described_parts_are_those_before_main():
-    """Up to a page after the first instruction, then the first page of each later segment."""
+    """The parts are the file up to a page after the first instruction, and the first page of each later segment."""
     found = core.Elf(Path(CORE).read_bytes())
     (zero, head), *rest = found.before_main()
     first = found.offset(found.entry)
@@ -227,7 +228,7 @@ def test_a_damaged_interpreter_behind_a_damaged_core_is_an_error(packed, plugin,
 
 
 def test_a_caller_that_ignores_its_children_has_an_answer(packed, plugin):
-    """Then the kernel reaps a child before wait(2), unless the child sends no signal."""
+    """The kernel then reaps a child before wait(2), unless the child sends no signal."""
     replace(packed[2], b"#!/bin/sh\n")
     ignoring = ["sh", "-c", f"trap '' CHLD; exec {plugin}"]
     assert run(*ignoring)[1] == REFUSAL

@@ -29,7 +29,7 @@ COMMANDS = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]
 
 @pytest.fixture(scope="module")
 def bridge(directory):
-    """A plugin file with short deadlines."""
+    """Return a plugin file with short deadlines."""
     quick = directory / "quick"
     quick.mkdir(exist_ok=True)          # a worker may come to this module twice
     script = write_executable(quick / "python", INSTEAD_OF_PYTHON.encode())
@@ -38,7 +38,7 @@ def bridge(directory):
 
 @pytest.fixture
 def stopped(directory):
-    """The path of a listening socket whose server accepts nothing, and the socket."""
+    """Return the path of a listening socket whose server accepts nothing, and the socket."""
     path = directory / "stopped"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
@@ -49,7 +49,7 @@ def stopped(directory):
 
 
 def has_left(conn):
-    """Whether the server can see now that the caller has left."""
+    """Return whether the server can see now that the caller has left."""
     conn.setblocking(False)
     try:
         return conn.recv(1) == b""
@@ -59,7 +59,7 @@ def has_left(conn):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_accepts_no_connection_is_skipped(bridge, stopped, command):
-    """The launcher waited for ever. A server that continues sees the request, and that its caller has left."""
+    """The launcher waited for ever. A server that continues reads the request, and sees that its caller has left."""
     path, listener = stopped
     assert run(bridge, env=variables(path, command)) == run(bridge, env=variables("", command))
     conn, _ = listener.accept()
@@ -106,7 +106,7 @@ def test_an_answer_after_the_first_deadline_is_printed(bridge, directory):
 
 
 def test_a_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge, directory):
-    """The server continues and reads the request between the launcher's check and its shutdown of the connection."""
+    """Between the launcher's check and its shutdown of the connection, the server continues and reads the request."""
     args = strace_command(directory, "inject=shutdown:delay_enter=2000000")
 
     @unread

@@ -42,7 +42,7 @@ def ended(pidfd, seconds):
 
 @pytest.mark.parametrize("end", ["by itself", "killed"])
 def test_the_child_that_closes_last_ends_after_the_plugin(parent, end):
-    """The child closed the socket at once, under load before the plugin did. So the plugin's close() was the last, and
+    """Under load, the child closed the socket before the plugin did. So the plugin's close() was the last one, and
     waited for RCU: each of twenty parallel DELs took 20 to 40 ms more."""
     pidfd = os.pidfd_open(int(parent.stdout.readline()))
     try:
@@ -59,7 +59,7 @@ def test_the_child_holds_none_of_the_callers_streams(parent):
     pidfd = os.pidfd_open(child)
     try:
         parent.stdin.close()
-        assert parent.stdout.read() == b""          # a child with this stdout would keep it open
+        assert parent.stdout.read() == b""          # a child with this stdout would keep the pipe open
         assert ended(pidfd, 30)
     finally:
         os.close(pidfd)

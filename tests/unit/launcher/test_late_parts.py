@@ -50,7 +50,7 @@ def test_the_import_of_one_module_runs_its_parts_once():
 
 
 def test_an_import_that_failed_can_be_repeated():
-    """A rollback may need the module whose import failed, for instance for want of memory."""
+    """A rollback may need a module whose import failed, for instance because memory was short."""
     assert load(True) == ["failed low", "1 True 1 low other"]
 
 

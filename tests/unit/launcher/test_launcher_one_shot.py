@@ -1,6 +1,6 @@
 """The installed plugin files as a runtime starts them, on the real kernel: ADD, CHECK, DEL, and what DEL leaves behind.
 
-DEL answers when the kernel has announced that the link is gone. A helper process waits for the rest. It must not hold
+DEL answers when the kernel has notified that the link is deleted. A helper process waits for the rest. It must not hold
 the caller's pipes or the pod's namespace, and must not stay in the process table.
 """
 
@@ -27,8 +27,8 @@ def bin_dir(tmp_path_factory):
 
 @pytest.fixture(params=DOORS)
 def call(bin_dir, request):
-    """A function that runs one request as a process: (exit status, stdout, process id). before: the command line of a
-    program that becomes the plugin."""
+    """Return a function that runs one request as a process: (exit status, stdout, process id). before: the command line
+    of a program that becomes the plugin."""
     def call(command, conf, pod, stdin=None, before=()):
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
                "CNI_IFNAME": "eth0", "CNI_PATH": str(bin_dir), "PATH": os.environ["PATH"]}
@@ -120,7 +120,8 @@ def test_stdin_of_100_megabytes_is_refused(node, pod, call):
 
 
 def held_of(pod):
-    """Return this process's references to a pod's namespace: descriptors of it, and netlink sockets bound in it."""
+    """Return this process's references to a pod's namespace: its descriptors, and netlink sockets bound in the
+    namespace."""
     with Inside(pod):
         inode = os.stat("/proc/thread-self/ns/net").st_ino
         with open("/proc/thread-self/net/netlink") as file:

@@ -17,13 +17,13 @@ NOBODY = 65534
 
 
 def limit(what, soft):
-    """For the child of subprocess."""
+    """Return a function for the child of subprocess that sets a limit."""
     return lambda: resource.setrlimit(what, (soft, resource.getrlimit(what)[1]))
 
 
 def test_a_limit_of_file_sizes_does_not_stop_a_long_request(directory):
-    """What does not fit a message to the server goes to a memory file. The request ended with signal 25 (SIGXFSZ).
-    Python gets the limit unchanged: 1,024 bytes are two blocks of ulimit."""
+    """The part of a request that does not fit into a message goes to a memory file. The request ended with signal 25
+    (SIGXFSZ). Python gets the limit unchanged: 1,024 bytes are two blocks of ulimit."""
     python = write_executable(directory / "shows-limit", SHOWS_LIMIT)
     plugin = write_executable(directory / "limited", pack.pack(str(python)))
     with serving(directory, reply(0, b"warm")) as server:

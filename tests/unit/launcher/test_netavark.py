@@ -13,7 +13,7 @@ COMMANDS = {"setup": "ADD", "teardown": "DEL", "create": "CREATE", "info": "VERS
 
 @pytest.fixture(scope="module")
 def driver(directory):
-    """A file of another name than fastcni: podman's name for a driver is its file's."""
+    """Return a file with another name than fastcni, because podman takes a driver's name from its file."""
     own = directory / "netavark"
     own.mkdir(exist_ok=True)            # a worker may come to this module twice
     script = write_executable(own / "python", INSTEAD_OF_PYTHON.encode())

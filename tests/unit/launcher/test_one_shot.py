@@ -71,7 +71,7 @@ def test_the_memory_file_of_an_invalid_answer_is_closed(bridge, directory):
 
 
 def test_python_gives_the_same_answer_after_a_server_has_declined(directory, tmp_path):
-    """host-local's result shows that it got stdin; its file shows that it was called once."""
+    """host-local's result shows that the plugin got stdin; its file shows that it was called once."""
     plugin = write_executable(directory / "host-local", pack.pack(checked_interpreter(base_interpreter())))
     more = {"CNI_CONTAINERID": "x", "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"}
     answers = []
@@ -175,7 +175,7 @@ def test_a_server_that_ends_before_it_accepts_has_done_nothing(bridge, directory
 
 @pytest.mark.parametrize("why", LOST)
 def test_a_lost_add_fails_with_code_11(bridge, directory, why):
-    """It may have changed something, so the launcher must not add again."""
+    """The ADD may have changed something, so the launcher must not add again."""
     with serving(directory, LOST[why]) as server:
         status, stdout, stderr = run(bridge, env=variables(server), stdin=FULL)
     error = json.loads(stdout)
@@ -196,7 +196,7 @@ def test_another_lost_command_is_repeated_one_shot(bridge, directory, command, s
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 def test_a_caller_that_has_closed_a_stream_is_served_one_shot(bridge, directory, closed):
-    """The socket would get the number of that stream. No runtime does this; Python reports it."""
+    """The socket would get the number of that stream. No runtime closes a stream; Python reports the error."""
     args = ["sh", "-c", f"exec {' '.join(f'{fd}>&-' for fd in closed)}; exec {bridge}"]
     alone = run(*args, env=variables(""))
     with serving(directory, reply(0, b"warm")) as server:

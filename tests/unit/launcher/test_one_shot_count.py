@@ -1,4 +1,4 @@
-"""The count of requests that go one-shot, in the file beside the server's socket."""
+"""The count of one-shot requests, in a file next to the server's socket."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ CAUSES = {"declined": (reply(DECLINED), b"{}", b"d"), "closed unread": (closed_u
 
 @pytest.fixture
 def count(directory):
-    """The file of the socket that serving() uses."""
+    """Return the file of the socket that serving() uses."""
     path = directory / f"server{SUFFIX}"
     path.touch()
     yield path

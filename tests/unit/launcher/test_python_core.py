@@ -30,7 +30,7 @@ exec(code)
 sys.meta_path.insert(2, Finder(fd, index, late, extensions))
 sys.stdout = sys.stderr
 """
-# What a module may see of the process, printed by both interpreters
+# The parts of the process that a module may see, printed by both interpreters
 STATE = """
 import builtins, codecs, io, json, locale, os, signal, threading, time
 keep = "argv base_prefix exec_prefix executable flags path prefix platlibdir pycache_prefix warnoptions".split()
@@ -101,7 +101,7 @@ def test_a_request_needs_nothing_of_the_standard_library(files, tmp_path, name, 
 
 @needs_core
 def test_the_core_phase_leaves_out_what_a_request_does_not_need(files):
-    """It interns no names of frozen modules, does not import io, and collects no garbage."""
+    """The core phase interns no names of frozen modules, does not import io, and collects no garbage."""
     with zipfile.ZipFile(files / "bridge") as packed:
         bootstrap = packed.read("__main__.py")
     text = """import abc, gc, posix, sys
@@ -119,7 +119,7 @@ posix._exit(0)"""
     b'{"cniVersion": "1.0', b'{"cniVersion": \xff\xfe}', b'{"cniVersion": "1.0.0", "name": "\xed\xa0\x80"}', b"[" * 600,
     b'{"cniVersion": "1.0.0", "name": "a", "type": "\\ud800"}'])
 def test_a_request_that_needs_more_has_the_same_answer(files, tmp_path, stdin):
-    """What json or a codec has to read comes from the standard library, or the file has it."""
+    """The files that json or a codec reads come from the standard library, or the plugin file has them."""
     ordinary = write_executable(tmp_path / "bridge", pack.pack(INTERPRETER))
     for env in (ADD, ADD | {"CNI_IFNAME": os.fsdecode(b"eth\xff")}):
         assert run(files / "bridge", stdin=stdin, env=env) == run(ordinary, stdin=stdin, env=env)
@@ -129,7 +129,7 @@ def test_a_request_that_needs_more_has_the_same_answer(files, tmp_path, stdin):
 @pytest.mark.parametrize("first", ["", "b'\\xff'.decode('utf-8', 'backslashreplace'); import _signal",
                                    "import os, io, time", "'x'.encode('idna')"])
 def test_the_complete_interpreter_is_an_ordinary_one(files, first):
-    """first: what has run in the core phase."""
+    """first: the code that has run in the core phase."""
     with zipfile.ZipFile(files / "bridge") as packed:
         boot = packed.getinfo("boot")
         offset = (files / "bridge").read_bytes().index(packed.read("boot"))
@@ -183,7 +183,8 @@ def test_a_file_runs_without_it(tmp_path):
 @needs_core
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_interpreter_that_was_updated_runs_itself(tmp_path, gone):
-    """Its library may need other built-in modules than this copy has, and an update may close a hole."""
+    """The updated interpreter's library may need other built-in modules than this copy has, and an update may fix a
+    vulnerability."""
     interpreter, later = tmp_path / "a python", tmp_path / "another"
     interpreter.symlink_to(INTERPRETER)
     write_executable(later, b'#!/bin/sh\nshift 5\nprintf \'{"ran": "%s", "stdin": "%s"}\' "$1" "$(cat)"\n')

@@ -87,7 +87,7 @@ def test_the_launcher_does_not_wait_for_a_pipe_at_the_namespaces_path(bridge, di
 
 
 def test_version_does_not_read_stdin(bridge, directory):
-    here, there = os.pipe()                     # never readable, and no end of file
+    here, there = os.pipe()                     # never readable, and without an end of file
     try:
         request = asked(bridge, directory, command="VERSION", stdin=here)
     finally:
@@ -97,7 +97,7 @@ def test_version_does_not_read_stdin(bridge, directory):
 
 
 def test_stdin_may_fill_the_message(bridge, directory):
-    """With one byte more, the launcher cannot know that stdin ends there. It goes one-shot."""
+    """With one byte more, the launcher cannot know that stdin ends there, and goes one-shot."""
     size_left = BODY_BYTES - len(b"bridge\0CNI_COMMAND=ADD\0")
     for size in (0, 1, size_left - 1):
         request = asked(bridge, directory, stdin=LONG[:size])
@@ -109,7 +109,7 @@ def test_stdin_may_fill_the_message(bridge, directory):
 
 
 def test_stdin_is_read_up_to_a_limit(bridge, directory):
-    args = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]    # limits memory if it fails
+    args = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]   # the limit saves memory if the test fails
     with serving(directory, reply(0, b"warm")) as server, open("/dev/zero", "rb") as endless:
         _, stdout, _ = run(*args, env=variables(server), stdin=endless)
     assert MAX_STDIN < len(stdout) < MAX_STDIN + 3 * BODY_BYTES and not server.requests

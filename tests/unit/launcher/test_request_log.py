@@ -27,7 +27,7 @@ def host_local(directory):
 
 @pytest.fixture
 def call(host_local, tmp_path):
-    """A function that calls host-local one-shot and returns (exit status, stdout)."""
+    """Return a function that calls host-local one-shot and returns (exit status, stdout)."""
     conf = {**CONF, "ipam": {**CONF["ipam"], "dataDir": str(tmp_path / "ipam")}}
 
     def call(log, **env):
@@ -97,7 +97,7 @@ def test_an_unusable_log_changes_no_answer(call, log):
 
 @pytest.fixture
 def daemon(directory, monkeypatch):
-    """A socket in the place of those of both log daemons."""
+    """Yield a socket in place of the sockets of both log daemons."""
     path = str(directory / "log-daemon")
     monkeypatch.setattr(request_log, "JOURNAL", path)
     monkeypatch.setattr(request_log, "SYSLOG", path)
@@ -129,7 +129,7 @@ def test_journald_gets_a_field_for_each_value(daemon):
 
 
 def test_a_warning_of_the_plugin_is_in_the_log(daemon):
-    """The log had errors only."""
+    """Only errors were in the log."""
     entry().write("syslog", Reply(0, b"{}", b"portmap: a\nportmap: b\n"))
     line = daemon.recv(1 << 16).decode()
     assert line.startswith("<28>") and 'warning="portmap: a; portmap: b"' in line

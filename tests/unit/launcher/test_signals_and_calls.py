@@ -40,7 +40,7 @@ def test_the_server_sees_that_a_caller_was_killed(bridge, directory):
 
 
 def test_a_caller_that_was_stopped_for_a_while_gets_its_answer(bridge, directory):
-    """The test stops it while it waits for stdin, and again while it waits for the answer."""
+    """The test stops the caller while it waits for stdin, and again while it waits for the answer."""
     there, go = threading.Event(), threading.Event()
 
     def answer(conn, _):
@@ -105,7 +105,7 @@ def test_a_failure_before_the_request_is_sent_goes_one_shot(bridge, directory, s
 
 
 def test_an_answer_is_received_again_after_a_lack_of_memory(bridge, directory, strace):
-    """An ADD that had succeeded was reported as failed, and its links and addresses stayed until the DEL."""
+    """The launcher reported a successful ADD as failed, and its links and addresses stayed until the DEL."""
     strace += ["-e", "inject=recvmsg:error=ENOMEM:when=1", "-e", "inject=ppoll:error=EINTR:when=2"]
     with serving(directory, reply(0, b"warm")) as server:
         assert run(*strace, bridge, env=variables(server)) == (0, b"warm", b"")

@@ -25,7 +25,8 @@ HEALTHY = {"net.ipv4.ip_forward": "1", "net.ipv4.neigh.default.gc_thresh3": "102
 
 
 class Directories:
-    """The directories of a node: configurations, result caches and address files. Nothing in them is of the machine."""
+    """The directories of a node: configurations, result caches and address files. They contain nothing of the
+    machine."""
 
     def __init__(self, where: Path):
         where.mkdir(exist_ok=True)
@@ -37,7 +38,7 @@ class Directories:
         return Places(str(self.conf), (str(self.cache),), (str(self.data),))
 
     def configure(self, document=LIST, name="10-net1.conflist"):
-        """Write a configuration file, with these directories' dataDir; return its document."""
+        """Write a configuration file with these directories' dataDir. Return its document."""
         document = json.loads(json.dumps(document))
         for plugin in document.get("plugins", [document]):
             if plugin.get("ipam", {}).get("type") == "host-local":
@@ -60,8 +61,7 @@ class Directories:
 
 
 class Host(Directories):
-    """A host in a fresh namespace, on which this process is the runtime, of fastcni's plugins or of those in a
-    directory. """
+    """A host in a fresh namespace. This process is its runtime, with fastcni's plugins or those in a directory."""
 
     def __init__(self, where, plugin_dir=""):
         super().__init__(where)
@@ -82,7 +82,7 @@ class Host(Directories):
 
 @pytest.fixture(autouse=True)
 def no_directories_of_this_machine(tmp_path, monkeypatch):
-    """The default directories of plugins are empty."""
+    """Make the default directories of plugins empty."""
     monkeypatch.setattr(address_dirs, "DATA_DIR", str(tmp_path / "default"))
     monkeypatch.setattr(address_dirs, "CLUSTER_DIR", str(tmp_path / "default-cluster"))
     monkeypatch.setattr(dhcp_leases, "DIRECTORY", str(tmp_path / "default-dhcp"))
@@ -96,7 +96,7 @@ def directories(tmp_path):
 
 @pytest.fixture
 def host(directories, host_netns):
-    """A Host with the network net1, on fastcni's plugins."""
+    """Yield a Host with the network net1 and fastcni's plugins."""
     directories.configure()
     return directories
 
@@ -112,7 +112,7 @@ class Answer:
 
 @pytest.fixture
 def fastcni(directories, monkeypatch, capfd):
-    """Run one command on the node of `directories`: as text for 80 columns, or with --json."""
+    """Return a function that runs one command on the node of `directories`: as text of 80 columns, or with --json."""
     monkeypatch.setenv("NETCONFPATH", str(directories.conf))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
@@ -125,13 +125,14 @@ def fastcni(directories, monkeypatch, capfd):
 
 
 def diagnosed(fastcni, *words):
-    """(exit status, {check: its finding}) of the command `fastcni doctor`. It has one finding a check."""
+    """Return (exit status, {check: its finding}) of the command `fastcni doctor`. Each check has at most one
+    finding."""
     answer = fastcni("doctor", "--json", "--socket", "", *words)
     return answer.status, {it["check"]: it for it in answer.document["findings"]}
 
 
 def one(findings, severity, *parts):
-    """The only finding, which has its severity, the parts in its sentences, and a way to mend it."""
+    """Return the only finding, after a check of its severity, of the parts in its sentences, and of its remedy."""
     (it,) = list(findings)
     assert it.severity == severity
     assert it.why
@@ -143,7 +144,7 @@ def one(findings, severity, *parts):
 
 @pytest.fixture(scope="session")
 def bin_dir(tmp_path_factory):
-    """A directory with some of fastcni's plugin files."""
+    """Return a directory with some of fastcni's plugin files."""
     from fastcni.launcher.install import install
 
     where = tmp_path_factory.mktemp("bin")

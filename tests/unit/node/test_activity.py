@@ -1,4 +1,4 @@
-"""What `fastcni top` and the status page show: the arithmetic, and the frame of 80x24."""
+"""The contents of `fastcni top` and of the status page: the arithmetic, and the frame of 80x24."""
 
 import pytest
 
@@ -22,11 +22,11 @@ def entry(number, ms=2.0, *, ago=10.0, command="ADD", network="net-a", container
 
 
 class Ring:
-    """A server's history: answers as fastcni.server.records.history.ask() does."""
+    """A server's history that answers as fastcni.server.records.history.ask() does."""
 
     def __init__(self, size=1000, page=100):
         self.entries, self.size, self.page, self.pid = [], size, page, 812
-        self.failed = []                # stay longer than others
+        self.failed = []                # failed requests stay longer than others
 
     def add(self, *entries):
         self.entries += entries
@@ -95,7 +95,7 @@ def test_errors_by_code_and_what_has_no_time():
         ("11", 2), ("101", 1), ("7", 1), ("caller_gone", 1), ("declined", 1)]
     assert of(found["errors"], outcome="11")["text"] == "try again later"
     assert of(found["errors"], outcome="101")["text"] == "an error of the plugin"
-    assert found["failed"] == 5             # a declined request is done one-shot
+    assert found["failed"] == 5             # a declined request was repeated one-shot
     assert of(found["commands"], command="ADD")["maxMs"] == 2.5
     assert of(found["networks"], network="net-b")["p50Ms"] is None
 
@@ -154,7 +154,7 @@ def test_a_full_history_at_the_first_poll_shortens_the_time(failed):
     recent.poll(NOW)
     found = document(recent.sample(NOW), summary.Node())
     assert (found["lost"], found["requests"]) == (0, 5)
-    assert found["seconds"] == 14.0         # number 16 is the oldest that is left
+    assert found["seconds"] == 14.0         # number 16 is the oldest remaining entry
 
 
 def test_a_bounded_number_of_requests_is_kept(monkeypatch):
@@ -166,7 +166,7 @@ def test_a_bounded_number_of_requests_is_kept(monkeypatch):
     ring.add(*(entry(at, ago=40 - at) for at in range(9, 17)))
     recent.poll(NOW)
     found = document(recent.sample(NOW), summary.Node())
-    assert (found["requests"], found["seconds"]) == (10, 33.0)      # number 7 is the oldest that is left
+    assert (found["requests"], found["seconds"]) == (10, 33.0)      # number 7 is the oldest remaining entry
 
 
 def test_a_server_that_was_restarted_is_read_from_its_beginning():

@@ -1,4 +1,4 @@
-"""The inventory of attachments: what each source tells, and how it is merged. The last tests need root."""
+"""The inventory of attachments: the data of each source, and how they are merged. The last tests need root."""
 
 import dataclasses
 import errno
@@ -119,7 +119,7 @@ def test_address_files_name_their_attachments(directories):
 
 
 def test_address_files_of_a_space_name_network_and_attachment(directories):
-    """The network is a line of the file; an address that is held for another node's pod is no attachment."""
+    """A line of the file names the network. An address that is held for another node's pod is no attachment."""
     directories.hold("10.9.0.2", "c1\r\neth0\r\nnet1\r\nns/web-0\r\nsingle", "default")
     directories.hold("10.9.0.3", "fastcni:single ns/db-0\r\neth0", "default")
     found = list(address_dirs.read_directory(str(directories.data), "default", [], address_dirs.read_space_owner))
@@ -229,7 +229,7 @@ def test_states(namespace, kind, everything, expected):
 
 
 def test_an_address_that_a_new_pod_holds_is_no_sign_of_the_old_one():
-    """host-local gives an address again. A rule that the old pod left must not make it look alive."""
+    """host-local gives an address again. A remaining rule of the old pod must not make that pod look alive."""
     old = Sighting(ELEMENT, "pods4", "10.88.0.2", "n", "old", "eth0", addresses=("10.88.0.2",))
     new = Sighting(ADDRESS_FILE, "f", "10.88.0.2", "n", "new", "eth0", addresses=("10.88.0.2",))
     inside = namespaces.Interface("/run/netns/p", "eth0", "veth", 2, 9, ("10.88.0.2",), True)
@@ -248,7 +248,7 @@ def test_a_cache_file_of_the_former_boot_without_namespace_is_gone():
 
 
 def test_directories_alone_show_attachments(directories):
-    """Without root, too: what cannot be seen is said."""
+    """Without root, the command also names what it cannot see."""
     directories.configure()
     directories.hold("10.88.0.2", "c1\r\neth0")
     directories.data.mkdir(exist_ok=True)
@@ -276,7 +276,7 @@ def test_a_pod_of_fastcni_is_seen_by_every_source(host, pod_netns):
 
 
 def test_the_cache_is_not_needed_to_see_a_running_pod(host, pod_netns):
-    """A runtime may keep its cache elsewhere, or none. The address in a namespace shows that the pod runs."""
+    """A runtime may keep its cache elsewhere, or keep no cache. The address in a namespace shows that the pod runs."""
     pod = pod_netns()
     host.add("c1", pod)
     places = dataclasses.replace(host.places, cache_dirs=("/nowhere",))
@@ -288,7 +288,8 @@ def test_the_cache_is_not_needed_to_see_a_running_pod(host, pod_netns):
 
 
 def test_rules_alone_show_a_running_pod(host, pod_netns):
-    """Without cache and address files, doctor would call a running pod orphaned, and name a command that ends it."""
+    """Without the cache and address files, doctor would call a running pod orphaned, and recommend a command that ends
+    the pod."""
     pod = pod_netns()
     host.add("c1", pod)
     places = Places("/nowhere", ("/nowhere",))
@@ -313,7 +314,7 @@ def test_a_pod_of_the_go_plugins_is_seen(tmp_path, host_netns, pod_netns):
 
 
 def test_an_ifb_that_is_left_is_no_sign_of_a_running_pod():
-    """A veth pair ends with its pod; an ifb of bandwidth stays until DEL."""
+    """A veth pair is deleted with its pod; an ifb of bandwidth remains until DEL."""
     it = Sighting("link", "bwp0123456789ab", "ifb of bandwidth", "net1", "c1", "eth0", links=("bwp0123456789ab",))
     link = Link()
     link.name, link.kind, link.index = "bwp0123456789ab", "ifb", 7

@@ -1,4 +1,4 @@
-"""fastcni doctor --bundle: what is in it, and what never is."""
+"""fastcni doctor --bundle: its contents, and data that it must never contain."""
 
 import json
 import tarfile
@@ -18,7 +18,7 @@ def read(path):
 
 @pytest.fixture
 def bundle(directories, fastcni, tmp_path):
-    """(answer, contents) of a node with secrets in its files."""
+    """Return (answer, contents) of a node with secrets in its files."""
     secret = {"type": "other", "kubernetes": {"kubeconfig": "/root/SECRET"}, "apiToken": "SECRET", "list": [
         {"password": "SECRET"}], "endpoint": "https://me:SECRET@etcd:2379", "mtu": 1400}
     directories.configure({**LIST, "plugins": [*LIST["plugins"], secret]})

@@ -1,4 +1,4 @@
-"""What doctor and uninstall say of the leases of dhcp, and of this node's blocks of cluster-wide addresses."""
+"""The findings of doctor and uninstall on dhcp's leases, and on this node's blocks of cluster-wide addresses."""
 
 import json
 import os
@@ -27,7 +27,7 @@ HOUR_S = 3600.0
 
 @pytest.fixture
 def sock(tmp_path, monkeypatch):
-    """The path of the daemon's socket on this node."""
+    """Return the path of the daemon's socket on this node."""
     path = str(tmp_path / "dhcp.sock")
     monkeypatch.setattr(checks_dhcp, "SOCKET_PATH", path)
     monkeypatch.setattr(uninstall, "SOCKET_PATH", path)
@@ -37,7 +37,8 @@ def sock(tmp_path, monkeypatch):
 
 @pytest.fixture
 def leased(monkeypatch):
-    """leased(container, running=True, boot=..., seconds=...): write a lease as the daemon does; its path."""
+    """Return a function leased(container, running=True, boot=..., seconds=...) that writes a lease as the daemon does,
+    and returns its path."""
     monkeypatch.setattr(presence, "sees_processes", lambda proc="/proc": True)
 
     def write(container, running=True, boot="", seconds=HOUR_S):
@@ -81,7 +82,7 @@ def test_a_network_that_needs_a_daemon_and_has_none(node, directories, sock, lea
 
 def test_leases_of_running_pods_without_a_daemon_are_a_warning(node, sock, leased):
     leased("c1")
-    leased("c2", boot="an earlier one")                     # that pod did not survive the reboot
+    leased("c2", boot="an earlier one")                     # the pod did not survive the reboot
     assert texts(checks_dhcp.leases(node())) == [
         (WARNING, f"1 dhcp lease of running pods, and no daemon listens at {sock}: 10.0.0.7 of c1 eth0"),
         (WARNING, "1 dhcp lease of pods that are gone: 10.0.0.7 of c2 eth0")]
@@ -92,7 +93,7 @@ def test_a_lease_that_ended_although_a_daemon_runs_is_an_error_and_a_damaged_fil
     directories.configure(dhcp(sock))
     leased("c1")
     leased("c2", seconds=-1.0)
-    leased("c3", running=False)                             # the daemon is about to release it
+    leased("c3", running=False)                             # the daemon is about to release the lease
     damaged = leased("c4")
     with open(damaged, "ab") as file:
         file.write(b"!")
@@ -123,7 +124,7 @@ def test_uninstall_leaves_all_leases_to_a_daemon_that_runs(sock, leased, tmp_pat
 
     leased("c1", running=False)
     done = State()
-    with open(f"{sock}.lock", "w") as lock:                 # as the daemon holds it
+    with open(f"{sock}.lock", "w") as lock:                 # the daemon holds this lock
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert uninstall.sort_leases(done) == []
     assert "1 dhcp lease" in done.kept[0] and f"listens at {sock}: stop it" in done.kept[0]
@@ -136,7 +137,7 @@ STORE = {"type": "etcd", "endpoints": ["http://127.0.0.1:9"], "password": "secre
 
 @pytest.fixture
 def blocks():
-    """Two blocks of this node in the space `shared`; the directory of that."""
+    """Record two blocks of this node in the address space `shared`. Return the directory of the address space."""
     directory = f"{address_dirs.CLUSTER_DIR}/shared"
     os.makedirs(f"{directory}/.cluster")
     with open(f"{directory}/.cluster/blocks.json", "w") as file:
@@ -160,7 +161,7 @@ def test_blocks_of_a_space_in_use_are_not_reported(node, directories, blocks):
 
 
 def test_blocks_of_a_space_whose_pods_are_here_are_not_reported(node, blocks):
-    """With Multus no file configures the network, and doctor told the operator to remove the directory of its pods."""
+    """With Multus, no file configures the network, and doctor advised to remove the directory of its pods."""
     with open(f"{blocks}/10.0.0.7", "w", newline="") as file:
         file.write("c1\r\neth0\r\nnet\r\nns/web-0")
     assert [*checks_cluster.cluster_addresses(node())] == []

@@ -20,7 +20,7 @@ LONG_ID = "8f" * 32
 
 @pytest.fixture
 def three(directories):
-    """A running pod, one whose namespace is gone, and an address file."""
+    """Write a running pod, a pod whose namespace no longer exists, and an address file."""
     directories.configure()
     directories.cached("web1", netns="/proc/self/ns/net", result={"cniVersion": "1.0.0", "ips": [
         {"address": "10.88.0.2/24"}, {"address": "fd00:88:1111:2222:3333:4444:5555:6666/64"}]})
@@ -49,7 +49,7 @@ KUBERNETES = [["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_N
 
 
 def test_pods_are_shown_and_found_by_the_names_of_kubernetes(three, fastcni):
-    """`why` and `flows` knew these names, and `list`, `inspect` and `explain` did not."""
+    """`why` and `flows` knew these names; `list`, `inspect` and `explain` did not."""
     three.cached("c0ffee", netns="/proc/self/ns/net", cniArgs=KUBERNETES, result={"cniVersion": "1.0.0", "ips": [
         {"address": "10.88.0.3/24"}]})
     rows = {line.split()[0]: line.split() for line in fastcni("list", "--network", "net1").out.splitlines() if line}
@@ -173,7 +173,7 @@ def test_the_command_of_gc_keeps_pods_that_gc_would_not_know():
 
 
 def test_a_long_value_goes_on_behind_its_title(capsys):
-    """The rows of doctor and inspect were longer than the terminal, which broke them within words."""
+    """The rows of doctor and inspect were longer than the terminal, which broke the rows within words."""
     put_row(Console(width=40), "server", "/run/fastcni/fastcni.sock: 0.1.0, pid 4711, 0 running, 0 of 1024 waiting")
     put(Console(width=40), "pods with IPv4 reach nothing outside of this node", title="  why: ")
     assert capsys.readouterr().out.splitlines() == [

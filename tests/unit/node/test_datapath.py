@@ -23,7 +23,7 @@ PTP = {**LIST, "plugins": [{"type": "ptp", "datapath": "ebpf", "ipam": LIST["plu
 
 @pytest.fixture
 def pods(host, pod_netns, bpffs):  # noqa: F811
-    """Two pods of the datapath with addresses .2 and .3; the directory of the pins."""
+    """Return two pods of the datapath with addresses .2 and .3, and the directory of the pins."""
     host.configure(PTP)
     for number in range(2):
         host.add(f"pod{number}", pod_netns())
@@ -81,11 +81,11 @@ def test_doctor_finds_flows_that_nobody_can_end_and_its_command_mends_that(pods,
     assert wire_call(own.load, pytest.fail) == 2
     after = wire_call(filters.linked)
     assert after.keys() == before.keys() and not set.union(*before.values()) & set.union(*after.values())
-    assert "not in the datapath" in finding(fastcni)["what"]          # the pods are in no map until they are made again
+    assert "not in the datapath" in finding(fastcni)["what"]          # no pod is in a map until it is added again
 
 
 def test_an_add_that_makes_maps_again_ends_the_use_of_the_former_ones(pods, host, pod_netns):
-    """Else redirected flows of former maps would go on, and policies could not end them."""
+    """Otherwise flows of the previous maps would remain redirected, and policies could not end them."""
     where = pods()
     former = set.union(*wire_call(filters.linked).values())
     os.unlink(f"{where}/flows-1")

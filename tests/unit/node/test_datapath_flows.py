@@ -15,8 +15,8 @@ DROP = """table inet hand { chain forward { type filter hook forward priority 0;
 
 @pytest.fixture
 def spaces(host, pod_netns, bpffs):  # noqa: F811
-    """The namespaces of two pods of the datapath: pod0 with the address .2, and pod1 with .3. Their links are up, and
-    there is no flow."""
+    """Return the namespaces of two pods of the datapath: pod0 with the address .2, and pod1 with .3. Their links are
+    up, and no flow exists."""
     host.configure(PTP)
     found = pod_netns(), pod_netns()
     for number, space in enumerate(found):
@@ -73,8 +73,8 @@ def test_why_says_that_a_connection_is_redirected_and_counts_the_others(spaces, 
 
 
 def test_why_finds_a_rule_although_the_last_connection_was_redirected(spaces, fastcni):
-    """For a second after a connection the datapath redirects the next one from its first packet on. `why` answered that
-    the pod reaches the other one, and the next connection did not."""
+    """For a second after a connection, the datapath redirects the next connection from its first packet on. `why`
+    answered that the pod reaches the other pod, but a later connection failed."""
     with Tcp(*spaces, "10.88.0.3") as tcp:
         tcp.there_and_back()
         run("nft", DROP)
@@ -131,7 +131,7 @@ def test_uninstall_removes_pins_and_filters_while_connections_go_on(spaces, fast
     [pins] = bpffs.glob("fastcni-*")
     with Tcp(*spaces, "10.88.0.3") as tcp:
         tcp.there_and_back(2)
-        run("nft", DROP)                # drops what conntrack does not know
+        run("nft", DROP)                # drops packets that conntrack does not know
         planned = fastcni("uninstall", "--dry-run", *where, "--json").document
         assert str(pins) in planned["state"]["removed"] and pins.exists() and kernel_flows()
         done = fastcni("uninstall", *where)

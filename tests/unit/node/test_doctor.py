@@ -1,4 +1,4 @@
-"""fastcni doctor: each check sees its fault, and a healthy node has none."""
+"""fastcni doctor: each check finds its fault, and a healthy node has no finding."""
 
 import os
 import socket
@@ -101,7 +101,7 @@ def with_firewall(plugins=LIST["plugins"]):
 
 
 def test_a_chain_that_drops_names_the_pods_without_plugin_firewall(node):
-    """The doctor named the network, also of pods that another rule lets through."""
+    """The doctor named the network even for pods that another rule accepts."""
     pods = "c1", "c2"
     it = one(checks_kernel.forward_policy(node(saved=saved_rules(), pods=pods)), WARNING,
              "chain FORWARD of iptables-nft", "pods c1/eth0 (10.88.0.2 fd00::2), c2/eth0 (10.88.0.3 fd00::3)",
@@ -249,7 +249,7 @@ def test_states_of_a_server(node, tmp_path, monkeypatch, answer, severity, part)
 
 
 def test_a_server_that_declines_to_answer_is_not_called_old(node, tmp_path, monkeypatch):
-    """A server that could not read the request was said to be of an older version."""
+    """The doctor said that a server that could not read the request is older than the command."""
     (tmp_path / "s").write_text("")
     monkeypatch.setattr(checks_state.status, "ask", lambda path: None)
     it = node(at=str(tmp_path / "s"))
@@ -298,7 +298,7 @@ def test_faults_of_a_real_node_are_found(host, pod_netns, fastcni, bin_dir):
 @pytest.mark.parametrize("backend", ["nftables", "iptables"])
 def test_rules_of_one_address_family_that_are_lost_are_found(directories, host_netns, pod_netns, fastcni, bin_dir,
                                                              backend):
-    """A flush of IPv4's rules alone had no finding, because those of IPv6 were there."""
+    """A flush of IPv4's rules alone had no finding, because the rules of IPv6 existed."""
     bridge, portmap = LIST["plugins"]
     ipam = {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
@@ -319,7 +319,7 @@ def test_rules_of_one_address_family_that_are_lost_are_found(directories, host_n
 
 
 def test_guards_and_isolation_that_were_flushed_alone_are_found(directories, host_netns, pod_netns, fastcni, bin_dir):
-    """The masquerade was there, so the pod seemed to have all its rules. A flush of a table keeps its sets."""
+    """The masquerade element existed, so the pod seemed to have all its rules. A flush of a table keeps its sets."""
     bridge, _ = LIST["plugins"]
     directories.configure({**LIST, "plugins": [{**bridge, "ipspoofchk": True}, {
         "type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}]})
@@ -362,7 +362,7 @@ def test_rules_that_a_saved_ruleset_has_added_again_are_found_and_restore_replac
 
 def test_a_chain_of_another_kind_with_a_name_of_fastcnis_is_an_error_with_a_remedy(directories, host_netns, pod_netns,
                                                                                     fastcni, bin_dir):
-    """The kernel rejects fastcni's chain, so no ADD and no restore can set up the table. Nothing said what to do."""
+    """The kernel rejects fastcni's chain, so no ADD and no restore can set up the table. No finding named a remedy."""
     directories.configure()
     pods = pod_netns(), pod_netns()
     directories.add("c1", pods[0])

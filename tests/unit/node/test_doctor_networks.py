@@ -1,4 +1,4 @@
-"""fastcni doctor and networks that have one subnet, one bridge or one address space."""
+"""fastcni doctor and networks that share a subnet, a bridge or an address space."""
 
 import pytest
 from unit.node.conftest import LIST

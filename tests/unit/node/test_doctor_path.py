@@ -1,4 +1,4 @@
-"""fastcni doctor and the way of packets: each fault is one finding, and its command mends it."""
+"""fastcni doctor and the path of packets: each fault is one finding, whose command repairs it."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ class Pods:
 
 @pytest.fixture
 def uplink(host_netns):
-    """The host has a default route by a link with an MTU of 1500."""
+    """Give the host a default route by a link with an MTU of 1500."""
     run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1")
     run("ip", "address", "add", "192.0.2.1/24", "dev", "up0")
     for link in ("up0", "up1"):
@@ -55,7 +55,8 @@ def pods(directories, uplink, pod_netns):
 
 @pytest.fixture
 def doctor(fastcni, bin_dir):
-    """doctor(): {check: its finding}. mend(): run the commands of all findings, and return them."""
+    """Return a function doctor() that returns {check: its finding}. Its mend() runs and returns the commands of all
+    findings."""
     def doctor():
         status, found = diagnosed(fastcni, "--bin-dir", bin_dir)
         assert status == max((2 if it["severity"] == "error" else 1 for it in found.values()), default=0)
@@ -102,14 +103,14 @@ def test_a_fault_of_the_path_is_one_finding_whose_command_mends_it(pods, doctor,
 
 
 def test_the_loopback_interfaces_of_pods_are_no_duplicates(directories, pods, doctor):
-    """containerd and `fastcni pod up` attach lo: the doctor said that all pods of a node have the address 127.0.0.1."""
+    """containerd and `fastcni pod up` attach lo. The doctor said that all pods of a node have the address 127.0.0.1."""
     for number, name in enumerate(pods.names):
         directories.cni.add(LOOPBACK, RuntimeConf(f"c{number}", f"/run/netns/{name}", "lo"))
     assert doctor() == {}
 
 
 def test_an_address_that_was_given_again_after_the_files_were_lost(directories, pods, pod_netns, doctor):
-    """With a new disk at /var/lib/cni, ADD gave the address of a running pod again, and the doctor found nothing."""
+    """With a new disk at /var/lib/cni, an ADD gave the address of a running pod again, and the doctor found nothing."""
     for lost in (directories.data, directories.cache):
         shutil.rmtree(lost, ignore_errors=True)
     directories.add("new", pod_netns())
@@ -222,8 +223,8 @@ def test_a_pod_that_is_deleted_meanwhile_has_no_finding(pods, doctor, monkeypatc
 
 
 def test_a_pod_whose_namespace_s_path_another_pod_has_is_not_said_to_run_there(directories, host_netns, pod_netns, fastcni, bin_dir):
-    """The runtime lost pod c0 without DEL. Doctor advised to give the interface of c1 the address of c0. The address of
-    c0 stayed taken."""
+    """The runtime lost pod c0 without DEL. Doctor advised to give c0's address to the interface of c1. The address of c0
+    stayed taken."""
     directories.configure(DUAL)
     name = pod_netns()
     link = next(it["name"] for it in directories.add("c0", name)["interfaces"] if it["name"].startswith("veth"))
@@ -251,8 +252,8 @@ def test_a_master_that_is_down_is_found(directories, uplink, pod_netns, doctor):
 
 
 def test_lost_routes_of_a_pod_with_several_networks_are_found_once(directories, uplink, pod_netns, fastcni, tmp_path):
-    """A lost default route of a pod with several networks was no finding, and the pod's first interface, which multus
-    and the first network both have, counted as two pods."""
+    """doctor did not report a lost default route of a pod with several networks. The pod's first interface, which
+    multus and the first network both have, counted as two pods."""
     install(tmp_path / "bin", names=["multus", "bridge", "host-local"])
     cluster, further = (
         {"cniVersion": "1.1.0", "name": name, "type": "bridge", "bridge": bridge, "isGateway": True, "ipam": {

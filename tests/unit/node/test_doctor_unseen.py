@@ -15,7 +15,7 @@ POLICY = {"type": "policy"}
 
 @pytest.fixture
 def own_bin_dir(tmp_path):
-    """A directory with plugin files that a test may damage."""
+    """Return a directory with plugin files that a test may damage."""
     where = tmp_path / "bin"
     install(where, names=["bridge", "host-local", "portmap", "policy"])
     return where
@@ -23,7 +23,7 @@ def own_bin_dir(tmp_path):
 
 @contextmanager
 def as_nobody(*open_paths):
-    """Run the body as an ordinary user, who may enter the directories above these paths."""
+    """Run the body as an ordinary user, who may enter the parent directories of these paths."""
     above = {each for path in open_paths for each in path.parents if each.stat().st_mode & 0o777 == 0o700}
     for each in above:
         each.chmod(0o711)
@@ -39,7 +39,7 @@ def as_nobody(*open_paths):
 
 
 def test_one_chmod_is_one_finding_whose_command_mends_it(directories, host_netns, fastcni, own_bin_dir):
-    """The plugins are links to one file, and each name had an error of its own."""
+    """The plugins are links to one file, and each name had a separate error."""
     directories.configure()
     (own_bin_dir / "bridge").chmod(0o644)
     status, found = diagnosed(fastcni, "--bin-dir", own_bin_dir)
@@ -82,7 +82,7 @@ CLOSED = {
 
 @pytest.mark.parametrize("what", CLOSED)
 def test_what_an_ordinary_user_cannot_read_is_no_finding(directories, host_netns, fastcni, own_bin_dir, tmp_path, what):
-    """python_core.elf was said to be of another build, because the user could not run the interpreter."""
+    """doctor said that python_core.elf is of another build, because the user could not run the interpreter."""
     directories.configure({**LIST,
                            "plugins": [*LIST["plugins"], POLICY | {"agentSocketPath": str(tmp_path / "socket")}]})
     directories.cached("c1", netns="/run/netns/none", config={})

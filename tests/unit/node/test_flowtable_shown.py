@@ -19,7 +19,7 @@ needs_flowtable = pytest.mark.needs("nft-flowtable")
 
 @pytest.fixture
 def spaces(host, pod_netns):
-    """The namespaces of two pods of ptp: pod0 with the address .2, and pod1 with .3."""
+    """Return the namespaces of two pods of ptp: pod0 with the address .2, and pod1 with .3."""
     host.configure({**LIST, "plugins": [{"type": "ptp", "ipam": LIST["plugins"][0]["ipam"]}]})
     found = pod_netns(), pod_netns()
     for number, space in enumerate(found):
@@ -38,7 +38,7 @@ def test_list_inspect_and_explain_show_the_pods_in_the_flowtable(spaces, fastcni
     assert shown() == {"pod0": False, "pod1": False}
     assert "flowtable" not in fastcni("list").out + fastcni("explain", "pod1").out
     link = link_to("10.88.0.3")
-    # The set next to the flowtable, which each kernel has. deleted0 is a former link.
+    # The set next to the flowtable, which each kernel has. deleted0 is a link that no longer exists.
     run("nft", f"table inet fastcni-flowtable {{ set links {{ type ifname; elements = {{ {link}, deleted0 }}; }}; }}")
     assert shown() == {"pod0": False, "pod1": True}
     text = " ".join(fastcni("list").out.split())

@@ -1,4 +1,4 @@
-"""`fastcni ipam` on a node whose networks are in no file of it, as with Multus."""
+"""`fastcni ipam` on a node whose networks are in none of its files, as with Multus."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from fastcni.node.attachments import address_dirs
 
 @pytest.fixture
 def cluster(directories):
-    """A store with a block of this node, which no configuration names."""
+    """Return a store with a block of this node that no configuration names."""
     cluster = Cluster(directories)
     cluster.use(HERE, "10.9.0.0/26", ("10.9.0.2", "ns/web-0", "c1"))
     return cluster
 
 
 def join(cluster, space="default", **store):
-    """Write what an ADD notes of a space that this node has joined."""
+    """Write the files that an ADD writes for an address space that this node has joined."""
     directory = f"{address_dirs.CLUSTER_DIR}/{space}/.cluster"
     os.makedirs(directory)
     with open(f"{directory}/blocks.json", "w") as file:

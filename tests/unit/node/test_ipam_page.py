@@ -27,12 +27,12 @@ def section(title, level="##", page=PAGE):
 
 
 def commands(text):
-    """The commands of a text's indented blocks, without their comments."""
+    """Return the commands of a text's indented blocks, without their comments."""
     return [line.partition("  #")[0].strip() for line in text.splitlines() if re.match(r" {4,}[a-z]", line)]
 
 
 def table_keys(text):
-    """The keys in the first column of a table."""
+    """Return the keys in the first column of a table."""
     return {key for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
 
 
@@ -40,7 +40,7 @@ SHOWN = [*commands(section("See and repair", page=OPERATION)), *commands(WHEREAB
 
 
 def asked_keys(ipam):
-    """{path of an object: its keys that are read}"""
+    """Return {path of an object: its keys that are read}."""
     recorder = KeyRecorder({"cniVersion": "1.0.0", "name": "net", "ipam": ipam})
     conf.read_keys(recorder)
     return {where: set(one.asked.values()) for where, one in recorder.journal.items()}
@@ -78,7 +78,7 @@ def test_defaults_on_the_page():
 
 @pytest.fixture
 def page_cluster(directories):
-    """This node with a pod that is gone, and a dead node-b."""
+    """Return this node with a pod that no longer exists, and a dead node-b."""
     cluster = Cluster(directories)
     cluster.configure("shared", range="10.20.0.0/16")
     cluster.use(HERE, "10.20.0.64/26", ("10.20.0.65", "ns/web-0", "c1"))

@@ -1,4 +1,4 @@
-"""`fastcni pod down` of pods whose cached result was lost: nothing is left without an error."""
+"""`fastcni pod down` of pods whose cached result was lost: it leaves nothing, or returns an error."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def plugin_files(tmp_path_factory):
 
 
 def test_pod_down_without_a_cached_result_needs_the_namespace(host, pod_netns, fastcni, plugin_files):
-    """DEL was sent without the namespace: the pod kept its interface, and its address was free for another pod."""
+    """The command sent DEL without the namespace: the pod kept its interface, and another pod could get its address."""
     pod = pod_netns()
     host.add("c1", pod)
     host.configure(SECOND, "20-net2.conflist")

@@ -22,8 +22,7 @@ from fastcni.spec.cached_result import to_base64
 
 @pytest.fixture
 def multus(directories, tmp_path, monkeypatch):
-    """A node of which multus has added a running pod to net2. The directories are as the commands find them by
-    default."""
+    """Return a node on which multus has added a running pod to net2. The directories are the commands' defaults."""
     conf = directories.configure({"cniVersion": "1.1.0", "name": "pods", "plugins": [
         {"type": "multus", "cniDir": str(tmp_path / "multus"), "delegates": [{
             "cniVersion": "1.1.0", "name": "net2", "type": "bridge", "bridge": "br2", "ipam": {
@@ -48,7 +47,7 @@ def by_default(capfd, *words):
 
 
 def test_networks_of_a_running_pod_are_running(multus, capfd):
-    """They were orphaned, and the advice was to release their addresses."""
+    """doctor called the networks orphaned, and advised to release their addresses."""
     found = by_default(capfd, "list", "--state", "running").document["attachments"]
     assert [(it["network"], it["ifname"]) for it in found if it["containerID"] == "web1"] == [
         ("net2", "net1"), ("pods", "eth0")]
@@ -65,7 +64,7 @@ def test_flows_and_the_server_read_the_same_directories(multus, monkeypatch):
 
 
 def test_the_server_knows_address_spaces_and_namespaces_of_their_networks(multus, monkeypatch):
-    """A definition of the Kubernetes API is in no file but the cached result of its network."""
+    """A definition in the Kubernetes API is in no file except the cached result of its network."""
     monkeypatch.setattr(served, "DEFAULT_CONF_DIR", str(multus.conf))
     space = {"type": "whereabouts", "range": "10.90.0.0/24", "network_name": "shared", "etcd_host": "192.0.2.1:2379"}
     conf = {"cniVersion": "1.0.0", "name": "shared", "type": "bridge", "ipam": space}
@@ -110,7 +109,7 @@ def test_a_gc_keeps_the_pods_that_the_other_network_added_to_the_same_network(mu
         (plugins / kind).chmod(0o755)
 
     def gc(*words):
-        """Return what the command says that it keeps, and what the plugin was told to keep."""
+        """Return the attachments that the command says it keeps, and those in the plugin's input."""
         found = by_default(capfd, "gc", *words, "--cache-dir", str(multus.cache), "--bin-dir", str(plugins)).document
         told = json.loads((tmp_path / "GC").read_text())["cni.dev/valid-attachments"] if not found["dryRun"] else []
         return [[f"{it['containerID']}/{it['ifname']}" for it in where]
@@ -136,13 +135,13 @@ def test_a_gc_keeps_the_pods_that_the_other_network_added_to_the_same_network(mu
     assert gc("net2", "--all", "--yes") == [["web1/net1"], ["web1/net1"]]   # only multus can delete web1
     result.write_bytes(whole.replace(b"/proc/self/ns/net", b"/nowhere/web1"))
     assert gc("net2", "--valid", "x/eth0") == [["web1/net1"], ["web1/net1", "x/eth0"]]
-    os.utime(result, (1, 1))                                # its namespace is gone: it is from before the last boot
+    os.utime(result, (1, 1))                              # older than the last boot, so the namespace no longer exists
     assert gc("net2", "--valid", "x/eth0") == [[], ["x/eth0"]]
 
 
 def test_the_advice_for_a_gone_pod_of_multus_is_the_gc_that_releases_it(multus, tmp_path, capfd):
-    """For the networks that multus had added it was the GC of these, which have no file in the directory of networks,
-    or which GC cannot release. The network of the loopback interface never has a file."""
+    """For networks that multus had added, the advice was the GC of these networks. They have no file in the directory
+    of networks, or GC cannot release them. The network of the loopback interface never has a file."""
     for where in ("cni", "multus"):
         for result in (tmp_path / where / "results").iterdir():
             result.write_bytes(result.read_bytes().replace(b"/proc/self/ns/net", b"/nowhere/web1"))
@@ -157,7 +156,7 @@ def test_the_advice_for_a_gone_pod_of_multus_is_the_gc_that_releases_it(multus, 
         return sorted(it["do"] for it in findings if it["check"] == "stale")
 
     command = f"fastcni gc --conf-dir {multus.conf} --cache-dir {tmp_path / 'cni'} pods"
-    assert advice() == [command, f"rm {loopback}"]       # one for pods and net2
+    assert advice() == [command, f"rm {loopback}"]       # one line for pods and net2
     notes = {it["note"] for it in by_default(capfd, "adopt", "--dry-run").document["attachments"]
              if it["ifname"] != "lo"}
     assert len(notes) == 1 and f"`{command}` releases it" in notes.pop()
@@ -174,7 +173,7 @@ def test_an_address_that_is_left_of_a_pod_of_multus_is_released_by_the_gc_of_mul
 
 
 def test_inspect_chooses_the_network_of_an_interface_of_multus(multus, tmp_path, capfd):
-    """The first interface of a pod of multus has two networks, and no text chose one of them."""
+    """The first interface of a pod of multus belongs to two networks, and the command had no argument to choose one."""
     multus.cached("web1", "net1", netns="/proc/self/ns/net")
     error = by_default(capfd, "inspect", "web1/eth0").document
     assert error["msg"] == "2 attachments match web1/eth0" and "--network" in error["details"]

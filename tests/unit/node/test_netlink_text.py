@@ -1,4 +1,4 @@
-"""Netlink messages as text, against what fastcni itself sends and what the kernel answers."""
+"""Netlink messages as text, compared with fastcni's own messages and the kernel's answers."""
 
 import errno
 import struct
@@ -22,7 +22,7 @@ def sent(fill):
 
 
 def answer(code, explanation=b"", sequence=1):
-    """An NLMSG_ERROR with the header that it answers, and an extended acknowledgement."""
+    """Return an NLMSG_ERROR with the header of its request, and an extended acknowledgement."""
     body = struct.pack("=i", -code) + struct.pack("=IHHII", 16, uapi.RTM_NEWLINK, 0, sequence, 0)
     flags = 0x100               # NLM_F_CAPPED: without the request's payload
     if explanation:
@@ -43,7 +43,7 @@ def test_a_link_has_its_names():
 
 
 def test_sockets_are_no_addresses():
-    """The type of their messages is RTM_NEWADDR's."""
+    """The type of socket messages has the same number as RTM_NEWADDR."""
     request = inet_sockets.request(uapi.AF_INET, inet_sockets.TCP)
     assert lines(sent(lambda b: b.begin(uapi.SOCK_DIAG_BY_FAMILY, 0, request, "x"))) == [
         "SOCK_DIAG_BY_FAMILY inet protocol 6"]

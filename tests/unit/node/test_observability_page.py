@@ -1,4 +1,4 @@
-"""The questions of docs/observability.md: each command that it shows, with the output that it shows; root.
+"""The questions of docs/observability.md: each command of the page, compared with its output there. Needs root.
 
 Numbers, times and the bars of a waterfall differ from run to run: digits count as N; bars, blanks and a long wait in
 the queue as nothing.
@@ -31,7 +31,7 @@ QUESTIONS = ("Pods start slowly: what now?", "Who has this address?", "Why did t
 
 
 def shown(title):
-    """{command: its output} of a section's blocks "$ command"."""
+    """Return {command: its output} of a section's blocks "$ command"."""
     found, command = {}, ""
     for line in section(page("observability.md"), title).splitlines():
         if line.startswith("    $ "):
@@ -45,7 +45,7 @@ def shown(title):
 
 
 def plain(text):
-    """The words of a text without what differs from run to run."""
+    """Return the words of a text without parts that differ between runs."""
     text = re.sub(r", [\d.]+ ms in the queue", "", text)
     text = re.sub(r"\|[ =]+\|", "", re.sub(r"/run/netns/\S+", "NETNS", text))
     text = re.sub(r"\bNN?[smhd]\b", "AGE", re.sub(r"\d+", "N", re.sub(r"veth[0-9a-f]{8}", "veth", text)))
@@ -54,7 +54,7 @@ def plain(text):
 
 class World:
     """A node whose server has answered the requests of three pods: `web` runs, the port of `db` was taken, and the
-    network of `slow` has an IPAM plugin of its own."""
+    network of `slow` has another IPAM plugin."""
 
     def __init__(self, directories, server, pod_netns):
         self.directories, self.server = directories, server
@@ -102,7 +102,7 @@ def test_every_command_prints_what_the_page_shows(world, capfd, monkeypatch):
             words = shlex.split(command.partition(" #")[0])[1:]
             if words[0] in ("explain", "list", "top"):
                 words += ["--cache-dir", str(world.directories.cache)]
-            # explain would break the long path of this test's directory in two
+            # explain would break the long path of this test's directory
             monkeypatch.setenv("COLUMNS", "250" if words[0] == "explain" else "80")
             capfd.readouterr()
             status = entry_point.run(words)

@@ -11,7 +11,8 @@ from fastcni.server.metrics.pools import Pool
 
 @pytest.fixture
 def confs(tmp_path):
-    """confs(name, *ranges): write a network of host-local. Return the directory of its address files."""
+    """Return a function confs(name, *ranges) that writes a network of host-local, and returns the directory of its
+    address files."""
     (tmp_path / "net.d").mkdir()
 
     def write(name, *ranges):

@@ -1,4 +1,5 @@
-"""fastcni selftest: a network that works has no failed check, each fault of the path has one, and nothing is left."""
+"""fastcni selftest: a working network has no failed check, each fault of the path has one, and the test leaves
+nothing."""
 
 import contextlib
 import json
@@ -64,7 +65,7 @@ class Node:
         return done.returncode, json.loads(done.stdout)["checks"]
 
     def failed(self, **more):
-        """Run the test, and return {name: check} of the failed checks; the status says whether there are any."""
+        """Run the test. Return {name: check} of the failed checks; the exit status says whether a check failed."""
         status, checks = self.selftest(**more)
         found = {check["name"]: check for check in checks if not check["ok"]}
         assert status == (1 if found else 0)
@@ -73,7 +74,7 @@ class Node:
         return found
 
     def left(self):
-        """The links, address files and cached results of the node."""
+        """Return the links, address files and cached results of the node."""
         links = sorted(link["ifname"] for link in json.loads(run("ip", "-j", "link")))
         files = [path.name for path in self.networks.rglob("[0-9f]*") if path.is_file()]
         return links, files, [path.name for path in self.cache.rglob("*") if path.is_file()]
@@ -158,7 +159,7 @@ def test_a_network_without_a_gateway_is_no_fault(node):
 
 
 def test_host_ports_that_multus_passes_on_are_not_tested(node):
-    """The cluster network had no plugin for them, which was a failed check with `fastcni restore` as its command."""
+    """The cluster network had no plugin for host ports. This was a failed check with the command `fastcni restore`."""
     node.configure()
     path = node.conf_dir / "10-testnet.conflist"
     document = json.loads(path.read_text())
@@ -176,7 +177,7 @@ def test_host_ports_that_multus_passes_on_are_not_tested(node):
 
 @contextlib.contextmanager
 def agent(policies, directory):
-    """An agent with policies; its socket is directory/policy.sock."""
+    """Run an agent with policies. Its socket is directory/policy.sock."""
     nodes = directory / "nodes.json"
     nodes.write_text("""{"Network": "10.62.0.0/16", "Backend": {"Type": "host-gw"}, "nodes": []}""")
     process = subprocess.Popen(
@@ -289,9 +290,9 @@ def test_what_a_killed_test_leaves_is_removed_by_the_next_one(node, moment):
     eventually(lambda: list(node.directory.rglob(moment)), pause=0.0005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    # the plugin that runs goes on, and ends
+    # the running plugin continues, and ends
     eventually(lambda: [name for name in node.left()[0] if name != BRIDGE] == ["lo"])
-    # The killed ADD may have made a bridge without its address. The next ADD mends that.
+    # The killed ADD may have made a bridge without its address. The next ADD adds the address.
     assert node.failed().keys() <= {"gateway-address", "forwarding"}
     assert node.failed() == {}
     assert node.left()[1:] == ([], [])

@@ -1,4 +1,4 @@
-"""fastcni selftest --peer: echo requests from a pod to another node and to its address among its pods."""
+"""fastcni selftest --peer: echo requests from a pod to another node, and to that node's address in its pod network."""
 
 import json
 import subprocess
@@ -18,7 +18,8 @@ OF_A_PEER = ["peer", "peer-mtu", "peer-pods", "peer-pods-mtu"]
 
 
 class Pair(Node):
-    """Two nodes that are joined by a link. The first is this one, with the network testnet; agents keep the routes."""
+    """Two nodes that are joined by a link. The first node is this one, with the network testnet; agents keep the
+    routes."""
 
     def __init__(self, directory, bin_dir, other, backend):         # noqa: F811
         super().__init__(directory, bin_dir)
@@ -83,7 +84,7 @@ def test_a_peer_is_reached_and_each_fault_of_the_way_has_its_check(pair, backend
     it = pair(backend)
     status, found = it.to("two")
     assert (status, list(found), failed(found)) == (0, OF_A_PEER, set())
-    it.end()                            # it would restore the route
+    it.end()                            # otherwise the agent would restore the route
     ip("route", "del", "10.244.2.0/24")
     status, found = it.to("two")
     assert (status, failed(found)) == (1, {"peer-pods", "peer-pods-mtu"})

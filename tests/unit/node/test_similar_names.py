@@ -1,4 +1,4 @@
-"""Errors about a name that does not exist suggest the similar one, and a pod's loopback interface is hidden."""
+"""Errors about an unknown name suggest a similar name, and a pod's loopback interface is hidden."""
 
 import json
 

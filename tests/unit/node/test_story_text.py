@@ -106,10 +106,10 @@ def test_what_was_given_has_the_id_the_variables_and_the_configuration():
 
 
 @pytest.mark.parametrize("error", [
-    {"code": 7, "msg": "no", FAILED_AT: 1},                                        # as fastcni's runtime gets it
-    {"code": 7, "msg": 'plugin type="portmap" (index 1) failed (add): no'}])       # as other runtimes get it
+    {"code": 7, "msg": "no", FAILED_AT: 1},                                        # as fastcni's runtime gets the error
+    {"code": 7, "msg": 'plugin type="portmap" (index 1) failed (add): no'}])       # as other runtimes get the error
 def test_the_headline_of_a_chain_names_the_plugin_that_failed(error):
-    """It named the chain alone, and the reader had to find the plugin in the error's text, or could not."""
+    """The headline named the chain alone. The reader had to find the plugin in the error's text, if it was there."""
     chain = {"type": "chain", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}
     failed = {**request("7", error=error, configuration=chain), "plugin": "chain"}
     assert " ADD chain (portmap) mynet c1/eth0: error 7 after" in story_text.headline(failed)

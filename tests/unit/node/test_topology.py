@@ -1,4 +1,4 @@
-"""The picture of a node: which parent each pod has, and the document for the status page."""
+"""The picture of a node: each pod's parent, and the document for the status page."""
 
 import os
 
@@ -24,7 +24,7 @@ BY_NAME = {it.name: it for it in LINKS.values()}
 
 
 @pytest.mark.parametrize("links, plugins, expected", [
-    (["veth1"], [{"type": "bridge", "bridge": "other"}], Parent("cni0", "bridge")),     # the kernel knows better
+    (["veth1"], [{"type": "bridge", "bridge": "other"}], Parent("cni0", "bridge")),     # the kernel's answer counts
     (["bwp1", "veth2"], [], Parent(ROUTES, ROUTED)),
     (["gone1"], [{"type": "bridge"}], Parent("cni0", "bridge")),
     ([], [{"type": "bridge", "bridge": "br7"}], Parent("br7", "bridge")),

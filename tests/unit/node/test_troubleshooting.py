@@ -1,4 +1,4 @@
-"""The commands that docs/troubleshooting.md and docs/command.md show for a node, run on one; root."""
+"""Run the commands that docs/troubleshooting.md and docs/command.md show for a node. Needs root."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ def section(text, title):
 
 
 def commands(text):
-    """The commands of a page's indented blocks, without their comments."""
+    """Return the commands of a page's indented blocks, without their comments."""
     return [line.partition("  #")[0].strip() for line in text.splitlines() if re.match(r" {4}[a-z]", line)]
 
 
@@ -47,7 +47,7 @@ def test_the_page_lists_every_check():
 
 
 def test_every_command_of_the_pages_works(directories, host_netns, pod_netns, fastcni, bin_dir, tmp_path, monkeypatch):
-    """On a node with a running pod, one that is gone, and flushed rules."""
+    """The node has a running pod, a pod that no longer exists, and flushed rules."""
     host = directories
     host.configure(CONF, "10-mynet.conflist")
     first, second = pod_netns(), pod_netns()

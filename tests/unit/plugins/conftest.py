@@ -1,4 +1,4 @@
-"""What plugins are connected to: Open vSwitch, firewalld, a neighbour of the node, several networks."""
+"""The surroundings of plugins: Open vSwitch, firewalld, a neighbour of the node, several networks."""
 
 import pytest
 from lab.firewalld import Firewalld
@@ -8,14 +8,14 @@ from lab.openvswitch import Switch
 
 @pytest.fixture
 def firewalld(tmp_path, host_netns):
-    """A running firewalld in the host's namespace."""
+    """Yield a running firewalld in the host's namespace."""
     with Firewalld(tmp_path) as process:
         yield process
 
 
 @pytest.fixture
 def neighbor(node, pod_netns):
-    """A network namespace on the network of the host's link up0."""
+    """Return a network namespace on the network of the host's link up0."""
     name = pod_netns()
     node.uplink(name)
     return name
@@ -23,7 +23,7 @@ def neighbor(node, pod_netns):
 
 @pytest.fixture
 def switch(host_netns):
-    """A running Open vSwitch in the host's namespace, with the bridge br0."""
+    """Yield a running Open vSwitch in the host's namespace, with the bridge br0."""
     with Switch("br0") as switch:
         yield switch
 
@@ -40,7 +40,7 @@ def ovs_conf(node, switch, tmp_path):
 
 @pytest.fixture
 def kept(tmp_path):
-    """Return a function that lists the files which the ovs plugin keeps."""
+    """Return a function that lists the files of the ovs plugin."""
     return lambda: [path.name for path in (tmp_path / "cache").glob("*")]
 
 

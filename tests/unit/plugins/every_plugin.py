@@ -10,13 +10,13 @@ MAX_REQUESTS = 200              # an ADD has some forty
 CASES = [pytest.param(name, marks=pytest.mark.needs(*features_of(name)) if features_of(name) else
                       pytest.mark.skipif(bool(lacking(name)), reason=lacking(name) or "it can run here"))
          for name in PLUGINS]
-# ADD and DEL of these leave the pod changed: their changes end with the link.
+# ADD and DEL of these leave the pod changed: their changes last until the link is deleted.
 ONCE = ("sbr", "sbr addSourceHints", "vrf", "bandwidth", "bandwidth, shapedSubnets")
 
 
 @pytest.fixture
 def pods(pod_netns):
-    """Two pods without duplicate address detection, which takes a second."""
+    """Return two pods without duplicate address detection, which takes a second."""
     names = [pod_netns(), pod_netns()]
     for name in names:
         with Inside(name):
@@ -26,7 +26,7 @@ def pods(pod_netns):
 
 @pytest.fixture(params=CASES)
 def conf(node, pods, request):
-    """The configuration of one case. A chained plugin runs after a bridge that has connected both pods."""
+    """Return the configuration of one case. A chained plugin runs after a bridge that has connected both pods."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     with ExitStack() as closing:
         case = Case(request.param, node, closing)
@@ -39,7 +39,7 @@ def conf(node, pods, request):
 
 
 def of_another(conf):
-    """The configuration for another pod: with other host ports and another VLAN."""
+    """Return the configuration for another pod: with other host ports and another VLAN."""
     if conf.get("type") == "vlan":
         return {**conf, "vlanId": conf["vlanId"] + 1}
     if conf.get("type") != "portmap":

@@ -1,4 +1,4 @@
-"""bandwidth chained after a bridge: configurations, the links that it shapes, and their queues as tc(8) shows them."""
+"""bandwidth chained after a bridge: configurations, the links that it shapes, and their qdiscs as tc(8) shows them."""
 
 import json
 

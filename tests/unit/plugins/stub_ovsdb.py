@@ -117,19 +117,19 @@ class StubOvsdb:
         return {"count": len(found)}
 
     def drop_unreferenced(self):
-        """As the database does: rows of Port and Interface live as long as another row refers to them."""
+        """Delete rows of Port and Interface to which no row refers, as the database does."""
         for table, of, column in (("Port", "Bridge", "ports"), ("Interface", "Port", "interfaces")):
             used = str([row[column] for row in self.tables[of].values()])
             self.tables[table] = {key: row for key, row in self.tables[table].items() if key in used}
 
 
 def travels(value):
-    """A list of references as it travels."""
+    """Return a list of references in the form of the protocol."""
     return ["set", value] if isinstance(value, list) and all(isinstance(each, list) for each in value) else value
 
 
 def includes(column, value):
-    """Whether a column equals a value, or a map or set includes it."""
+    """Return whether a column equals a value, or a map or set includes it."""
     if isinstance(value, list) and value[0] == "map":
         return all(pair in column[1] for pair in value[1])
     return column == value or (isinstance(column, list) and value in column)

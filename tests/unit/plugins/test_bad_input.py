@@ -16,7 +16,7 @@ INVALID_ENVIRONMENT, DECODING_FAILURE, INVALID_CONFIG, INVALID_NETNS = 4, 6, 7, 
 
 @pytest.fixture(params=PLUGINS)
 def conf(node, request):
-    """A valid configuration of each plugin."""
+    """Return a valid configuration of each plugin."""
     if request.param == STATIC:
         return node.conf(type=STATIC, ipam={"type": STATIC, "addresses": [{"address": "10.22.0.9/24"}]})
     return node.conf(type=request.param, ipMasq=True, isGateway=True)
@@ -24,7 +24,8 @@ def conf(node, request):
 
 @pytest.fixture
 def refuse(node, pod):
-    """A function like node.refused() for ADD that also asserts that nothing has changed. It returns (code, text)."""
+    """Return a function like node.refused() for ADD that also asserts that nothing has changed. It returns (code,
+    text)."""
     def refuse(conf, to=pod, **more):
         before = node.left(pod)
         error = node.refused("ADD", conf, to, **more)
@@ -232,7 +233,7 @@ def test_ipam_plugin_that_does_not_exist(refuse, node):
 @pytest.mark.parametrize("kind", sorted({*TABLE} - {*IPAM_PLUGINS}))
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, "macvlan", "tap"])
 def test_an_interface_plugin_as_ipam_type_is_refused_and_ignored_by_del(refuse, node, pod, plugin, kind):
-    """bridge used to call itself until the stack was full, and DEL never succeeded."""
+    """bridge called itself until the stack was full, and DEL never succeeded."""
     conf = node.conf(type=plugin, isGateway=True, master="lo", ipam={**node.host_local(), "type": kind})
     code, msg = refuse(conf)
     assert code == INVALID_CONFIG

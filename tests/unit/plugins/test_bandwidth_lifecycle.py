@@ -14,7 +14,7 @@ VERSIONS = ("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
 @pytest.fixture
 def conf(node, pod):
-    """A configuration for a pod that a bridge has connected."""
+    """Return a configuration for a pod that a bridge has connected."""
     return behind_bridge(node, pod)
 
 
@@ -152,7 +152,7 @@ def test_gc_deletes_only_ifbs_of_fastcni_without_a_valid_attachment(node, pod_ne
     conf = {**behind_bridge(node, kept, lost, elsewhere), **EGRESS}
     for pod, name in ((kept, "net-a"), (lost, "net-a"), (elsewhere, "net-b")):
         node.add({**conf, "name": name}, pod)
-    run("ip", "link", "add", "bwp0123456789ab", "type", "ifb")          # as the Go plugin names it
+    run("ip", "link", "add", "bwp0123456789ab", "type", "ifb")          # the Go plugin's name
     valid = [{"containerID": cid_of(kept), "ifname": "eth0"}, {"containerID": cid_of(lost), "ifname": "eth1"}]
     node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
     assert set(ifbs()) == {ifb_of(kept), ifb_of(elsewhere, "net-b"), "bwp0123456789ab"}
@@ -226,7 +226,7 @@ def test_check_reports_the_change(node, pod, conf, what):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
     command = command.replace("<veth>", host_end(node, pod)).replace("<ifb>", ifb_of(pod))
-    if "class del" in command:              # a filter refers to it
+    if "class del" in command:              # a filter refers to the class
         run("tc", "filter", "del", "dev", ifb_of(pod))
     run(*command.split())
     assert msg in node.check_refused(conf, pod, result)

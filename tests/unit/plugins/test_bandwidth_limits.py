@@ -20,7 +20,7 @@ MBIT = 1_000_000
 
 @pytest.fixture
 def conf(node, pod):
-    """A configuration for a pod that a bridge has connected."""
+    """Return a configuration for a pod that a bridge has connected."""
     return behind_bridge(node, pod)
 
 
@@ -48,7 +48,8 @@ def measured(pod, way, address, *, seconds=SECONDS):
 
 
 def within_a_tenth(pod, way, address):
-    """Return whether the measured rate is within a tenth of RATE. Other load disturbs it, so it has TRIES tries."""
+    """Return whether the measured rate is within a tenth of RATE. Other load disturbs the measurement, so it is
+    repeated up to TRIES times."""
     found = []
     for _ in range(TRIES):
         found.append(measured(pod, way, address) / RATE)
@@ -89,7 +90,8 @@ HOST, SEVERAL = ["10.22.0.1", "fd00:22::1"], 9
     (["10.22.0.0/31", "fd00:22::/127"], HOST), (["10.22.0.2/31", "fd00:22::2/127", "fd00:22:1::/48"], []),
     (["10.22.0.2/32", "fd00:22::2/128"], [])], ids=str)
 def test_the_remote_address_decides_whether_traffic_is_limited(node, pod, conf, subnets, held):
-    """The counters of the class show it, in both directions. SEVERAL packets, because multicast counts too."""
+    """The counters of the class show it, in both directions. The test sends SEVERAL packets, because multicast counts,
+    too."""
     node.add({**conf, **BOTH, "shapedSubnets": subnets}, pod)
     for address, inside in (("10.22.0.1", "10.22.0.2"), ("fd00:22::1", "fd00:22::2")):
         for link, way in ((ifb_of(pod), (pod, None, address)), (host_end(node, pod), (None, pod, inside))):
@@ -141,7 +143,7 @@ def test_tc_shows_rate_burst_and_latency(node, pod, conf):
 
 @pytest.mark.parametrize("megabit", [1, 100])
 def test_the_longest_burst_of_runtimes_is_no_error(node, pod, conf, megabit):
-    """containerd passes one of 2^32-1 bits with the rates of a pod's annotations."""
+    """containerd passes a burst of 2^32-1 bits with the rates of a pod's annotations."""
     rates = {"ingressRate": megabit * MBIT, "ingressBurst": 0xFFFFFFFF, "egressRate": megabit * MBIT,
              "egressBurst": 0xFFFFFFFF}
     conf["runtimeConfig"] = {"bandwidth": rates}
@@ -250,7 +252,7 @@ def test_add_refuses_bad_values_and_del_succeeds_with_them(node, pod, conf, keys
         error = node.refused(command, {**conf, **keys}, pod)
         assert error["code"] == 7
         assert msg in error["msg"]
-        if details is None:                     # the reference's text: programs compare the complete error
+        if details is None:                     # the reference's text, because programs compare the complete error
             assert error == {"code": 7, "msg": msg}
         else:
             assert details in error.get("details", "")

@@ -30,7 +30,7 @@ def ipv4(mac, source):
 
 
 def passed(sender, receiver, sent):
-    """Which of {title: frame} the receiver's eth0 receives; the last one always passes."""
+    """Return the titles of {title: frame} that the receiver's eth0 receives. The last frame always passes."""
     *_, last = sent
     return frames.arrived(sent, sender, receiver, sent[last])
 

@@ -60,7 +60,7 @@ def test_static_addresses_without_a_gateway_get_network_plus_one(node, pod):
 
 
 def test_is_default_gateway_implies_is_gateway_and_a_default_route_per_family(node, pod):
-    set_sysctl("net/ipv6/conf/default/accept_dad", "0")         # the new bridge's address is usable at once
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")         # so that the new bridge's address is usable immediately
     result = node.add(node.conf(*DUAL, isDefaultGateway=True), pod)
     assert result["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.22.0.1"}, {"dst": "::/0", "gw": "fd00:22::1"}]
     assert ("default", "10.22.0.1") in routes(pod)
@@ -168,7 +168,7 @@ def test_ipv6_gateways_of_different_subnets_share_a_bridge(node, pod_netns):
 
 
 def test_an_mtu_that_is_too_small_for_ipv6_is_named(node, pod):
-    """The errors were `No such file or directory` and `Invalid argument`."""
+    """The errors were `No such file or directory` and `Invalid argument`, without a name."""
     for keys in ({"type": "bridge"}, {"type": "ptp"}):
         error = node.refused("ADD", node.conf("10.22.0.0/24", "fd00:22::/64", mtu=1279, **keys), pod)
         assert error["code"] == 7 and "is 1279, and IPv6 needs 1280 or more" in error["msg"], error
@@ -203,7 +203,7 @@ def test_promisc_mode_is_a_flag_of_the_bridge(node, pod_netns):
 
 
 def capture_on(name):
-    """A socket that captures everything on a link, as tcpdump does: the link's promiscuity is higher by one."""
+    """Return a socket that captures everything on a link, as tcpdump does: the link's promiscuity is higher by one."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     membership = struct.pack("iHH8s", socket.if_nametoindex(name), 1, 0, b"")        # PACKET_MR_PROMISC
     sock.setsockopt(263, 1, membership)                                              # SOL_PACKET, ADD_MEMBERSHIP

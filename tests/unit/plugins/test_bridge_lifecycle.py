@@ -45,7 +45,7 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
 
 
 def test_a_pair_has_one_queue_each_way(node, pod, conf):
-    """With more queues the kernel waits for RCU when it disables the surplus."""
+    """With more queues, the kernel waits for RCU when it disables the superfluous queues."""
     host = node.add(conf, pod)["interfaces"][1]["name"]
     for link in (links()[host], links(pod)["eth0"]):
         assert (link["num_tx_queues"], link["num_rx_queues"]) == (1, 1)
@@ -129,7 +129,7 @@ def test_check_needs_a_prev_result_of_this_sandbox(node, pod_netns, conf):
 # -- DEL --------------------------------------------------------------------------------------------------
 
 def remove_state(node, pod, result, gone):
-    """Remove state that DEL would look for; return the CNI_NETNS for that DEL."""
+    """Remove state that DEL would use. Return the CNI_NETNS for that DEL."""
     if gone == "netns":
         run("ip", "netns", "del", pod)
     elif gone == "link":
@@ -145,7 +145,7 @@ def remove_state(node, pod, result, gone):
         run("nft", "flush", "ruleset")
     elif gone == "netns turned file":
         run("ip", "netns", "del", pod)
-        open(f"/run/netns/{pod}", "w").close()      # a reboot leaves it if /run is not a tmpfs
+        open(f"/run/netns/{pod}", "w").close()      # remains after a reboot if /run is not a tmpfs
     elif gone == "netns unnamed":
         run("ip", "netns", "del", pod)
         return ""
@@ -189,7 +189,7 @@ def test_del_deletes_eth0_even_if_it_is_not_a_veth(node, pod, conf):
 
 @pytest.mark.parametrize("plugin", ["bridge", "ptp", "tap"])
 def test_status_of_a_node_whose_range_is_full_is_a_warning(node, pod_netns, plugin):
-    """It used to be an error: the runtime marked the node not ready, and its pods were evicted."""
+    """STATUS returned an error: the runtime marked the node not ready, and its pods were evicted."""
     conf = node.conf("10.22.0.0/30", type=plugin)
     assert node.call("STATUS", conf).stderr == b""
     node.add({**conf, "bridge": None}, pod_netns())
@@ -208,7 +208,7 @@ def test_status_answers_50_without_the_ipam_plugin(node, plugin):
 
 @pytest.mark.parametrize("code, msg", [(4, "unknown CNI_COMMAND: STATUS"), (1, "incompatible CNI versions")])
 def test_an_ipam_plugin_without_status_does_not_make_status_fail(node, tmp_path, code, msg):
-    """Plugins from before 1.1.0 answer so; a node that used one was never ready."""
+    """Plugins older than CNI 1.1.0 answer so. A node with such a plugin was never ready."""
     plugin = tmp_path / "older"
     plugin.write_text(f"""#!/bin/sh\necho '{{"code": {code}, "msg": "{msg}"}}'; exit 1\n""")
     plugin.chmod(0o755)

@@ -66,7 +66,7 @@ def test_a_new_bridge_has_a_mac_that_no_port_has(node, pod_netns, keys):
 def test_a_foreign_bridge_keeps_its_settings_until_it_becomes_the_gateway(node, pod_netns):
     run("ip", "link", "add", "br0", "type", "bridge")
     bridge, host, _ = node.add(node.conf(), pod_netns())["interfaces"]
-    assert bridge["mac"] == bridge_mac() == host["mac"]             # the lowest MAC of its ports, which is one
+    assert bridge["mac"] == bridge_mac() == host["mac"]             # the MAC of its only port
     add_lowest_port()
     assert bridge_mac() == LOWEST
     run("ip", "link", "del", "low0")

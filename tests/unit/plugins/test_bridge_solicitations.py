@@ -1,4 +1,4 @@
-"""bridge with disableFlooding and IPv6: a neighbour solicitation reaches the pod that it asks for, and no other."""
+"""bridge with disableFlooding and IPv6: a neighbour solicitation reaches only the pod that has the address."""
 
 import json
 
@@ -107,7 +107,7 @@ def test_an_address_that_moves_is_reached_at_once_and_a_late_del_takes_nothing_f
 
 
 def test_del_and_gc_remove_the_elements(node, conf, pod_netns):
-    """With and without the namespace, and prevResult."""
+    """The namespace and prevResult may be missing."""
     pods = [pod_netns() for _ in range(5)]
     results = [node.add(conf(*DUAL), pod) for pod in pods]
     assert len(solicited()) == 10
@@ -160,7 +160,7 @@ def test_a_failed_add_leaves_no_element(node, conf, pod):
 
 
 def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, conf, pod_netns):
-    """The Go plugin's DEL deletes the link alone."""
+    """The Go plugin's DEL deletes only the link."""
     one, old, new = pod_netns(), pod_netns(), pod_netns()
     node.add(conf(*ONLY6), one)
     node.add(fixed(conf, "fd00:22::9"), old)
@@ -173,7 +173,7 @@ def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, 
 
 
 def test_a_bridge_that_was_deleted_and_made_again(node, conf, pod_netns):
-    """The kernel deletes the bridge's chain with it, and announces nothing."""
+    """The kernel deletes the bridge's chain with the bridge, without a notification."""
     for _ in range(2):
         one, two = pod_netns(), pod_netns()
         node.add(conf(*ONLY6), one)

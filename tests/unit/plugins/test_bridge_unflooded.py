@@ -1,4 +1,4 @@
-"""bridge with disableFlooding: the bridge knows each pod, answers ARP for it, and floods nothing to its port."""
+"""bridge with disableFlooding: the bridge knows each pod, answers ARP for it, and floods no frame to its port."""
 
 import pytest
 from lab.node import addresses, ip_json, links, run, source_seen, sysctl
@@ -161,9 +161,9 @@ def test_the_gateway_of_a_second_network_on_the_bridge_leaves_the_first_ones_pod
 
 
 def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, conf, pod_netns):
-    """The Go plugin's DEL deletes the link alone."""
+    """The Go plugin's DEL deletes only the link."""
     old, new = pod_netns(), pod_netns()
-    node.add(conf(), pod_netns())                   # a bridge without ports forgets its neighbours
+    node.add(conf(), pod_netns())                   # a bridge without ports deletes its neighbours
     node.add(fixed(conf), old)
     run("ip", "link", "del", "eth0", netns=old)
     assert neighbours()["10.22.0.9"] == "0a:58:0a:16:00:09"

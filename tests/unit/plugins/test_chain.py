@@ -1,4 +1,4 @@
-"""What a chain's plugins share: links that DEL deletes together, and what is left if one of them fails."""
+"""Shared work of a chain's plugins: links that DEL deletes together, and the remains if a plugin fails."""
 
 import pytest
 

@@ -76,7 +76,8 @@ def case(request):
 
 @pytest.fixture
 def daemon(case, fake_runtime, monkeypatch):
-    """What the plugins dhcp, ovs and policy ask: a daemon that takes any path for the pod's namespace, OVSDB, an agent.
+    """Run the services that the plugins dhcp, ovs and policy ask: a daemon that takes any path for the pod's namespace,
+    OVSDB, an agent.
     """
     if case == "ovs":
         with StubOvsdb("br0") as ovsdb:

@@ -50,7 +50,7 @@ DEVICES = {
 
 
 def devices(wanted=lambda device: True):
-    """The cases of a test: the plugins of the table for which wanted() is true."""
+    """Return the parameters of a test: the plugins of the table for which wanted() is true."""
     return pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.needs(*device.needs))
                                             for kind, device in DEVICES.items() if wanted(device)], indirect=True)
 
@@ -72,7 +72,7 @@ def conf(node, neighbor, kind, device, tmp_path):
 
 
 def without_addresses(conf):
-    """IPAM whose range has no address."""
+    """Return a configuration whose IPAM range has no address."""
     return {**conf, "ipam": {**conf["ipam"], "ranges": [[{"subnet": "10.22.0.0/24", "rangeStart": "10.22.9.1"}]]}}
 
 
@@ -247,7 +247,7 @@ def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, g
 
 @devices(lambda device: device.taken.startswith("failed to rename") and device.kind)
 def test_del_removes_a_link_that_a_killed_add_has_not_renamed(node, pod, conf):
-    """A server that was killed between creating and renaming a link left it in the pod."""
+    """A server that was killed after it created a link, and before it renamed the link, left it in the pod."""
     run("ip", "link", "add", "fcni.eth0", "type", "veth", "peer", "other", netns=pod)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
@@ -256,7 +256,7 @@ def test_del_removes_a_link_that_a_killed_add_has_not_renamed(node, pod, conf):
 
 @devices(lambda device: device.on_master)
 def test_del_succeeds_where_the_master_is_gone(node, pod, conf):
-    """The reference's vlan fails."""
+    """The reference's vlan returns an error."""
     node.add(conf, pod)
     run("ip", "link", "del", "up0")
     node.delete(conf, pod)

@@ -1,4 +1,4 @@
-"""dummy: addresses on a link without a peer, and IPAM, which it requires. The rest is in test_devices.py."""
+"""dummy: addresses on a link without a peer, and IPAM, which it requires. Other tests are in test_devices.py."""
 
 import pytest
 from lab.node import links, run, source_seen

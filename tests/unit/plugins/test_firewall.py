@@ -25,7 +25,7 @@ PROGRAMS = {4: "iptables", 6: "ip6tables"}
 
 
 def drop_by(backend):
-    """The administrator's rules drop forwarded packets, by nftables or iptables."""
+    """Add administrator's rules that drop forwarded packets, by nftables or iptables."""
     if backend == "nftables":
         run("nft", "-f", "-", stdin=DROPPED)
     else:
@@ -109,7 +109,8 @@ def test_the_next_pod_passes_after_a_chain_was_rewritten(node, bridge, pod, pod_
 
 
 def test_default_backend_is_the_one_that_filters_on_this_host(node, bridge, pod, pod_netns):
-    """Without filters it is nftables. Once iptables filters, a pod accepted only in nftables would lose its traffic."""
+    """Without filters the default is nftables. Once iptables filters, a pod accepted only in nftables would lose its
+    traffic."""
     other = pod_netns()
     bridge(pod, other)
     node.add(firewall(), pod)
@@ -128,7 +129,7 @@ def test_default_backend_is_the_one_that_filters_on_this_host(node, bridge, pod,
 @FAMILIES
 @pytest.mark.skipif(not shutil.which("iptables-legacy"), reason="needs iptables-legacy (Debian: iptables)")
 def test_a_pod_passes_both_kinds_of_iptables_if_both_drop(node, bridge, pod, external, family):
-    """ADD changed the kind that `iptables` is, and the other kind dropped the pod's packets."""
+    """ADD changed only the kind of iptables that `iptables` is, and the other kind dropped the pod's packets."""
     drop_by("iptables")
     for program in PROGRAMS.values():
         run(f"{program}-legacy", "-P", "FORWARD", "DROP")
@@ -183,7 +184,7 @@ def test_bad_name_of_a_chain_is_refused(node, bridge, pod, name):
 
 @pytest.fixture
 def four(bridge, pod_netns):
-    """Two pods of br22 and two of br23."""
+    """Return two pods of br22 and two pods of br23."""
     pods = [pod_netns() for _ in range(4)]
     bridge(*pods[:2])
     bridge(*pods[2:], number=23)
@@ -225,7 +226,7 @@ def test_a_bridge_without_policy_reaches_the_others(node, four, family):
 @FAMILIES
 @pytest.mark.parametrize("plain", [True, False], ids=["without br_netfilter", "with br_netfilter"])
 def test_isolated_pods_do_not_reach_each_other(node, four, external, plain, family):
-    """Not even on one bridge, where the packets are never routed."""
+    """This holds on one bridge, too, where the packets are never routed."""
     a, b, c, _ = four
     if plain:
         no_bridge_netfilter()
@@ -424,7 +425,7 @@ def test_backend_that_is_not_installed_is_named(node, bridge, pod):
 
 @BACKENDS
 def test_cost_of_a_pod_does_not_depend_on_the_number_of_pods(node, monkeypatch, backend):
-    """With 500 pods it sends the same number of messages and bytes as with one, and runs no program."""
+    """With 500 pods, the plugin sends the same number of messages and bytes as with one pod, and runs no program."""
     drop_by(backend)
 
     def of(number):

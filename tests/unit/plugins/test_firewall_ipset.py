@@ -51,7 +51,7 @@ def counted(node, tmp_path):
 
 @pytest.fixture
 def legacy(counted):
-    """iptables in PATH is iptables-legacy, and filters. Its runs are counted."""
+    """Put iptables-legacy in PATH as iptables, with a rule that filters. Its runs are counted."""
     for program in ("iptables", "ip6tables"):
         run(f"{program}-legacy", "-P", "FORWARD", "DROP")
         for kind in ("save", "restore"):
@@ -62,7 +62,7 @@ def legacy(counted):
 
 @pytest.fixture
 def without_ipset(monkeypatch):
-    """A kernel without the match `set`: the value is a function that restores it."""
+    """Hide the kernel's match `set`. Return a function that restores it."""
     monkeypatch.setattr(ipset, "NFNL_MSG_COMPAT_GET", 99 << 8)
     return monkeypatch.undo
 
@@ -86,7 +86,7 @@ def test_programs_run_for_the_first_pod_alone_and_rules_do_not_grow(node, counte
 
 
 def test_first_pods_at_once_install_the_rules_once(node):
-    """After an upgrade from the Go plugins the chain exists without the new rules: each ADD used to add them again."""
+    """After an upgrade from the Go plugins, the chain exists without the new rules: each ADD added them again."""
     run("iptables", "-N", "CNI-FORWARD")
     run("ip6tables", "-N", "CNI-FORWARD")
     with ThreadPoolExecutor(6) as pool:
@@ -159,7 +159,7 @@ def test_an_iptables_without_the_match_set_adds_rules_of_the_pod(node, counted):
 
 
 def test_a_foreign_set_of_that_name_is_left_alone(node):
-    """Then ADD adds rules for each pod, and DEL reads no more than exists."""
+    """ADD then adds rules for each pod, and DEL reads only existing rules."""
     run("ipset", "create", SETS[0], "bitmap:port", "range", "1-2")
     node.ok("ADD", of_pod(2), "pod", cid="c2")
     assert forward()[1:] == rules_of(2)
@@ -193,7 +193,7 @@ def test_the_legacy_iptables_is_run_once_and_again_when_its_table_has_changed(no
 
 
 def test_an_add_reads_a_legacy_table_again_only_after_a_second_or_a_change_of_forward(node, warm, legacy, monkeypatch):
-    """Beside kube-proxy's changes of its own chains each ADD took 1.8 times as long: it copied the whole table."""
+    """With kube-proxy's changes of its own chains, each ADD took 1.8 times as long: it copied the whole table."""
     read = []
 
     def add(number):
@@ -206,7 +206,7 @@ def test_an_add_reads_a_legacy_table_again_only_after_a_second_or_a_change_of_fo
         return real(length, table)
 
     run("iptables-legacy", "-N", "KUBE-SERVICES")
-    for number in (2, 3):                       # the second one reads what the first one has made
+    for number in (2, 3):                       # the second ADD reads the rules of the first one
         add(number)
     monkeypatch.setattr(xtables, "read_table", read_table)
     monkeypatch.setattr(iptables, "RECENT_S", 3600.0)
@@ -257,7 +257,7 @@ def test_gc_deletes_more_members_than_fit_into_one_message(node):
 
 @pytest.mark.parametrize("sets", [True, False], ids=["ipset", "rules"])
 def test_gc_reports_the_addresses_that_it_released(node, request, sets):
-    """`fastcni gc` used to report nothing that it removed from iptables."""
+    """`fastcni gc` did not report the rules that it removed from iptables."""
     if not sets:
         request.getfixturevalue("without_ipset")
     for number in (2, 3):
@@ -274,8 +274,8 @@ def test_gc_reports_the_addresses_that_it_released(node, request, sets):
     (OwnerRecords, "remove")])
 @pytest.mark.parametrize("after", [False, True])
 def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, request, sets, where, step, after):
-    """A DEL that was killed between its steps left the record: the next found no rule and stopped there. The
-    next DEL may have no addresses in its input."""
+    """A DEL that was killed between its steps left the record. The next DEL found no rule and stopped there. It may
+    have no addresses in its input."""
     if not sets:
         request.getfixturevalue("without_ipset")
     node.ok("ADD", of_pod(2), "pod", cid="c2")
@@ -301,7 +301,7 @@ def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, requ
 
 @pytest.mark.parametrize("sets", [True, False])
 def test_without_the_family_inet_pods_have_rules_but_no_owner_records(node, request, monkeypatch, sets):
-    """A kernel without CONFIG_NF_TABLES_INET refuses the table of the records, and ADD failed."""
+    """A kernel without CONFIG_NF_TABLES_INET rejects the table of the records, and ADD failed."""
     monkeypatch.setattr(owners, "FAMILY", 99)                   # a family that no kernel has
     if not sets:
         request.getfixturevalue("without_ipset")

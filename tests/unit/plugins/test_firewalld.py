@@ -72,7 +72,7 @@ def test_default_backend_is_firewalld_if_it_runs(chain, firewalld, pod):
 
 
 def test_a_pod_passes_firewalld_and_iptables_if_both_filter(chain, firewalld, pod, pod_netns):
-    """docker beside firewalld: only firewalld let the pod through, and the policy of iptables dropped its packets."""
+    """With docker and firewalld, only firewalld accepted the pod's packets, and the policy of iptables dropped them."""
     external = add_external(pod_netns, has_default_route=True)
     run("iptables", "-P", "FORWARD", "DROP")
     conf = chain.add(pod, backend=None)
@@ -102,7 +102,7 @@ def test_pod_without_addresses_has_no_sources(chain, firewalld):
 # -- ADD ---------------------------------------------------------------------------------------------------
 
 def test_add_succeeds_if_the_source_exists(chain, firewalld):
-    """A pod without DEL left it, or the reference plugin added it."""
+    """A pod without DEL left the source, or the reference plugin added it."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     conf = chain.at("10.22.0.2/24")
     for _ in range(2):
@@ -119,7 +119,7 @@ def test_zone_that_does_not_exist_is_named_and_nothing_is_left(chain, firewalld)
 
 
 def test_an_address_in_another_zone_stays_there(chain, firewalld):
-    """An administrator may have blocked it. ADD removes the first address again."""
+    """An administrator may have blocked the address. ADD removes the first address again."""
     firewalld.client("--zone=block", "--add-source=10.22.0.3/32")
     error = chain.refused("ADD", chain.at("10.22.0.2/24", "10.22.0.3/24"), "pod")
     assert error["msg"].startswith("failed to add the address 10.22.0.3/32 to trusted zone: ZONE_CONFLICT")
@@ -184,7 +184,7 @@ def test_next_gc_removes_a_source_that_firewalld_refused_to_remove(chain, firewa
 
 @pytest.mark.parametrize("backend", ["nftables", None])
 def test_del_of_a_pod_with_nftables_does_not_call_firewalld(chain, firewalld, monkeypatch, backend):
-    """It used to call firewalld on every host with firewalld's table, and failed without a bus."""
+    """DEL called firewalld on every host with firewalld's table, and failed without a bus."""
     conf = chain.at("10.22.0.2/24", backend="nftables")
     chain.ok("ADD", conf, "pod")
     set_timeout(monkeypatch, 0.2)
@@ -209,7 +209,7 @@ def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monk
 @pytest.mark.parametrize("key", [None, "same"])
 @pytest.mark.parametrize("backend", ["nftables", "iptables"])
 def test_del_of_a_pod_that_firewalld_never_had_asks_no_bus(node, tmp_path, backend, key):
-    """A bus that hangs delayed these by 10 s: DEL of a pod that iptables lets through, and each repeated DEL."""
+    """A hanging bus delayed these requests by 10 s: DEL of a pod that iptables accepts, and each repeated DEL."""
     chain = Chain(node, {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={tmp_path}/bus"})
     conf = chain.at("10.22.0.2/24", "fd00:22::2/64", backend=backend)
     chain.ok("ADD", conf, "pod")
@@ -233,7 +233,7 @@ def test_del_removes_a_source_without_a_record_whatever_firewalld_uses(node, tmp
 
 
 def test_del_after_firewalld_was_killed_has_nothing_to_do(chain, firewalld):
-    """Its table stays in the kernel until it starts again; then it no longer has these sources."""
+    """firewalld's table stays in the kernel until firewalld starts again, without these sources."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     conf = chain.at("10.22.0.2/24", backend=None)
     end(firewalld.process)
@@ -244,7 +244,7 @@ def test_del_after_firewalld_was_killed_has_nothing_to_do(chain, firewalld):
 
 
 def test_without_the_family_inet_pods_are_sources_but_have_no_owner_records(chain, firewalld, monkeypatch):
-    """A kernel without CONFIG_NF_TABLES_INET refuses the table of the records, and ADD failed."""
+    """A kernel without CONFIG_NF_TABLES_INET rejects the table of the records, and ADD failed."""
     monkeypatch.setattr(owners, "FAMILY", 99)                   # a family that no kernel has
     conf = chain.at("10.22.0.2/24", "fd00:22::2/64")
     chain.ok("ADD", conf, "pod")

@@ -118,7 +118,7 @@ def test_server_restores_the_sources_that_firewalld_lost(chain, firewalld, tmp_p
 
 
 def test_a_request_that_waits_for_firewalld_does_not_block_others(chain, firewalld, tmp_path, monkeypatch):
-    """The server has one run token. A request passes it on while it waits."""
+    """The server has one run token. A request passes the token on while it waits."""
     monkeypatch.setenv(dbus.ADDRESS, chain.env[dbus.ADDRESS])
     set_timeout(monkeypatch, 2)
     stop(firewalld.process.pid)

@@ -19,21 +19,22 @@ def conf(node):
 
 
 def flannel(node, *subnets, lines=None, **keys):
-    """A configuration, with a subnet.env of these subnets and lines."""
+    """Return a configuration, with a subnet.env of these subnets and lines."""
     return {"cniVersion": "1.1.0", "name": "net-a", "type": "flannel",
             "subnetFile": node.subnet_file(*subnets or (V4,), **lines or {}), "dataDir": f"{node.data_dir}/flannel",
             "ipam": {"dataDir": node.data_dir}, **keys}
 
 
 def kept(node):
-    """{container id: configuration} of the files."""
+    """Return {container id: configuration} of the files."""
     found = Path(node.data_dir, "flannel").glob("*")
     return {path.name: json.loads(path.read_text()) for path in found}
 
 
 @pytest.fixture
 def delegate(node, tmp_path):
-    """delegate(name): install a shell script as delegate. Return a function that lists its calls, [(command, stdin)].
+    """Return a function delegate(name) that installs a shell script as delegate. It returns a function that lists the
+    script's calls, [(command, stdin)].
 
     on_add: the shell command of ADD. codes: {command: exit status}.
     """
@@ -73,7 +74,7 @@ def test_a_bridge_connects_the_pod_and_routes_the_cluster(node, pod, conf):
 
 
 def test_the_file_has_the_documented_configuration(node, pod, conf):
-    """As in flannel's documentation, with the address ranges as newer versions write them."""
+    """The configuration is that of flannel's documentation, with the address ranges as newer versions write them."""
     node.add(conf, pod)
     assert kept(node) == {cid_of(pod): {
         "cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "mtu": 1450, "ipMasq": True, "isGateway": True,

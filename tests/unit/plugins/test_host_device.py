@@ -113,7 +113,8 @@ def test_device_keeps_its_addresses_when_ipam_has_none(node, pod, conf):
 
 @pytest.mark.needs("bridge")
 def test_device_is_as_it_was_when_the_pod_cannot_be_configured(node, pod, conf):
-    """Its addresses and routes are lost: the kernel removes them when a link changes its namespace."""
+    """The addresses and routes of the device are lost, because the kernel removes them when a link changes its
+    namespace."""
     run("ip", "link", "add", "br0", "type", "bridge")
     run("ip", "addr", "flush", "dev", "up0")
     run("ip", "link", "set", "up0", "master", "br0", "mtu", "1400", "alias", "to the left switch")
@@ -149,7 +150,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
             "code": 999, "msg": 'failed to rename host device "eth0" to "up0": File exists',
             "details": "the host has an interface of that name; the device stays in the pod, and DEL can be repeated "
                        "when the name is free"}
-        assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # its address is still in use, too
+        assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # also its address is still in use
     run("ip", "link", "del", "up0")
     node.delete(conf, pod)
     assert set(links()) == {"lo", "up0"}
@@ -157,7 +158,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
 
 
 def test_a_name_taken_at_the_last_moment_moves_the_device_back(node, pod, conf, monkeypatch):
-    """By then the kernel has moved the device but not renamed it."""
+    """At that moment the kernel has moved the device, but has not renamed it."""
     monkeypatch.setattr(moving, "check_free", lambda *_: None)
     run("ip", "link", "add", "eth0", "type", "veth", "peer", "other", netns=pod)
     run("ip", "addr", "flush", "dev", "up0")

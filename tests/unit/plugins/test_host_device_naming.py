@@ -33,7 +33,7 @@ class Machine:
         self.root = root
 
     def add(self, directory, *names, driver="", mac=None):
-        """A device with links of those names; their MACs are the kernel's unless `mac` is given."""
+        """Add a device with links of those names. The kernel chooses the MACs, unless `mac` is given."""
         (self.root / directory).mkdir(parents=True, exist_ok=True)
         for name in names:
             net = self.root / directory / "net" / name
@@ -122,7 +122,7 @@ def test_device_overrides_mac_path_and_bus_and_the_runtimes_id_overrides_the_con
 
 
 def test_sys_of_another_namespace_is_refused(node, pod, conf, machine):
-    """If a server's /sys is of another namespace than the caller's, its names are of other links."""
+    """If a server's /sys belongs to another namespace than the caller's, its names belong to other links."""
     machine.pci("up0", mac=MAC)
     before = device()
     error = node.refused("ADD", naming(conf, pciBusID=PCI), pod)
@@ -146,7 +146,7 @@ def kernels_sys(node, monkeypatch):
 
 
 def test_path_in_the_kernels_sys_names_the_device(node, pod, conf, kernels_sys):
-    """lo is in that directory, too: it comes first unless a link is called `a`."""
+    """lo is also in that directory, and comes first unless a link is called `a`."""
     run("ip", "link", "set", "up0", "down")
     run("ip", "link", "set", "up0", "name", "a")
     conf = naming(conf, kernelpath="/sys/devices/virtual")

@@ -107,7 +107,7 @@ def test_a_failed_add_releases_only_what_it_took(node):
 def test_addresses_are_given_in_turn_and_wrap(node):
     assert [node.add(SMALL, f"p{n}")[0] for n in range(4)] == [f"10.1.0.{n}" for n in range(2, 6)]
     node.call("DEL", SMALL, "p0")
-    assert node.add(SMALL, "p4") == ["10.1.0.6"]            # not the one just released
+    assert node.add(SMALL, "p4") == ["10.1.0.6"]            # not the address that was just released
     assert node.add(SMALL, "p5") == ["10.1.0.2"]
     node.call("DEL", SMALL, "p5")
     assert node.add(SMALL, "p6") == ["10.1.0.2"]            # the cursor's own address is the last choice
@@ -139,7 +139,7 @@ def test_ranges_of_a_set_are_used_one_after_another(node):
 
 def test_the_order_of_the_sets_is_capability_single_list(node):
     ipam = {"subnet": "10.2.0.0/24", "ranges": [[{"subnet": "10.3.0.0/24"}], [{"subnet": "fd00::/64"}]]}
-    capitalised = {"Subnet": "10.1.0.0/24", "RangeStart": "", "Gateway": ""}        # as containerd writes it
+    capitalised = {"Subnet": "10.1.0.0/24", "RangeStart": "", "Gateway": ""}        # containerd's spelling
     given = node.add(ipam, runtimeConfig={"ipRanges": [[capitalised]]})
     assert given == ["10.1.0.2", "10.2.0.2", "10.3.0.2", "fd00::2"]
     cursors = {path.name: path.read_bytes() for path in node.path.glob("last*")}
@@ -173,7 +173,7 @@ def test_an_ipv6_64_works_from_end_to_end(node):
 # -- full, STATUS, GC -------------------------------------------------------------------------------------
 
 def test_full_range_names_the_network_and_status_warns_of_it(node):
-    """STATUS failed: the runtime called the node not ready, and its pods were evicted."""
+    """STATUS failed: the runtime marked the node not ready, and its pods were evicted."""
     for n in range(5):
         node.call("STATUS", SMALL)
         node.add(SMALL, f"p{n}")
@@ -242,7 +242,7 @@ def test_torn_files_are_given_out_again_with_a_warning(node):
 # -- with the Go plugin -----------------------------------------------------------------------------------
 
 def go(node, command, ipam, cid, ifname="eth0"):
-    """The Go plugin's result, or its error document."""
+    """Call the Go plugin. Return its result, or its error document."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_IFNAME": ifname, "CNI_NETNS": "/nowhere",
            "CNI_PATH": "/usr/lib/cni", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([GO_PLUGIN], input=json.dumps(node.conf(ipam)), env=env,
@@ -258,7 +258,7 @@ def shared(node):
 
 
 def test_both_work_in_turn_on_one_directory(shared):
-    """Each continues where the other stopped, and deletes what the other added."""
+    """Each implementation continues where the other stopped, and deletes the other's addresses."""
     ipam = {"ranges": [[{"subnet": "10.1.0.0/28"}], [{"subnet": "fd00::/124"}]]}
     rng, held = random.Random(1), {}
     for n in range(60):

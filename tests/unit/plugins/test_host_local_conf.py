@@ -1,4 +1,4 @@
-"""host-local: requested addresses, its configuration, and the error texts for both."""
+"""host-local: requested addresses, the configuration, and the error texts for both."""
 
 import pytest
 from unit.kit.ipam.node import SMALL, Node

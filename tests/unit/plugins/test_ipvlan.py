@@ -74,7 +74,7 @@ def test_master_is_the_link_of_the_default_route_by_default(node, pod, conf):
 
 
 def behind(conf, *names, ips=()):
-    """The configuration, called behind a plugin that made these interfaces."""
+    """Return the configuration, called after a plugin that made these interfaces."""
     return {**conf, "prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": name} for name in names],
                                    "ips": [{"address": ip, "gateway": "10.22.0.254", "interface": 0} for ip in ips],
                                    "routes": [{"dst": "0.0.0.0/0"}]}}
@@ -87,7 +87,7 @@ def test_behind_another_plugin_its_interface_is_the_master_and_its_addresses_the
     assert addresses("eth0", pod) == ["10.22.0.7/24"]
     assert ("default", "10.22.0.254") in routes(pod)
     assert source_seen(pod, neighbor, "10.22.0.254") == "10.22.0.7"
-    assert [item["name"] for item in result["interfaces"]] == ["eth0"]      # it replaces the earlier interfaces
+    assert [item["name"] for item in result["interfaces"]] == ["eth0"]      # replaces the earlier interfaces
     node.check(conf, pod, result)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
@@ -124,4 +124,4 @@ def test_a_master_with_macvlans_is_refused_with_the_reason(node, pod, conf):
 
 def test_status_does_not_need_a_master(node, conf):
     del conf["master"]
-    node.ok("STATUS", conf)                 # an earlier plugin may create it
+    node.ok("STATUS", conf)                 # an earlier plugin may create the master

@@ -1,6 +1,6 @@
 """DEL with each key of each plugin given a bad value: it succeeds, and removes what ADD has made.
 
-bridge and ptp used to refuse bad keys that others ignore: after a typo in the configuration no pod could end.
+bridge and ptp rejected bad keys that other plugins ignore: after a typing error in the configuration no pod could end.
 """
 
 import copy
@@ -13,7 +13,7 @@ from fastcni.plugins import CHAINED
 from fastcni.spec.config import Section
 
 BAD = (7, "\0 / .. no such thing", True, [7, None, {}], {"x": 1}, 1.5)
-ENVELOPE = {"name", "cniVersion"}                               # without these there is no request
+ENVELOPE = {"name", "cniVersion"}                               # a request needs these keys
 # Keys that lead to the pod's address, or to the database that has its port
 RECORDS = {"ipam", "ipam.type", "ipam.dataDir", "dataDir", "cniDir", "delegates", "delegate.type", "plugins",
            "ipam.daemonSocketPath", "ipam.network_name", "ipam.node_name", "ipam.kubernetes",
@@ -22,7 +22,7 @@ RECORDS = {"ipam", "ipam.type", "ipam.dataDir", "dataDir", "cniDir", "delegates"
 
 
 def keys_read(node, conf, pod, monkeypatch):  # noqa: F811
-    """The paths of all keys that the plugin, and its IPAM plugin, read for ADD and DEL."""
+    """Return the paths of all keys that the plugin, and its IPAM plugin, read for ADD and DEL."""
     found, raw = set(), Section.raw
     with monkeypatch.context() as patch:
         patch.setattr(Section, "raw", lambda self, key, default=None: (
@@ -33,7 +33,7 @@ def keys_read(node, conf, pod, monkeypatch):  # noqa: F811
 
 
 def with_value(conf, path, value):  # noqa: F811
-    """A copy of the configuration with another value there; None if there is no such section."""
+    """Return a copy of the configuration with another value at the path, or None if the section does not exist."""
     changed = copy.deepcopy(conf)
     *sections, key = path.split(".")
     section = changed
@@ -61,7 +61,7 @@ def variants(conf, paths):  # noqa: F811
 
 @pytest.mark.parametrize("conf", CASES, indirect=True)
 def test_del_fails_for_no_bad_value(node, pods, conf, monkeypatch):  # noqa: F811
-    """The pod's namespace is gone: the test covers the reading of keys, and each backend."""
+    """The pod's namespace does not exist: the test covers the reading of keys, and each backend."""
     pod = pods[0]
     for path, value, changed in variants(conf, keys_read(node, conf, pod, monkeypatch)):
         if path in ENVELOPE or path in RECORDS:
@@ -102,7 +102,7 @@ def test_del_with_a_bad_value_removes_what_add_has_made(node, pods, conf, monkey
         connect()
         node.add(conf, pod)
         reply = node.call("DEL", changed, pod, plugin=conf.get("type"))
-        if path in RECORDS:                     # refused, or it names another existing plugin or directory
+        if path in RECORDS:                     # rejected, or the value names another existing plugin or directory
             node.delete(conf, pod)
         else:
             assert reply.status == 0, (path, value, reply.stdout)
@@ -115,7 +115,7 @@ def test_del_with_a_bad_value_removes_what_add_has_made(node, pods, conf, monkey
 @pytest.mark.parametrize("ipam", [{"dataDir": 7}, {"type": "nobody-has-this"}], ids=["dataDir", "type"])
 @pytest.mark.parametrize("conf", [case for case in CASES if asks_ipam(*case.values)], indirect=True)
 def test_del_that_ipam_refuses_deletes_nothing(node, pods, conf, ipam):  # noqa: F811
-    """DEL used to delete the link first: the pod lost its network, and its address was held for ever."""
+    """DEL deleted the link first: the pod lost its network, and its address was held for ever."""
     node.add(conf, pods[0])
     before = node.left(pods[0])
     reply = node.call("DEL", {**conf, "ipam": {**conf["ipam"], **ipam}}, pods[0], plugin=conf.get("type"))

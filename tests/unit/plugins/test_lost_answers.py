@@ -1,6 +1,7 @@
 """A receive from netlink fails, for each receive of an ADD in turn: ADD succeeds, or leaves nothing.
 
-The answer to the request used to stay in the socket, the rollback read it as the answer to its own: a veth was left.
+The answer to the request stayed in the socket, and the rollback read it as the answer to its own request: a veth
+remained.
 """
 
 import json
@@ -19,7 +20,7 @@ CREATORS = ("bridge", "bridge, vlan", "ptp", "macvlan", "vlan", "dummy", "tap", 
 
 
 class Fault:
-    """Receive number `at` fails with `errno`; with `lost` its datagram is lost too, as with ENOBUFS."""
+    """Receive number `at` fails with `errno`. With `lost` its datagram is also lost, as with ENOBUFS."""
 
     def __init__(self, monkeypatch, at, errno, lost):
         self.at, self.errno, self.lost, self.count = at, errno, lost, 0
@@ -58,7 +59,7 @@ def test_an_add_whose_answer_cannot_be_read_leaves_nothing(node, pods, conf, mon
             assert "fault of fastcni" not in error.get("details", ""), (at, error)
             assert "while undoing" not in error.get("details", ""), (at, error)
             assert node.left(pod, other) == before, (at, error)
-        elif title in ONCE:                     # its changes end with the link: it is not added twice
+        elif title in ONCE:                     # its changes last until the link is deleted, so it is not added twice
             break
         else:
             node.delete(conf, pod)
@@ -70,7 +71,7 @@ def test_an_add_whose_answer_cannot_be_read_leaves_nothing(node, pods, conf, mon
 
 @pytest.mark.parametrize("conf", [one for one in CASES if one.values[0] in CREATORS], indirect=True)
 def test_an_add_whose_request_cannot_be_sent_leaves_nothing(node, pods, conf, monkeypatch):  # noqa: F811
-    """The rollback used to delete links that the request had never made; the answer's details had its error."""
+    """The rollback deleted links that the request had never made, and the answer's details had the rollback's error."""
     pod, other = pods
     node.add(of_another(conf), other)           # creates the state that all pods share
     before, send, failed = node.left(pod, other), wire.send, 0
@@ -87,7 +88,7 @@ def test_an_add_whose_request_cannot_be_sent_leaves_nothing(node, pods, conf, mo
             patch.setattr(wire, "send", send_or_fail)
             reply = node.call("ADD", conf, pod)
         if not reply.status:
-            break                               # there is no such request, or ADD does without it
+            break                               # ADD has no such request, or does not need it
         failed += 1
         error = json.loads(reply.stdout)
         assert "send the request: Cannot allocate memory" in error["msg"], (at, error)
@@ -98,7 +99,7 @@ def test_an_add_whose_request_cannot_be_sent_leaves_nothing(node, pods, conf, mo
 
 @pytest.mark.parametrize("lost", [False, True], ids=["answer stays in the socket", "answer is lost"])
 def test_a_link_of_that_name_that_was_there_before_is_not_deleted(node, pod, monkeypatch, lost):
-    """EEXIST for a veth whose random name another link has: the rollback used to delete the other link."""
+    """A veth got EEXIST, because another link has its random name: the rollback deleted the other link."""
     run("ip", "link", "add", "veth00000000", "type", "ifb")
     monkeypatch.setattr("fastcni.kit.links.veth.random_name", lambda *_: "veth00000000")
     with monkeypatch.context() as patch:

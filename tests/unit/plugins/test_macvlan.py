@@ -106,7 +106,7 @@ def test_master_that_is_missing_is_named(node, pod, conf):
 
 
 def test_routes_have_the_attributes_of_the_result(node, pod, conf):
-    """mtu and advmss too, which the reference leaves out."""
+    """This includes mtu and advmss, which the reference omits."""
     conf["ipam"]["routes"] = [
         {"dst": "198.51.100.0/24", "mtu": 1300, "advmss": 1200, "priority": 7},
         {"dst": "203.0.113.0/24", "table": 500}, {"dst": "2001:db8::/32", "mtu": 1290},

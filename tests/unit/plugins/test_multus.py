@@ -177,7 +177,7 @@ def test_a_bad_selection_is_refused_before_anything_is_added(node, pod, selectin
     assert why in error["msg"]
     assert error["code"] in (4, 7)
     assert node.left(pod) == before
-    node.delete(conf, pod)                  # the runtime deletes what failed, also the interface that was there
+    node.delete(conf, pod)                  # the runtime deletes a failed pod, also the interface that existed before
     assert node.left()["links"] == before["links"][:1]
 
 
@@ -185,7 +185,7 @@ def test_a_bad_selection_is_refused_before_anything_is_added(node, pod, selectin
     ({"kubeconfig": "/nowhere"}, 11, "pod default/web: kubernetes: read the kubeconfig /nowhere: "),
     ({"type": "multus-shim"}, 7, "the runtime has not passed the pod's annotations")])
 def test_a_pod_whose_annotations_are_unknown_is_refused(node, pod, abc, keys, code, why):
-    """Else it would silently get its first network alone."""
+    """Otherwise the pod would get only its first network, without an error."""
     conf, env = multus(node, abc[0], **keys), {"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=web"}
     error = node.refused("ADD", conf, pod, env=env)
     assert (error["code"], error["msg"].startswith(why)) == (code, True), error
@@ -245,7 +245,7 @@ def test_the_runtimes_capabilities_are_for_the_first_network(node, pod, abc):
 
 @pytest.fixture
 def recorder(tmp_path):
-    """Install the plugin acme of another project, and return its directory. asked(): its configuration of an ADD."""
+    """Install the plugin acme of another project. Return its directory. asked(): the configuration of its ADD."""
     (tmp_path / "acme").write_text(f'#!/bin/sh\ncat > {tmp_path}/$CNI_IFNAME\necho \'{{"cniVersion": "1.1.0"}}\'\n')
     (tmp_path / "acme").chmod(0o755)
     return tmp_path
@@ -279,7 +279,7 @@ def test_addresses_of_a_further_network_are_unique_in_the_cluster(node, pod, abc
 
 
 def test_a_further_network_has_its_own_protection_by_policies(node, pod, abc, tmp_path):
-    """The agent is asked for each interface whose list has `policy`, and knows its addresses."""
+    """The plugin asks the agent for each interface whose list has `policy`, with the interface's addresses."""
     plugins = [{key: value for key, value in abc[1].items() if key not in ("name", "cniVersion")},
                {"type": "policy", "agentSocketPath": str(tmp_path / "agent.sock")}]
     define(node, {"cniVersion": "1.1.0", "name": "b", "plugins": plugins})
@@ -314,7 +314,7 @@ def test_each_network_of_a_resource_gets_a_device_in_sorted_order(tmp_path, monk
 # -- a network fails ---------------------------------------------------------------------------------------
 
 def test_the_status_has_each_interface_that_a_network_gives_to_the_pod():
-    """As with Multus, the default is the interface with a gateway. Only one of the two was in the status."""
+    """As with Multus, the default is the interface with a gateway. The status had only one of the two interfaces."""
     a, b = (Network(Definition(name, {}, Section({"name": name})), "eth0") for name in "ab")
     result = {"interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": "/n"}, {"name": "eth1", "sandbox": "/n"}],
               "ips": [{"address": "10.1.2.2/24", "interface": 1}, {"address": "10.1.3.2/24"},

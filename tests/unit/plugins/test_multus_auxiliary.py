@@ -11,7 +11,8 @@ from lab.node import cid_of, links, sysctl
 
 @pytest.fixture
 def chain(node):
-    """chain(*confs): the files of the chain "aux". conf(**keys): a configuration with it."""
+    """Return chain(*confs), which writes the files of the chain "aux", and conf(**keys), which returns a configuration
+    with it."""
     define(node, network(node, "a"), network(node, "b"))
     directory = conf_dir(node) / "aux"
     directory.mkdir()
@@ -34,7 +35,7 @@ def tuning(name, value):
 
 def test_its_plugins_run_behind_all_networks_and_del_leaves_nothing(node, pod, chain):
     chain(tuning("net.ipv4.conf.net1.arp_filter", "1"), tuning("net.ipv4.conf.eth0.arp_filter", "1"))
-    (conf_dir(node) / "aux" / "other.json").write_text("no configuration")      # as Multus: *.conf only
+    (conf_dir(node) / "aux" / "other.json").write_text("no configuration")      # Multus reads *.conf only
     result = node.add(conf(node), pod)
     assert [ip["address"] for ip in result["ips"]] == ["10.1.1.2/24"]
     assert [sysctl(f"net/ipv4/conf/{name}/arp_filter", pod) for name in ("eth0", "net1")] == ["1", "1"]

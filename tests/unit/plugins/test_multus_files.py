@@ -58,7 +58,7 @@ def test_a_definition_that_is_edited_or_removed_does_not_change_del(node, pod, s
 
 @pytest.mark.parametrize("content", [b"", b"[", b"[]", b"{}", b'[{"Bytes": "%%"}]', None])
 def test_a_lost_or_damaged_list_of_networks_leaves_nothing(node, pod, selecting, content, monkeypatch):
-    """Each namespace has links of the kernel, if modules of tunnels are loaded. These links are no network's."""
+    """Each namespace has links of the kernel, if modules of tunnels are loaded. These links belong to no network."""
     tunnel = SimpleNamespace(name="tunl0", kind="ipip", flags=0)
     monkeypatch.setattr(lost, "find", SimpleNamespace(all_links=lambda sock: [*find.all_links(sock), tunnel]))
     conf = selecting("b,c@foo0")
@@ -71,7 +71,8 @@ def test_a_lost_or_damaged_list_of_networks_leaves_nothing(node, pod, selecting,
 
 @pytest.mark.parametrize("content", [b"[", None])
 def test_a_lost_list_and_a_lost_result_leave_nothing(node, pod, selecting, content):
-    """After a power cut several files of one moment are damaged. The other results did not name the network c."""
+    """After a power cut, several files that were written at the same time are damaged. The other results did not name
+    the network c."""
     conf = selecting("b,c@foo0")
     node.add(conf, pod)
     path = Path(node.data_dir, "multus", cid_of(pod))
@@ -92,7 +93,7 @@ def damage(node, pod, results):
 
 @pytest.mark.parametrize("results", [["c-*"], ["*"]])
 def test_a_damaged_list_and_damaged_results_leave_nothing_without_the_annotation(node, pod, selecting, abc, results):
-    """A DEL without the annotation said success and left network c, although its damaged file names the network."""
+    """A DEL without the annotation succeeded and left network c, although its damaged file names the network."""
     node.add(selecting("b,c@foo0"), pod)
     damage(node, pod, results)
     node.delete(multus(node, abc[0]), pod)
@@ -116,7 +117,7 @@ def test_a_damaged_result_whose_network_is_unknown_fails_the_del_and_the_check(n
 
 @pytest.mark.parametrize("content", [b"[{", None])
 def test_a_damaged_list_and_a_missing_result_fail_the_check_and_the_del(node, pod, selecting, abc, content):
-    """CHECK and DEL without the annotation said success, and network c stayed: its interface and its address."""
+    """CHECK and DEL without the annotation succeeded, and network c stayed: its interface and its address."""
     conf, known = selecting("b,c"), multus(node, abc[0])
     node.add(conf, pod)
     path = Path(node.data_dir, "multus", cid_of(pod))
@@ -137,7 +138,7 @@ def test_a_damaged_list_and_a_missing_result_fail_the_check_and_the_del(node, po
 
 def test_a_damaged_list_of_a_pod_without_a_namespace_fails_the_del_without_the_annotation(node, pod_netns, selecting,
                                                                                          abc):
-    """DEL said success, and the address of a network whose result was missing stayed."""
+    """DEL succeeded, and the address of a network whose result was missing stayed."""
     conf, pod = selecting("b"), pod_netns()
     node.add(conf, pod)
     path = Path(node.data_dir, "multus", cid_of(pod))
@@ -153,8 +154,8 @@ def test_a_damaged_list_of_a_pod_without_a_namespace_fails_the_del_without_the_a
 
 
 def test_del_deletes_the_networks_of_results_that_the_list_lacks(node, pod, selecting, abc):
-    """The list lacked a network or had another interface, or a result had another interface than its name says: DEL
-    said success and left the network."""
+    """The list lacked a network or had another interface, or a result had another interface than its file name: DEL
+    succeeded and left the network."""
     def lacks(path):
         path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
 
@@ -180,7 +181,8 @@ def test_del_deletes_the_networks_of_results_that_the_list_lacks(node, pod, sele
 
 
 def test_check_and_restore_name_a_damaged_result(node, pod, selecting, abc):
-    """They said that the network has no definition, which they had not looked for, or "Required prevResult missing"."""
+    """The error was that the network has no definition, which the plugin had not read, or "Required prevResult
+    missing"."""
     conf = selecting("b,c@foo0")
     node.add(conf, pod)
     path = next(Path(node.data_dir, "multus", "results").glob("c-*"))
@@ -201,7 +203,7 @@ def test_check_and_restore_name_a_damaged_result(node, pod, selecting, abc):
 
 
 def test_the_files_stay_after_a_rollback_that_failed_and_the_next_del_repeats_it(node, pod, abc, tmp_path):
-    """The list was removed in any case: the next DEL said success, and a network that refused its DEL stayed."""
+    """The plugin always removed the list: the next DEL succeeded, and a network that had rejected its DEL stayed."""
     make_stubborn(tmp_path)
     define(node, {"cniVersion": "1.1.0", "name": "x", "type": "stubborn"}, {**abc[1], "type": "macvlan",
                                                                            "master": "lost0"})
@@ -260,7 +262,7 @@ def test_the_namespace_is_gone_and_del_frees_the_addresses(node, pod_netns, abc)
 
 @pytest.mark.parametrize("kind", ["bridge", "vlan", "macvlan", "dummy"])
 def test_del_of_the_loopback_link_deletes_nothing(node, pod, kind):
-    """A pod whose annotation named "lo" could not end: the kernel refuses to delete the link."""
+    """A pod whose annotation named "lo" could not end, because the kernel does not delete this link."""
     node.delete({"cniVersion": "1.1.0", "name": "a", "type": kind, "master": "eth0"}, pod, ifname="lo")
     assert list(links(pod)) == ["lo"]
 

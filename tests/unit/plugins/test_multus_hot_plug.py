@@ -1,4 +1,4 @@
-"""Networks that come to and leave a running pod: what handle.update() makes of a changed annotation."""
+"""Networks that are attached to and detached from a running pod: handle.update() after a changed annotation."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def conf(node):
 
 
 def changed(conf, pod, cid=None):
-    """Change a running pod's networks. Return the error document, None for success."""
+    """Change a running pod's networks. Return the error document, or None."""
     reply = update("multus", {"CNI_CONTAINERID": cid or cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
                               "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", **ARGS}, json.dumps(conf).encode(),
                    InProcessMode())
@@ -60,7 +60,7 @@ def test_an_unchanged_annotation_changes_nothing(node, pod, conf):
 
 
 def test_a_network_without_an_interface_in_the_annotation_keeps_its_own(node, pod, conf):
-    """The places of the others change. A new network whose place is taken gets the first free name."""
+    """The positions of the other networks change. A new network whose position is taken gets the first free name."""
     node.add(conf("b,c"), pod, env=ARGS)
     assert changed(conf("c,d"), pod) is None
     assert [(it["Name"], it.get("ifnameRequest")) for it in elements(node, pod)] == [
@@ -76,7 +76,7 @@ def test_a_network_takes_the_interface_of_one_that_leaves(node, pod, conf):
 
 
 def test_networks_of_the_configuration_stay(node, pod, conf):
-    """Also after the configuration has changed: the pod's list says which ones these are."""
+    """This holds after a change of the configuration, because the pod's list names these networks."""
     node.add(conf("c", defaultNetworks=["b"]), pod, env=ARGS)
     assert [it.get(STANDING) for it in elements(node, pod)] == [None, True, None]
     assert changed(conf(""), pod) is None
@@ -110,7 +110,7 @@ def test_a_bad_annotation_is_refused_before_anything_changes(node, pod, conf, te
 
 
 def test_a_network_that_fails_is_rolled_back_and_can_be_tried_again(node, pod, conf):
-    """Those before it stay attached."""
+    """The networks before it stay attached."""
     node.add(conf(), pod, env=ARGS)
     define(node, network(node, "d", type="macvlan", master="late0"))
     error = changed(conf("b,d,c"), pod)
@@ -123,7 +123,7 @@ def test_a_network_that_fails_is_rolled_back_and_can_be_tried_again(node, pod, c
 
 
 def test_a_network_whose_rollback_fails_stays_in_the_list_and_is_added_again(node, pod, conf, tmp_path):
-    """The list no longer named the network: a plugin that had refused its DEL got no further DEL."""
+    """The list no longer named the network: a plugin that had rejected its DEL got no further DEL."""
     make_stubborn(tmp_path)
     both = {"cniVersion": "1.1.0", "name": "d", "plugins": [{"type": "stubborn"}, network(node, "d")]}
     (conf_dir(node) / "d.conf").unlink()

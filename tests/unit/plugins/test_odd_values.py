@@ -1,4 +1,4 @@
-"""Any value for any key and variable: the error names it and is never an internal one ("fault of fastcni")."""
+"""Any value for any key and variable: the error names it and is never an internal error ("fault of fastcni")."""
 
 import copy
 import json
@@ -70,7 +70,7 @@ VARIABLES = ["\udcff", "\xe9", "a\udcff", "lo", "x" * 300, "MAC=\udcff", "IP=\ud
 
 
 def paths(value, at=()):
-    """The path of each value in a document, without the document itself."""
+    """Yield the path of each value in a document, without the document itself."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*at, key)
         yield from paths(item, (*at, key))
@@ -78,7 +78,7 @@ def paths(value, at=()):
 
 @pytest.fixture
 def documents(node, monkeypatch):
-    """A valid configuration of each plugin. No file of `cluster` is of the machine."""
+    """Yield a valid configuration of each plugin. `cluster` uses no file of the machine."""
     monkeypatch.setattr(cluster_conf, "DATA_DIR", f"{node.data_dir}/cluster")
     monkeypatch.setattr(stores, "LOCAL_PATH", f"{node.data_dir}/store")
     run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0")

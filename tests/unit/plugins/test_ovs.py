@@ -245,7 +245,7 @@ def test_check_notices_a_vswitchd_that_has_ended(node, switch, ovs_conf, pod):
 
 
 def test_check_asks_the_database_in_which_add_made_the_port(node, switch, ovs_conf, pod):
-    """The file of configuration_path may be gone: DEL found the database in the pod's file, and CHECK did not."""
+    """The file of configuration_path may be missing: DEL found the database in the pod's file, but CHECK did not."""
     conf = ovs_conf("10.22.0.0/24")
     result = node.add(conf, pod)
     node.check({**conf, "socket_file": "unix:/nowhere/db.sock"}, pod, result)

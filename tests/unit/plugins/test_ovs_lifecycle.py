@@ -1,4 +1,4 @@
-"""ovs on a real Open vSwitch: DEL, GC, and what a switch that ends or stops does to requests."""
+"""ovs on a real Open vSwitch: DEL, GC, and requests while the switch ends or is stopped."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ def test_del_works_if_namespace_or_link_is_gone_and_twice(node, switch, ovs_conf
 
 
 def added_by_ovs_cni(node, switch, tmp_path, conf, pod):
-    """Make an attachment as ovs-cni leaves it: neither external_ids nor its file have what fastcni adds."""
+    """Make an attachment as ovs-cni leaves it: external_ids and its file lack fastcni's additions."""
     name = host_of(node.add(conf, pod))
     for key in ("fastcni-container", "fastcni-network"):
         switch.vsctl("remove", "port", name, "external_ids", key)
@@ -68,7 +68,7 @@ def test_del_with_a_damaged_file_asks_where_the_network_says(node, switch, ovs_c
 
 
 def test_del_of_a_pod_of_ovs_cni_that_fastcni_cannot_delete_says_so(node, switch, ovs_conf, kept, pod, tmp_path):
-    """Its database is reached by TLS, or it has a virtual function. Nothing of it is deleted."""
+    """The database is reached by TLS, or the pod has a virtual function. DEL deletes nothing."""
     conf = ovs_conf("10.22.0.0/24")
     name = host_of(node.add(conf, pod))
     file = tmp_path / "cache" / f"c-{pod}-eth0"
@@ -84,7 +84,7 @@ def test_del_of_a_pod_of_ovs_cni_that_fastcni_cannot_delete_says_so(node, switch
 
 
 def test_a_policy_for_a_port_of_the_switch_is_refused(node, switch, ovs_conf, pod, tmp_path, monkeypatch):
-    """Pods on one bridge reach each other past nftables: a policy would not hold."""
+    """Packets between pods on one bridge bypass nftables, so a policy would not apply."""
     monkeypatch.setattr("fastcni.kit.ovs.cache.DIRECTORY", str(tmp_path / "cache"))
     result = node.add(ovs_conf("10.22.0.0/24", dataDir=None), pod)
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "policy", "agentSocketPath": "/nowhere/policy.sock"}
@@ -102,7 +102,7 @@ def test_del_asks_the_database_of_the_add(node, switch, ovs_conf, kept, pod):
 def test_del_leaves_the_port_of_another_container_at_the_same_path(node, switch, ovs_conf, pod):
     conf = ovs_conf()
     name = host_of(node.add(conf, pod))
-    end_namespace(pod)              # or the DEL would delete the link
+    end_namespace(pod)              # otherwise the DEL would delete the link
     node.delete(conf, pod, cid="another")
     assert switch.ports("br0") == [name]
 
@@ -119,7 +119,7 @@ def test_gc_removes_stale_and_invalid_ports_and_none_of_others(node, switch, ovs
     assert eventually(lambda: not gone & set(links()))
     run("ip", "link", "add", "mine0", "type", "bridge")
     switch.vsctl("add-port", "br0", "mine0")
-    switch.vsctl("add-port", "br0", "mine1")                # there is no such link
+    switch.vsctl("add-port", "br0", "mine1")                # a port without a link
     node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": f"c-{valid}", "ifname": "eth0"}]})
     assert sorted(switch.ports("br0")) == sorted([living, foreign, "mine0", "mine1"])
     assert "eth0" not in links(invalid)
@@ -148,8 +148,8 @@ def test_gc_in_a_namespace_without_the_switch_takes_no_port_for_stale(node, swit
 
 @contextlib.contextmanager
 def without(switch, what, how):
-    """The program `what` is stopped by SIGSTOP or killed, and runs again at the end. Until then a request waits 1 s for
-    the database, not 3 s."""
+    """Stop the program `what` by SIGSTOP, or kill it; run it again at the end. Until then a request waits 1 s for the
+    database, not 3 s."""
     if how == "frozen":
         switch.freeze(what)
     else:
@@ -184,7 +184,8 @@ def test_add_without_the_switch_is_code_11_and_leaves_nothing(node, switch, ovs_
 
 
 def test_check_and_status_notice_an_ovs_vswitchd_that_is_stopped(node, switch, ovs_conf, pod, monkeypatch):
-    """It keeps its lock of the database, so both said success for a port that carried nothing."""
+    """The stopped ovs-vswitchd keeps its lock of the database, so CHECK and STATUS succeeded for a port that carried no
+    packets."""
     conf = ovs_conf("10.22.0.0/24")
     result = node.add(conf, pod)
     for command in ("STATUS", "CHECK"):
@@ -222,7 +223,8 @@ def test_del_works_without_vswitchd_and_ports_come_back_with_it(node, switch, ov
 
 
 def test_no_port_is_left_if_ovsdb_stops_in_the_middle_of_an_add(node, switch, ovs_conf, kept, pod, monkeypatch):
-    """The database stops after it was asked whether it lives, and processes the transaction when it goes on."""
+    """The database stops after the plugin has checked that it answers, and processes the transaction when it
+    continues."""
     operations = ports.operations
     conf = ovs_conf("10.22.0.0/24")
 

@@ -1,4 +1,4 @@
-"""Complete plugins on a model of a node: their requests, and the state left if one of them is refused."""
+"""Complete plugins on a model of a node: their requests, and the state that remains if a request fails."""
 
 import pytest
 
@@ -24,7 +24,7 @@ BEGIN, END = nft.NFNL_MSG_BATCH_BEGIN, nft.NFNL_MSG_BATCH_END
 
 @pytest.fixture(params=NETWORKS)
 def network(request, calls):
-    """The configuration of one network, made anew for every fresh node."""
+    """Return the configuration of one network, made again for every fresh node."""
     kind, keys = NETWORKS[request.param]
     return lambda: calls.conf(kind, **keys)
 
@@ -60,7 +60,7 @@ def test_add_and_del_of_a_bridge_pod(calls):
 
 
 def test_accept_ra_of_a_bridge_is_written_once(calls, monkeypatch):
-    """Each ADD wrote it, inside of a look-up whose answer is kept."""
+    """Each ADD wrote the sysctl, within a look-up whose answer is cached."""
     written, write_at = [], sysctl.write_at
     monkeypatch.setattr(sysctl, "write_at", lambda directory, name, value: written.append((name, value))
                         or write_at(directory, name, value))
@@ -98,7 +98,7 @@ def test_loopback_sets_lo_up_and_down(calls):
 
 @pytest.mark.parametrize("kind, keys", [("bridge", {"isDefaultGateway": True, "ipMasq": True}), ("ptp", {})])
 def test_no_pod_changes_the_shared_configuration(calls, kind, keys):
-    """A server decodes a configuration once. isDefaultGateway, for one, adds a route to each result."""
+    """A server decodes a configuration once. For example, isDefaultGateway adds a route to each result."""
     configurations = Configurations()
 
     class Shares(AtOnceMode):
@@ -137,7 +137,7 @@ def test_ipam_plugins_send_nothing(calls, kind):
 # -- promises about how much is sent -----------------------------------------------------------------------
 
 def add_with_the_bridge_there(calls, **keys):
-    """The batches of the second pod's ADD, and of its DEL."""
+    """Return the batches of the second pod's ADD, and of its DEL."""
     conf = calls.conf("bridge", isGateway=True, **keys)
     calls.pods["/run/netns/first"] = "first"
     calls.node.links["first"] = {}
@@ -156,7 +156,7 @@ def test_a_bridge_add_with_the_bridge_there_is_six_batches(calls):
         (HOST, [uapi.RTM_GETLINK]),                                             # is the bridge there
         (HOST, [uapi.RTM_NEWLINK]),                                             # the pair, in place and named
         (POD, [uapi.RTM_NEWLINK, uapi.RTM_NEWADDR, uapi.RTM_NEWLINK, uapi.RTM_NEWROUTE]),   # arp_notify, address, up
-        (HOST, [uapi.RTM_GETADDR]),                                             # has the bridge its gateway address
+        (HOST, [uapi.RTM_GETADDR]),                                         # whether the bridge has its gateway address
         (HOST, [uapi.RTM_GETLINK]),                                             # is the port up
         (HOST, [uapi.RTM_GETLINK]),                                             # the bridge's MAC now
     ]
@@ -185,8 +185,8 @@ def test_macspoofchk_adds_a_flag_of_the_bridge_one_lookup_and_one_transaction_of
 def test_a_bridge_del_is_three_batches(calls):
     _, batches = add_with_the_bridge_there(calls)
     assert batches == [
-        (POD, [uapi.RTM_GETLINK]),          # the pod's end says what the host's end is
-        (HOST, [uapi.RTM_GETLINK]),         # is it really the other end
+        (POD, [uapi.RTM_GETLINK]),          # the pod's end names the host's end
+        (HOST, [uapi.RTM_GETLINK]),         # whether that link is really the other end
         (HOST, [uapi.RTM_DELLINK]),
     ]
 
@@ -224,7 +224,7 @@ def test_the_next_add_restores_flushed_rules(calls):
 # -- rollback ----------------------------------------------------------------------------------------------
 
 def test_an_add_with_any_refused_request_leaves_nothing(calls, network):
-    """Each request in turn gets EIO. ADD leaves the state as it was, and its DEL succeeds."""
+    """Each request in turn gets EIO. ADD leaves the earlier state, and its DEL succeeds."""
     calls.fresh()
     assert calls("ADD", network())[0] == 0
     places = calls.node.asked
@@ -366,6 +366,6 @@ def test_add_replaces_firewall_elements_of_a_pod_without_del(calls):
         path.unlink()
     calls.node.firewall.sets[1, "fastcni", "pods4"][b"\x0a\x16\0\3"] = (
         calls.node.firewall.sets[1, "fastcni", "pods4"].pop(b"\x0a\x16\0\2"))
-    assert calls("ADD", conf)[0] == 0           # is given 10.22.0.3, whose element is there
+    assert calls("ADD", conf)[0] == 0           # gets 10.22.0.3, whose element exists
     (comment, _), = calls.node.firewall.sets[1, "fastcni", "pods4"].values()
     assert b"id: c1" in comment

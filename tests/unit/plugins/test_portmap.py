@@ -48,7 +48,7 @@ def test_localhost_reaches_the_pod(chain, pod, address):
 
 
 def test_localhost_of_ipv6_stays_with_the_node(chain, pod):
-    """The kernel routes nothing from ::1: the client is refused at once, or served by a server on the node."""
+    """The kernel routes nothing from ::1: the connection is refused immediately, or served by a server on the node."""
     chain.add(pod, mapping())
     with listen(pod, 80), Inside(None):
         assert ask(None, "::1", 8080) is None
@@ -121,7 +121,7 @@ def test_forwarded_traffic_to_the_same_port_of_others_is_not_redirected(chain, p
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_service_rule_of_another_program_takes_precedence(chain, pod, pod_netns, external, when):
-    """CVE-2019-9946: an address of the node may be a service's too. The order of installation does not matter."""
+    """CVE-2019-9946: an address of the node may also be a service's. The order of installation does not matter."""
     rules = """table ip services { chain pre { type nat hook prerouting priority dstnat;
                ip daddr 198.51.100.1 tcp dport 8080 dnat to 10.22.0.3:81
                }
@@ -224,7 +224,7 @@ def test_without_snat_only_other_hosts_reach_the_pod(chain, pod, external):
     chain.add(pod, mapping(), snat=False)
     with listen(pod, 80):
         assert ask(external, NODE[4], 8080) == EXTERNAL[4]
-        assert ask(pod, NODE[4], 8080, wait=0.5) is None        # the pod answers itself
+        assert ask(pod, NODE[4], 8080, wait=0.5) is None        # the pod itself answers
         assert ask(None, "127.0.0.1", 8080, wait=0.5) is None
     assert elements("hairpins4") == []
 
@@ -308,8 +308,8 @@ def kernel(request, monkeypatch):
 @pytest.mark.parametrize("host_ip", ["", "the node's"])
 def test_udp_client_that_was_there_before_the_pod_finds_it(chain, pod, pod_netns, external, family, host_ip, kernel):
     source, asked, other = ("", 5555), mapping(protocol="udp", hostIP=host_ip and NODE[family]), pod_netns()
-    chain.add(other, mapping(9))                # from now on there is conntrack
-    assert ask(external, NODE[family], 8080, "udp", source=source, wait=0.3) is None     # conntrack records its target
+    chain.add(other, mapping(9))                # from now on, conntrack is loaded
+    assert ask(external, NODE[family], 8080, "udp", source=source, wait=0.3) is None     # conntrack records the target
     chain.add(pod, asked)
     with listen(pod, 80, "udp"):
         assert kernel.ask_again(external, family, source) == (EXTERNAL[family] if kernel.forgets else None)

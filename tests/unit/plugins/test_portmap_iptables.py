@@ -28,12 +28,12 @@ def chain(node):
 
 
 def nat(program="iptables"):
-    """The nat table's rules and user-defined chains, as `iptables -S` prints them."""
+    """Return the nat table's rules and user-defined chains, as `iptables -S` prints them."""
     return [line for line in run(program, "-t", "nat", "-S").splitlines() if not line.startswith("-P")]
 
 
 def own(program="iptables"):
-    """The rules that pods do not share."""
+    """Return the rules that pods do not share."""
     return [line for line in nat(program) if line not in SHARED]
 
 

@@ -25,7 +25,7 @@ def mapped():
 
 
 def fixed():
-    """The ruleset without elements."""
+    """Return the ruleset without elements."""
     found = rules()
     for item in found:
         for kind in ("map", "set"):
@@ -69,7 +69,7 @@ def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, held, w
 
 
 def test_one_of_many_concurrent_adds_gets_the_port(chain, node):
-    """Some ask for every address, some for one: the second always sees the first."""
+    """Some ADDs ask for every address, some for one address: the second ADD always sees the first one."""
     for turn in range(10):
         confs = [chain.alone(2 + n, mapping(9000 + n), mapping(hostIP="10.0.0.1" if n % 2 else "")) for n in range(8)]
         with ThreadPoolExecutor(8) as pool:
@@ -85,7 +85,7 @@ def test_one_of_many_concurrent_adds_gets_the_port(chain, node):
 
 
 def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
-    """The Go plugins' DEL deletes the link and leaves our elements: the port used to stay with the deleted pod."""
+    """The Go plugins' DEL deletes the link and leaves fastcni's elements: the port stayed with the deleted pod."""
     one, two, three = (pod_netns() for _ in range(3))
     chain = Chain(node, node.conf())
     chain.add(one, mapping(), mapping(81), mapping(82, hostIP="10.0.0.1"))
@@ -107,7 +107,7 @@ def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
 
 @pytest.mark.parametrize("why", ["no link in the result", "a bridge alone", "two links"])
 def test_a_pod_that_may_be_alive_keeps_its_port(chain, node, why):
-    """Its mark names no link: the error is a conflict and shows the command that ends it."""
+    """The pod's mark names no link. The error is a conflict, and shows the command that ends the pod."""
     run("ip", "link", "add", "br7", "type", "bridge")
     run("ip", "link", "add", "v0", "type", "veth", "peer", "v1")
     named = {"a bridge alone": ["br7"], "two links": ["v0", "v1"]}.get(why, [])
@@ -183,7 +183,7 @@ def test_del_deletes_only_the_pods_elements(chain, node, known):
 
 
 def test_each_attachment_has_separate_elements(chain, node):
-    """One container on two networks, and twice on one."""
+    """A container has an attachment on two networks, and two on one network."""
     confs = [(chain.alone(2, mapping(81)), "eth0"), (chain.alone(3, mapping(82)), "eth1"),
              ({**chain.alone(4, mapping(83)), "name": "net-b"}, "eth0")]
     for conf, ifname in confs:
@@ -277,7 +277,7 @@ def test_del_removes_rules_of_the_references_nftables_backend(chain, node):
 # -- cost --------------------------------------------------------------------------------------------------
 
 class Wire:
-    """Counts netlink messages and bytes, both ways, while it is open."""
+    """A counter of netlink messages and bytes in both directions, while it is open."""
 
     def __init__(self, monkeypatch):
         self.monkeypatch, self.sent, self.received = monkeypatch, [], []
@@ -298,7 +298,7 @@ class Wire:
 @pytest.mark.parametrize("host_ip", ["", "10.0.0.1"], ids=["every address", "one address"])
 def test_cost_of_a_pod_does_not_depend_on_a_thousand_others(chain, node, monkeypatch, host_ip):
     def cost(number):
-        """Return the cost of ADD and DEL of a pod, and of DEL of one without mappings."""
+        """Return the cost of ADD and DEL of a pod, and of DEL of a pod without mappings."""
         found = []
         for command, conf in (("ADD", chain.alone(number, *ports)), ("DEL", chain.alone(number, *ports)),
                               ("DEL", chain.alone(number))):

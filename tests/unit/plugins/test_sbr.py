@@ -1,4 +1,4 @@
-"""sbr: the link that packets take, its rules and tables, each key, CHECK, and DEL of missing state."""
+"""sbr: the link that packets take, the rules and tables, each key, CHECK, and DEL of missing state."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ def pod(node, pod):
 
 
 def rules(pod):
-    """{source: table} of the rules for one address."""
+    """Return {source: table} of the rules for one address."""
     return {rule["src"]: rule["table"] for family in "46" for rule in ip_json(f"-{family}", "rule", netns=pod)
             if rule["src"] != "all"}
 
@@ -57,7 +57,7 @@ def test_each_address_has_a_table_with_the_routes_of_its_link(node, pod):
 
 
 def test_an_address_without_an_interface_belongs_to_the_pod(node, pod):
-    """As in the reference. fastcni used to ignore such an address."""
+    """As in the reference, such an address counts. fastcni ignored it."""
     ips = [{**ip, "interface": 99} for ip in node.results[pod]["ips"]]
     node.add({**SBR, "prevResult": {**node.results[pod], "ips": ips}}, pod, ifname="net1")
     assert sorted(rules(pod)) == ["10.23.0.2", "fd00:23::2"]
@@ -130,7 +130,7 @@ def test_del_removes_the_rules_of_an_add_that_was_repeated(node, pod):
 
 
 def test_gateways_override_those_of_the_addresses(node, pod):
-    """They also override a default route of the link, which the reference uses in place of them."""
+    """The gateways also override a default route of the link, which the reference prefers to them."""
     run("ip", "route", "append", "default", "via", "10.23.0.1", "dev", "net1", netns=pod)
     conf = {**SBR, "gateways": ["fd00:23::77", "10.23.0.77"]}
     result = node.add(conf, pod, ifname="net1")
@@ -208,7 +208,7 @@ def test_add_and_del_at_every_version(node, pod, version):
 # -- CHECK, DEL and STATUS --------------------------------------------------------------------------------
 
 def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node, pod):
-    """The reference looks in the main table alone, and fails."""
+    """The reference checks only the main table, and fails."""
     conf = node.second_network()
     conf["ipam"]["routes"] = [{"dst": "198.51.100.0/24"}, {"dst": "2001:db8:5::/48"}]
     node.delete(conf, pod, ifname="net1")
@@ -293,7 +293,7 @@ def test_the_plugin_waits_for_the_lock_of_the_namespace(node, pod):
 
 
 def test_the_plugin_does_not_wait_for_a_lock_that_the_pod_holds(node, pod, monkeypatch):
-    """An unprivileged process in a pod can flock() its namespace. ADD and DEL used to wait for it for ever."""
+    """An unprivileged process in a pod can flock() its namespace. ADD and DEL waited for this lock for ever."""
     monkeypatch.setattr(waiting, "NAMESPACE_LOCK_TIMEOUT_S", 0.05)
     with open(f"/run/netns/{pod}") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""tap: each key, frames through it, owner and group, CHECK, STATUS. The rest is in test_devices.py."""
+"""tap: each key, frames through the device, owner and group, CHECK, STATUS. Other tests are in test_devices.py."""
 
 import fcntl
 import os
@@ -63,7 +63,7 @@ def may_open(pod, uid, gid, flags=IFF_TAP | IFF_NO_PI):
 
 
 def arp_of(file, target, tries=10):
-    """Send ARP requests for `target` through the device until one is answered. Return the MAC, or None."""
+    """Send ARP requests for `target` through the device until an answer arrives. Return the MAC, or None."""
     ask = struct.pack("!HHHBBH", 0x0806, 1, 0x0800, 6, 4, 1) + STATION_MAC + socket.inet_aton(STATION)
     for _ in range(tries):
         file.write(b"\xff" * 6 + STATION_MAC + ask + bytes(6) + socket.inet_aton(target))
@@ -116,7 +116,7 @@ def test_del_removes_a_device_that_a_program_has_open(node, pod, conf):
 
 @pytest.mark.parametrize("keys", [{}, {"owner": 70001, "group": 70002}, {"multiQueue": True}], ids=str)
 def test_frames_have_neither_packet_information_nor_a_header_of_virtio(node, pod, conf, keys):
-    """The reference enables both with owner and group."""
+    """With owner and group, the reference enables both."""
     node.add({**conf, **keys}, pod)
     assert tap(pod)["type"] == "tap"
     assert tap(pod)["pi"] is tap(pod)["vnet_hdr"] is False
@@ -201,7 +201,7 @@ def test_mac_of_the_variable_overrides_the_key(node, pod, conf, asked, mac):
 
 
 def test_all_keys_can_be_used_together(node, pod, layer2):
-    """The reference drops mtu and mac where there are both owner and group."""
+    """With both owner and group, the reference ignores mtu and mac."""
     keys = {"mtu": 1400, "mac": "0a:00:00:00:00:01", "owner": 70001, "group": 70002, "multiQueue": True}
     node.add({**layer2, **keys}, pod)
     link, made = links(pod)["eth0"], tap(pod)
@@ -256,7 +256,7 @@ def test_selinux_context_is_refused_where_selinux_is_off(node, pod, conf):
 
 @pytest.fixture
 def selinux(tmp_path, monkeypatch):
-    """A file in place of attr/exec, and no device made by this process: the value is a function that reads the file."""
+    """Put a file in place of attr/exec, and let this process make no device. Return a function that reads the file."""
     file = tmp_path / "exec"
     file.write_text("")
     monkeypatch.setattr(tun, "NEXT_CONTEXT", str(file))
@@ -267,7 +267,7 @@ def selinux(tmp_path, monkeypatch):
 def test_another_process_creates_the_device_with_a_selinux_context(node, pod, layer2, selinux):
     keys = {"selinuxContext": CONTEXT, "multiQueue": True, "owner": 70001, "group": 3000000000, "mtu": 1400}
     node.add({**layer2, **keys}, pod)
-    assert selinux() == "\n" + CONTEXT[1:]              # the context, then none
+    assert selinux() == "\n" + CONTEXT[1:]              # the context, then no context
     made = tap(pod)
     assert (made["user"], made["group"], made["multi_queue"], made["pi"]) == (70001, 3000000000, True, False)
     assert made["persist"] is True
@@ -307,7 +307,7 @@ def test_pod_that_has_the_name_keeps_its_link(node, pod, conf, kind):
 
 
 def test_add_does_not_wait_for_duplicate_address_detection(node, pod, conf):
-    """It begins with the carrier, at an unknown time: the reference waits five seconds."""
+    """The detection begins with the carrier, at an unknown time: the reference waits five seconds."""
     started = time.monotonic()
     node.add({**conf, "enabledad": True}, pod)
     assert time.monotonic() - started < 4
@@ -340,7 +340,7 @@ def test_check_does_not_compare_an_owner_and_a_group_that_are_not_configured(nod
 
 def test_check_distinguishes_tap_from_tun(node, pod, layer2):
     result = node.add(layer2, pod)
-    del result["interfaces"][0]["mac"]                  # a TUN device has none
+    del result["interfaces"][0]["mac"]                  # a TUN device has no MAC
     run("ip", "link", "del", "eth0", netns=pod)
     with Inside(pod):
         run("ip", "tuntap", "add", "mode", "tun", "name", "eth0")

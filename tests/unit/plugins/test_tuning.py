@@ -17,7 +17,7 @@ ALL_KEYS = {"mac": "0a:00:00:00:00:01", "promisc": True, "mtu": 1400, "allmulti"
 
 @pytest.fixture
 def conf(node, pod):
-    """A configuration for a pod that a bridge has connected."""
+    """Return a configuration for a pod that a bridge has connected."""
     node.behind(node.conf("10.22.0.0/24", isGateway=True), pod)
     return tuning(node)
 
@@ -27,14 +27,14 @@ def tuning(node, **keys):
 
 
 def link(pod, name="eth0"):
-    """The attributes of a link under the names of the configuration's keys."""
+    """Return the attributes of a link under the names of the configuration's keys."""
     found = links(pod)[name]
     return {"mac": found["address"], "promisc": "PROMISC" in found["flags"], "mtu": found["mtu"],
             "allmulti": "ALLMULTI" in found["flags"], "txQLen": found["txqlen"]}
 
 
 def backups(node):
-    """{path below dataDir: content}, links of GC too."""
+    """Return {path below dataDir: content}, with the links for GC."""
     top = Path(node.data_dir, "tuning")
     return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if not path.is_dir()}
 
@@ -57,7 +57,7 @@ def test_sysctls_are_set_in_the_pod_and_nowhere_else(node, pod, conf):
 
 
 def test_the_forwarding_sysctl_makes_the_pod_forward(node, pod, pod_netns, conf):
-    """The pod as a router between the bridge and a namespace behind it."""
+    """The pod is a router between the bridge and a namespace behind the pod."""
     behind = pod_netns()
     run("ip", "link", "add", "eth9", "type", "veth", "peer", "ext0", "netns", behind, netns=pod)
     for netns, name, address in ((pod, "eth9", "10.23.0.1/24"), (behind, "ext0", "10.23.0.2/24")):
@@ -135,7 +135,7 @@ def test_a_sysctl_that_can_only_be_written_is_written_and_not_checked(node, pod,
 
 @pytest.fixture
 def allowlist(tmp_path, monkeypatch):
-    """A function that writes the list."""
+    """Return a function that writes the allow-list."""
     monkeypatch.setattr(sysctl_allowlist, "PATH", str(tmp_path / "allowlist.conf"))
     return (tmp_path / "allowlist.conf").write_text
 

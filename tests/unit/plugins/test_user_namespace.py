@@ -55,7 +55,7 @@ def run_inside(requests):
 
 
 def test_plugins_with_nftables_work_where_the_table_names_of_iptables_are_root_s():
-    """Only the initial namespace's root may read /proc/self/net/ip_tables_names: these requests used to fail."""
+    """Only root of the initial namespace may read /proc/self/net/ip_tables_names: these requests failed."""
     common = {"cniVersion": "1.1.0", "name": "net-a", "prevResult": PREV}
     firewall = {**common, "type": "firewall"}
     portmap = {**common, "type": "portmap", **PORTS}

@@ -87,7 +87,7 @@ def stage(tmp_path):
 
 @pytest.fixture
 def cni(stage):
-    """A runtime with three plugins that answer an ADD."""
+    """Return a runtime with three plugins that answer an ADD."""
     stage.plugin("a", "b", "c")
     for name in ("a", "b", "c"):
         stage.answer(name, "ADD", out='{"cniVersion":"1.1.0","interfaces":[{"name":"eth0"}]}')
@@ -108,7 +108,7 @@ def net_of():
 
 @pytest.fixture
 def networks(stage):
-    """Two networks, `first` of plugin a and `second` of plugins b and c."""
+    """Write two networks: `first` of plugin a, and `second` of plugins b and c."""
     stage.plugin("a", "b", "c", "loopback")
     for name, address in (("a", "10.1.0.2/24"), ("b", "10.2.0.2/24"), ("c", "10.2.0.2/24")):
         stage.answer(name, "ADD", result_of(address))

@@ -188,7 +188,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(cache, tmp_path, monkey
 
 
 def test_results_on_a_file_system_of_their_own_are_written(cache, tmp_path, monkeypatch):
-    """A mount, or a symbolic link to another file system: each ADD failed with EXDEV."""
+    """With a mount, or a symbolic link to another file system, each ADD failed with EXDEV."""
     def rename(old, new):
         if os.path.dirname(old) != os.path.dirname(new):
             raise OSError(errno.EXDEV, "Invalid cross-device link")
@@ -251,8 +251,8 @@ def test_a_pipe_or_directory_among_the_results_is_skipped(cache, kind):
 
 
 def test_a_directory_that_cannot_be_made_is_an_error():
-    """Where the kernel says that the directory above is missing, although it is there, as below /proc, it was made for
-    ever."""
+    """Below /proc, the kernel says that the parent directory is missing, although it exists. fastcni then tried for
+    ever to make it."""
     with pytest.raises(FileNotFoundError):
         Cache("/proc/fastcni").write("net", b"{}", RT, None)
 

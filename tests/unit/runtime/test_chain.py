@@ -1,4 +1,4 @@
-"""The plugin `chain`: plugins of others get byte for byte what libcni's list execution gives them."""
+"""The plugin `chain`: plugins of others get, byte for byte, the input of libcni's list execution."""
 
 import json
 
@@ -35,12 +35,12 @@ def fused(spoken, plugins=PLUGINS, **keys):
 
 @pytest.fixture
 def both(stage, cni):
-    """A runtime whose plugins a, b, c are programs, and `chain` fastcni's."""
+    """Return a runtime whose plugins a, b, c are programs, and whose `chain` is fastcni's."""
     return CNI([stage.bin], stage.net_d, stage.cache, runner=InProcess())
 
 
 def recorded(stage, do):
-    """(what the plugins were given, what do() returned or raised)"""
+    """Return (the plugins' inputs, do()'s result or exception)."""
     stage.forget_calls()
     try:
         outcome = do()

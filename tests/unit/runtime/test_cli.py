@@ -114,7 +114,7 @@ def test_an_unknown_network_is_an_error(stage, fastcni):                        
 
 @pytest.fixture
 def alive_and_dead(stage, fastcni, tmp_path):
-    """Two attachments; the namespace of eth1 is gone."""
+    """Write two attachments. The namespace of eth1 does not exist."""
     fastcni("add", "net", "/proc/self/ns/net", "--container-id", "alive")
     fastcni("add", "net", str(tmp_path / "gone"), "--container-id", "dead", "-i", "eth1")
     namespace_files.end(tmp_path / "gone")
@@ -126,7 +126,7 @@ BOTH = ["net-alive-eth0", "net-dead-eth1"]
 
 
 def test_gc_deletes_the_dead_and_keeps_the_living(stage, fastcni, alive_and_dead):
-    # Piped, it deleted every attachment of running pods without a message, and gave the plugins no list.
+    # In a pipe, GC deleted every attachment of running pods without a message, and gave the plugins no list.
     answer = fastcni("gc", "net", "--json")
     assert (answer.status, answer.err) == (0, "")
     assert stage.called() == ["b DEL", "a DEL", "a GC", "b GC"]
@@ -182,7 +182,7 @@ def test_gc_refuses_if_the_living_attachments_are_unknown(stage, fastcni):
 
 
 def test_gc_refuses_if_a_cached_result_cannot_be_read(stage, fastcni, alive_and_dead):
-    # The pod of that result may live. It would be in no list, and its addresses would be released.
+    # The pod of that result may live. The list would lack the pod, and GC would release its addresses.
     (stage.cache / "results" / "net-alive-eth0").write_text("{")
     answer = fastcni("gc", "net")
     assert answer.status == 1
@@ -211,7 +211,7 @@ def test_a_disabled_gc_is_reported(stage, fastcni):
 
 
 def test_without_plugin_directories_the_usual_ones_are_searched(stage, fastcni, monkeypatch):
-    """`fastcni gc` on a node took fastcni's plugins for others' because CNI_PATH was not set."""
+    """Without CNI_PATH, `fastcni gc` on a node took fastcni's plugins for plugins of others."""
     monkeypatch.setenv("CNI_PATH", "")
     answer = fastcni("del", "net", "/ns/x")
     assert answer.status == 1
@@ -362,7 +362,7 @@ def test_stderr_of_a_plugin_is_forwarded(stage, fastcni):
 # On a terminal ----------------------------------------------------------------------------------
 
 def on_terminal(stage, *argv, keys=b""):
-    """Run the command with a terminal for all three streams; return (status, what it showed)."""
+    """Run the command with a terminal for all three streams. Return (status, output)."""
     main, other = pty.openpty()
     env = {**os.environ, "NETCONFPATH": str(stage.net_d), "CNI_PATH": str(stage.bin), "COLUMNS": "100",
            "TERM": "dumb"}

@@ -1,4 +1,4 @@
-"""GC by the runtime with real plugins: it releases everything of pods that are gone, and reports it."""
+"""GC by the runtime with real plugins: it releases everything of deleted pods, and reports it."""
 
 import io
 import json
@@ -121,7 +121,7 @@ def test_foreign_plugins_below_1_1_0_are_skipped_and_named(node, bin_dir, tmp_pa
 
 
 def test_a_foreign_ipam_plugin_below_1_1_0_is_skipped_with_a_warning(node, bin_dir, tmp_path, pod_netns):
-    """It would refuse GC in that version, and so would bridge. bridge still does its part."""
+    """The plugin would reject GC in that version, and so would bridge. bridge still makes its own GC."""
     (tmp_path / "bin").mkdir()
     os.link(bin_dir / "bridge", tmp_path / "bin" / "bridge")
     script = tmp_path / "bin" / "theirs"

@@ -1,4 +1,4 @@
-"""Network configurations: the conformance rows C1 to C27, and cases beside them."""
+"""Network configurations: the conformance rows C1 to C27, and further cases."""
 
 import json
 import os
@@ -171,7 +171,7 @@ def test_a_network_without_a_file_is_not_found(stage):                          
     ("1.conflist", "{"), ("3.conflist", "{"), ("1.conflist", '{"name": "other", "plugins": []}'),
     ("1.conflist", '{"name": "other"'), ("1.conflist", b"\xff\xfe"), ("1.conflist", "")])
 def test_a_broken_file_does_not_keep_another_network_from_being_used(stage, name, content):      # C20
-    # Deviation: the Go library refuses every network that is sorted behind it, and does not name the file.
+    # Deviation: the Go library rejects every network that is sorted after this one, without the name of the file.
     stage.conf("2.conflist", {"name": "net", "plugins": ONE})
     stage.conf(name, content)
     warnings = []
@@ -186,7 +186,7 @@ def test_a_broken_file_does_not_keep_another_network_from_being_used(stage, name
 ])
 @pytest.mark.parametrize("more", [False, True])
 def test_the_broken_file_of_the_network_itself_is_the_error(stage, name, content, more):
-    # Another file of that name must not silently take its place.
+    # Another file of that name must not take its place without an error.
     stage.conf(name, content)
     if more:
         stage.conf("2.conf", {"name": "net", "type": "a"})

@@ -27,7 +27,7 @@ CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture
 def directory(tmp_path):
-    """A directory with the example's list, and one with the plugins that fastcni has."""
+    """Return a directory with the example's list, and a directory with fastcni's plugins."""
     (tmp_path / "net.d").mkdir()
     (tmp_path / "bin").mkdir()
     for kind in ("bridge", "host-local", "portmap", "bandwidth", "chain"):
@@ -103,7 +103,7 @@ def test_a_list_that_another_program_wrote_again_is_fused_again(conflist):
 
 
 def test_fuse_works_after_one_that_was_killed_between_its_steps(conflist, monkeypatch):
-    """Both names are of one file then."""
+    """After the kill, both names belong to one file."""
     rename = os.rename
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", lambda old, new: rename(old, new) if new.endswith(".unfused") else 1 / 0)

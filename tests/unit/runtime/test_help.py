@@ -31,7 +31,7 @@ def test_each_command_has_one_uncut_line_of_help(capsys):
 
 
 def groups(command):
-    """A group, and the groups inside it."""
+    """Yield a group, and the groups inside it."""
     found = [it for it in command.commands.values() if isinstance(it, click.Group)]
     return [command, *(inner for it in found for inner in groups(it))]
 
@@ -48,7 +48,7 @@ def test_a_group_without_a_command_prints_its_help_once_and_uncut(capsys, group)
 
 
 def test_help_imports_no_command():
-    """It imported all of them, and Rich: 0.25 s of processor time."""
+    """The help imported all commands, and Rich: 0.25 s of processor time."""
     code = ("import sys; from fastcni.cli.entry_point import run; run(['--help']); "
             "print(*(name for name in sys.modules if name.startswith('fastcni.') or name == 'rich'), file=sys.stderr)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

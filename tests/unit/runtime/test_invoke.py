@@ -265,7 +265,7 @@ def test_our_launchers_are_known_by_their_mark(stage):
 
 @pytest.mark.parametrize("error, code", [(errno.EMFILE, 11), (errno.ENOMEM, 11), (errno.EIO, 5)])
 def test_a_launcher_that_cannot_be_read_now_is_not_taken_for_a_foreign_plugin(stage, monkeypatch, error, code):
-    """With no descriptor left it was executed, which failed in turn: an error of code 0."""
+    """Without a free descriptor, the runtime executed the launcher, which also failed: an error of code 0."""
     file = stage.bin / "host-local"
     file.write_bytes(b"\x7fELF\x02\x01\x01\x00\x00fastcni\x02\x00")
 

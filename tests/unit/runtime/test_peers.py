@@ -1,4 +1,4 @@
-"""The library with real plugins: the Go host-local where it is installed, and fastcni's own in-process."""
+"""The library with real plugins: Go's host-local if it is installed, and fastcni's own in-process."""
 
 import os
 

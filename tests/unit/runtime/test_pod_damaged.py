@@ -1,4 +1,4 @@
-"""PodNetworks and `fastcni pod` with damaged files in the result cache: nothing is left without an error."""
+"""PodNetworks and `fastcni pod` with damaged files in the result cache: nothing remains, or an error says so."""
 
 import pytest
 from unit.runtime.two_networks import NETNS, variables
@@ -11,7 +11,7 @@ DAMAGE = [b"", bytes(100), b"null", b'{"kind":"cniCacheV1","containerId":"ctr","
 
 @pytest.mark.parametrize("content", DAMAGE)
 def test_the_network_of_a_damaged_file_is_detached_by_the_configuration_of_its_name(stage, networks, content):
-    """Teardown said success, and the network stayed with its address and its interface."""
+    """Teardown succeeded, and the network stayed with its address and its interface."""
     networks.set_up_pod(Pod("ctr", NETNS, networks=[PodNetwork("first"), PodNetwork("second")]))
     file = stage.cache / "results" / "second-ctr-eth1"
     file.write_bytes(content)

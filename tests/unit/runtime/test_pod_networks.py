@@ -1,4 +1,4 @@
-"""PodNetworks with plugins that record their calls: which networks, in which order, and what each plugin gets."""
+"""PodNetworks with plugins that record their calls: the networks, their order, and the input of each plugin."""
 
 import json
 import threading
@@ -102,7 +102,7 @@ def test_teardown_without_any_configuration_file_uses_the_cache(stage, networks)
 
 
 def test_teardown_of_a_pod_that_no_cache_knows_calls_the_networks_it_asks_for(stage, networks):
-    """An ADD that was killed is in no cache, but may have made its part."""
+    """A killed ADD is not in the cache, but may have done a part of its work."""
     networks.tear_down_pod(Pod("ctr", NETNS))
     networks.tear_down_pod(Pod("ctr", NETNS))
     assert stage.called() == ["a DEL", "loopback DEL"] * 2
@@ -254,7 +254,7 @@ def test_a_pod_without_a_network_says_so(networks):
 # The default network and readiness ------------------------------------------------------------------------------------
 
 def test_the_default_network_is_the_first_valid_file_by_name(stage, networks):
-    """As in containerd and CRI-O, .conf, .conflist and .json files are in one order."""
+    """As in containerd and CRI-O, .conf, .conflist and .json files are sorted together."""
     stage.conf("05-broken.conflist", "{")
     stage.conf("06-list-in-a.conf", conflist("mistake", "a"))
     stage.conf("07-no-name.conf", {"cniVersion": "1.0.0", "type": "a"})
@@ -284,7 +284,7 @@ def test_a_pod_cannot_be_set_up_without_a_network(stage, networks):
 
 
 def test_a_changed_file_is_read_again(stage, networks):
-    """Also one of the same size that is written within one tick of the file system's clock."""
+    """This holds for a file of the same size that is written within one tick of the file system's clock."""
     for number in range(20):
         stage.conf("10-first.conflist", conflist(f"net{number:02}", "a"))
         assert networks.readiness().network == f"net{number:02}"

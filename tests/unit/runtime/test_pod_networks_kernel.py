@@ -12,7 +12,7 @@ from fastcni.runtime import CNI, CniError, InProcess, Pod, PodNetwork, PodNetwor
 
 @pytest.fixture
 def net_d(node, tmp_path):
-    """A configuration directory with the networks `one`, the default, and `two`."""
+    """Return a configuration directory with the networks `one`, the default, and `two`."""
     directory = tmp_path / "net.d"
     directory.mkdir()
     for number, name in enumerate(("one", "two"), 1):
@@ -115,7 +115,7 @@ def test_annotations_choose_networks_of_multus(node, pod_netns, net_d, fastcni, 
 
 
 def test_a_host_port_that_no_plugin_of_the_network_maps_is_an_error(node, pod_netns, fastcni):
-    """The pod was set up, and its port led nowhere."""
+    """The pod was set up, but its port led nowhere."""
     status, error = fastcni("up", "ctr", f"/run/netns/{pod_netns()}", "--network", "two", "-p", "8080:80")
     assert (status, error["msg"]) == (1, "no plugin of network two maps host ports")
     assert veths() == []

@@ -1,4 +1,4 @@
-"""A namespace is gone only by proof: what this process cannot see is unknown, and unknown keeps."""
+"""A namespace counts as gone only by proof: what this process cannot see is UNKNOWN, and its pod is kept."""
 
 import json
 import os
@@ -27,7 +27,7 @@ for line in sys.stdin:
 
 
 def now():
-    """The time of a file that is written now."""
+    """Return the time of a file that is written now."""
     with tempfile.NamedTemporaryFile() as file:
         return os.fstat(file.fileno()).st_mtime
 
@@ -40,7 +40,8 @@ def directory(tmp_path):
 
 @pytest.fixture
 def mounted(directory):
-    """mounted(name): a network namespace that is mounted on a file of the directory; its path."""
+    """Return a function mounted(name) that mounts a network namespace on a file of the directory, and returns its
+    path."""
     paths = []
 
     def mount(name):
@@ -58,8 +59,8 @@ def mounted(directory):
 
 @pytest.fixture
 def elsewhere():
-    """elsewhere(*unshare_options, before="true"): a process with other namespaces, as ask(function of presence, ...).
-    before: a shell command there."""
+    """Return a function elsewhere(*unshare_options, before="true") that starts a process in other namespaces. Its
+    ask(function of presence, ...) calls the function there. before: a shell command there."""
     started = []
 
     def start(*options, before="true"):
@@ -103,7 +104,7 @@ def test_a_missing_file_of_a_directory_that_has_not_changed_since_the_add_is_unk
 
 
 def test_a_directory_that_is_younger_than_the_add_is_not_the_one_of_the_add(directory, monkeypatch):
-    """A container with a /run/netns of its own counted every pod of the node as gone."""
+    """A container with its own /run/netns counted every pod of the node as gone."""
     since = now() - 5
     monkeypatch.setattr(presence, "boot_began", lambda: 0.0)
     namespace_files.end(directory / "pod")
@@ -167,7 +168,7 @@ def test_a_clock_that_was_set_forward_since_the_boot_makes_no_pod_older_than_the
 @pytest.mark.parametrize("on_the_node, state", [(True, GONE), (False, UNKNOWN)])
 @pytest.mark.parametrize("path", ["ns/net", "task/7/ns/net", "fd/7"])
 def test_a_process_that_does_not_exist_is_gone_where_all_processes_are_seen(monkeypatch, path, on_the_node, state):
-    """In a container with its own PID namespace, "no such process" says nothing of the node's processes."""
+    """In a container with its own PID namespace, "no such process" proves nothing about the node's processes."""
     monkeypatch.setattr(presence, "sees_processes", lambda proc: on_the_node)
     assert state_of(f"/proc/{ABSENT_PID}/{path}")[0] == state
 
@@ -184,14 +185,14 @@ def test_a_procfs_that_hides_processes_proves_nothing(tmp_path):
 @pytest.mark.parametrize("stat, sees", [("2 (kthreadd) S 0 0 0 0 -1 2129984 0", True),
                                         ("2 (a b) c) S 1 2 2 0 -1 4194304 0", False)])
 def test_a_process_2_of_a_container_is_no_thread_of_the_kernel(tmp_path, stat, sees):
-    """In a container each process of the node would seem to have ended."""
+    """Otherwise, in a container, each process of the node would seem to have ended."""
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "stat").write_text(stat)
     assert presence.sees_processes(str(tmp_path)) is sees
 
 
 def test_a_process_that_has_ended_but_is_not_reaped_is_not_gone(monkeypatch):
-    """Its other threads may live, and use the namespace."""
+    """The process's other threads may live, and use the namespace."""
     monkeypatch.setattr(presence, "sees_processes", lambda proc: True)
     child = subprocess.Popen(["true"])
     try:
@@ -224,7 +225,7 @@ def test_the_nodes_procfs_at_another_place_shows_its_processes(elsewhere, tmp_pa
 
 @pytest.mark.needs("root")
 def test_in_a_time_namespace_nothing_is_from_before_the_boot(elsewhere, directory):
-    """Its CLOCK_BOOTTIME may be any."""
+    """The namespace's CLOCK_BOOTTIME may have any value."""
     (directory / "pod").touch()
     ask = elsewhere("--time", "--fork", "--boottime", "100000")
     assert ask("state_of", f"{directory}/pod", 1.0)[0] == UNKNOWN
@@ -256,7 +257,7 @@ def test_below_an_unmounted_file_system_nothing_is_gone(elsewhere, directory):
 
 @pytest.mark.needs("root")
 def test_a_directory_of_another_file_system_proves_nothing(elsewhere, mounted, directory):
-    """A container has a /run/netns of its own, with namespaces of its own."""
+    """A container has its own /run/netns, with its own namespaces."""
     pod, since = mounted("pod"), now()
     ask = elsewhere("--mount", "--propagation", "private", before=f"sleep 0.1 && mount -t tmpfs none {directory} && "
                     f"touch {directory}/own && mount --bind {OWN} {directory}/own")

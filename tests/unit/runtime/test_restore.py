@@ -30,7 +30,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """[(type, variables, stdin)] of the calls. A plugin with `"refuse": true` in its configuration fails."""
+    """Return [(type, variables, stdin)] of the calls. A plugin with `"refuse": true` in its configuration fails."""
     calls = []
 
     def restore_one(kind, env, stdin, mode):
@@ -108,7 +108,8 @@ def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, calls, tm
 
 
 def test_a_bare_result_of_a_living_pod_is_a_failure(cache, calls, tmp_path):
-    """libcni before 0.8 wrote no configuration: nothing can be restored from it, and restore reports that."""
+    """libcni before 0.8 wrote no configuration. Nothing can be restored from such a result, and restore reports
+    that."""
     (tmp_path / "cni/results").mkdir(parents=True)
     (tmp_path / "cni/results/net-c1-eth0").write_text(json.dumps(RESULT))
     (tmp_path / "cni/results/net-c2-eth0").write_text(json.dumps(RESULT).replace(NETNS, f"{tmp_path}/no-more"))
@@ -128,7 +129,7 @@ def test_an_attachment_whose_del_has_begun_is_left_out_unless_it_was_added_again
     began = {"deleted": 200.0, "added-again": 200.0, "gone": 200.0}
 
     def deleted_at(it):
-        (tmp_path / "cni/results/net-gone-eth0").unlink(missing_ok=True)        # by the runtime, when its DEL is done
+        (tmp_path / "cni/results/net-gone-eth0").unlink(missing_ok=True)    # by the runtime, after its DEL
         return began.get(it.container_id, 0.0)
 
     restoring.restore(cache, deleted_at=deleted_at)
@@ -191,7 +192,7 @@ def test_a_cached_result_that_cannot_be_read_is_a_failure_with_its_path(cache, c
 
 
 def test_an_attachment_from_before_the_last_boot_is_gone(cache, calls, tmp_path):
-    """/run is empty then: restore does not ask whether this is the node's mount namespace."""
+    """After a boot /run is empty, so restore does not check whether this is the node's mount namespace."""
     remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-directory/pod")
     os.utime(tmp_path / "cni/results/net-c1-eth0", (1, 1))
     assert restoring.restore(cache) == restoring.Restored(0, 0, 1, ())

@@ -54,7 +54,7 @@ def runtime(node, tmp_path):
 
 
 def firewall():
-    """The rules of nftables and iptables, sorted: the order of pods does not matter."""
+    """Return the rules of nftables and iptables, sorted, so that the order of pods does not matter."""
     saved = [line for program in ("iptables", "ip6tables") for line in run(f"{program}-save", check=False).splitlines()
              if line.startswith("-A")]
     own = [str(item) for item in rules() if next(iter(item.values())).get("table", "") == "fastcni"]
@@ -99,7 +99,7 @@ def test_any_number_of_pods_takes_one_run_of_each_program(runtime, pod_netns, mo
 
 @needs_iptables
 def test_a_pod_that_iptables_refuses_does_not_stop_the_restore_of_others(runtime, pod_netns):
-    """iptables refuses them together: then each pod has a separate run, and the error names the one pod."""
+    """iptables rejects all pods together. Then each pod gets a separate run, and the error names only the bad pod."""
     it, pods = runtime("iptables"), [pod_netns() for _ in range(3)]
     for number, pod in enumerate(pods):
         it.add(pod, mapping(8080 + number))
@@ -151,7 +151,7 @@ def test_restore_leaves_an_address_to_its_new_pod(runtime, pod_netns, node):
 
 
 def test_an_element_restored_at_the_same_time_is_not_a_conflict(runtime, pod, monkeypatch):
-    """A server's repair comes between the read and the change: restore used to refuse its own element."""
+    """A server's repair comes between the read and the change: restore rejected its own element."""
     it = runtime("nftables")
     it.add(pod, mapping())
     before = firewall()
@@ -211,7 +211,7 @@ def test_a_runtime_cannot_send_restore_as_a_command(node, pod):
 
 
 def test_a_pod_is_restored_only_in_the_namespace_that_it_is_linked_to(runtime, node, pod, host_netns, pod_netns):
-    """A restore in namespace B used to install the rules of A's pods there, if both share a cache."""
+    """A restore in namespace B installed the rules of A's pods there, if both share a cache."""
     it, other = runtime("nftables"), pod_netns()
     it.add(pod, mapping())
     with Inside(other):
@@ -235,7 +235,7 @@ def test_a_pod_that_has_lost_its_link_is_not_restored(runtime, pod):
 
 
 def test_a_pod_of_a_macvlan_is_restored_where_its_master_is(node, pod, pod_netns, tmp_path):
-    """Its result names no link of the host, and only the pod's namespace knows the host's by a number."""
+    """The result names no link of the host, and only the pod's namespace has the index of the host's link."""
     run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0")
     it = Runtime(node, tmp_path, "nftables", first={"type": "macvlan", "master": "up0", "ipam": node.host_local()})
     it.add(pod, mapping())

@@ -1,4 +1,4 @@
-"""`fastcni schema`: one JSON Schema for each plugin, which knows what the plugin's read() asks for and refuses."""
+"""`fastcni schema`: one JSON Schema for each plugin, with the keys that the plugin's read() reads, and their types."""
 
 import ast
 import copy
@@ -26,7 +26,7 @@ EXAMPLE_NET = Path(__file__).parents[3] / "examples" / "net.d"
 
 
 def read(kind, values):
-    """What ADD does with the configuration: raise, or nothing."""
+    """Do what ADD does with the configuration: raise, or return."""
     conf = {"cniVersion": "1.1.0", "name": "net", "type": kind, **values}
     req = Request(InProcessMode(), plugin=kind, command="ADD", container_id="c", netns="/nonexistent", ifname="eth0",
                   conf=Section(conf), stdin=json.dumps(conf).encode(), name="net", version="1.1.0")
@@ -52,7 +52,7 @@ def typed_keys(found, path=()):
 
 
 def placed(values, path, value):
-    """A copy of the configuration with a value at a path, None if there is no way to it."""
+    """Return a copy of the configuration with a value at a path, or None if the path does not exist."""
     found = at = copy.deepcopy(values)
     for step, following in itertools.pairwise(path):
         if isinstance(step, int):
@@ -67,7 +67,8 @@ def placed(values, path, value):
 
 @pytest.mark.parametrize("kind", plugins.BUILT_IN)
 def test_add_refuses_each_type_that_the_schema_refuses(kind):
-    """Of all keys, also of those in lists and objects. What the runtime passes with a configuration is libcni's."""
+    """The test covers all keys, also in lists and objects. libcni checks the values that the runtime adds to a
+    configuration."""
     found = schema(kind)
     taken = []
     for path, expected in typed_keys(found):
@@ -99,7 +100,7 @@ def test_the_schema_is_one_and_takes_configurations_that_add_takes(kind):
 
 
 def test_the_schemas_have_each_key_that_the_code_asks_for():
-    """A new key of a plugin is in its schema by itself, if EXAMPLES leads the reader to it."""
+    """A new key of a plugin is in its schema without further work, if EXAMPLES leads the reader to the key."""
     known = {path[-1] for kind in plugins.BUILT_IN for path, _ in typed_keys(schema(kind))}
     asked = set()
     for part in ("plugins", "kit"):

@@ -14,7 +14,8 @@ IPAM = {"type": "host-local", "subnet": "10.1.0.0/24"}
 
 @pytest.fixture
 def found(tmp_path):
-    """A function that validates a list of these plugins, all of which are installed; {path: (severity, what, hint)}."""
+    """Return a function that validates a list of these plugins, all of which are installed: {path: (severity, what,
+    hint)}."""
     for kind in [*plugins.TABLE, "acme"]:
         (tmp_path / kind).touch()
 

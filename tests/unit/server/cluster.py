@@ -1,4 +1,5 @@
-"""A node with cluster-wide addresses in this process: requests of its pods, and the server's thread for it."""
+"""A node with cluster-wide addresses in this process: requests of its pods, and the server's thread for cluster
+IPAM."""
 
 import contextlib
 import fcntl
@@ -21,7 +22,7 @@ from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.spec.config import Section
 from fastcni.testing.witnesses import eventually
 
-# A test shortens the times that it is about
+# A test shortens the times that it tests
 SLOW = {"gather_s": 0.001, "confirm_s": 3600.0, "list_s": 3600.0, "write_s": 0.01, "idle_s": 3600.0,
         "reconcile_s": 3600.0, "apart_s": 0.05, "nodes_s": 3600.0, "grace_s": 3600.0, "restored_s": 3600.0,
         "away_s": 0.01, "max_away_s": 0.02, "stop_s": 30.0}
@@ -33,11 +34,11 @@ class NodeLog(Log):
         self.warning(event, trace=traceback.format_exc(), **values)
 
     def debug(self, event, **values):
-        """Not kept."""
+        """Ignore the event."""
 
 
 class WithServer(InProcessMode):
-    """A request that notes what it does in a ClusterUpkeep, as in the server."""
+    """The mode of a request that reports its changes to a ClusterUpkeep, as in the server."""
 
     __slots__ = ("cluster",)
 
@@ -55,7 +56,7 @@ class WithServer(InProcessMode):
 class ClusterNode:
     """A node of a cluster, whose server's thread runs until stop().
 
-    store: is shared by the nodes with the same directory. states: {path of a namespace: ALIVE
+    Nodes with the same directory share the store. states: {path of a namespace: ALIVE
                                                                     or GONE}. times: of Times.
     """
 
@@ -81,10 +82,10 @@ class ClusterNode:
     @property
     def faults(self):
         return [values for event, values in self.log.lines if event in ("server_fault", "cluster_failed")
-                and "the store was restored" not in values.get("error", "")]      # a claim may be the first to see it
+                and "the store was restored" not in values.get("error", "")]   # a claim may notice a restore first
 
     def call(self, command, cid, *, one_shot=False, args="", netns="", **conf):
-        """The answer of a request. one_shot: the server does not notice it."""
+        """Make a request. Return its answer. one_shot: the server does not notice the request."""
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": f"/run/netns/{netns or cid}",
                "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", "CNI_ARGS": args}
         stdin = json.dumps({**self.conf, **conf}).encode()
@@ -92,7 +93,7 @@ class ClusterNode:
         return reply.status, json.loads(reply.stdout) if reply.stdout else None
 
     def add(self, cid, **more):
-        """The address that a pod is given."""
+        """Add a pod. Return its address."""
         status, document = self.call("ADD", cid, **more)
         assert status == 0, document
         return document["ips"][0]["address"].partition("/")[0]
@@ -103,22 +104,22 @@ class ClusterNode:
 
     @property
     def blocks(self):
-        """The cidrs of the blocks that its local state has."""
+        """Return the cidrs of the blocks in the node's local state."""
         with self.space() as space:
             return set(space.state.blocks) if space else set()
 
     @property
     def stored(self):
-        """The cidrs of its blocks in the store."""
+        """Return the cidrs of the node's blocks in the store."""
         return {block.cidr for block in self.store.blocks(node=self.name)}
 
     @property
     def held(self):
-        """The addresses that have a file, with the first line."""
+        """Return the addresses that have a file, with the first line."""
         directory = self.directory / self.name / "default"
         found = {}
         for path in directory.iterdir() if directory.exists() else ():
-            with contextlib.suppress(FileNotFoundError):        # it is released just now
+            with contextlib.suppress(FileNotFoundError):        # the address was released just now
                 if path.name[0].isdigit():
                     found[path.name] = path.read_bytes().decode().split("\r\n")[0]
         return found

@@ -21,7 +21,7 @@ from fastcni.testing.witnesses import eventually
 
 @pytest.fixture(scope="session")
 def plugins(tmp_path_factory):
-    """The directory of fastcni's plugin files."""
+    """Return the directory of fastcni's plugin files."""
     directory = tmp_path_factory.mktemp("plugins")
     install(directory)
     return str(directory)
@@ -39,7 +39,8 @@ def pod(node, pod_netns):
 
 @pytest.fixture
 def local(node, tmp_path, monkeypatch, plugins):
-    """local(**options): a server in this process. At the end it is stopped, with all of its workers."""
+    """Return a function local(**options) that starts a server in this process. At the end the server is stopped, with
+    all its workers."""
     running = []
 
     def make(**options):
@@ -55,7 +56,8 @@ def local(node, tmp_path, monkeypatch, plugins):
 
 @pytest.fixture
 def start(tmp_path, plugins, host_netns):
-    """start(*options): run a server whose CNI_PATH is the plugins' directory. It is killed at the end."""
+    """Return a function start(*options) that runs a server whose CNI_PATH is the plugins' directory. The server is
+    killed at the end."""
     running = []
 
     def make(*options, **more):
@@ -76,7 +78,8 @@ def server(start):
 
 @pytest.fixture
 def make_watch(node):
-    """make_watch(replay, at_start, drops): a Watch of the test's namespace with a Log. Tests call its attend()."""
+    """Return a function make_watch(replay, at_start, drops) that makes a Watch of the test's namespace with a Log.
+    Tests call attend()."""
     made = []
 
     def make(replay=None, at_start=False, drops=None):
@@ -100,7 +103,7 @@ def make_watch(node):
 
 @pytest.fixture
 def watch(make_watch):
-    """A Watch that has read the current state."""
+    """Return a Watch that has read the current state."""
     it = make_watch()
     it.attend(time.monotonic())
     return it
@@ -108,7 +111,7 @@ def watch(make_watch):
 
 @pytest.fixture
 def net(node):
-    """A chain of a bridge with ipMasq and ipspoofchk, and portmap."""
+    """Return a chain of a bridge with ipMasq and ipspoofchk, and portmap."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     return Chain(node, node.conf(*DUAL, isDefaultGateway=True, hairpinMode=True, ipMasq=True, ipspoofchk=True))
 
@@ -156,7 +159,7 @@ class Slow:
         return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(self.directory)}
 
     def started(self, count=1, seconds=30):
-        """Return whether it was started `count` times within `seconds`."""
+        """Return whether the job was started `count` times within `seconds`."""
         log = self.directory / "slow.log"
         return eventually(lambda: log.exists() and len(log.read_text().split()) >= count, seconds)
 

@@ -1,7 +1,9 @@
-"""Other programs that begin to filter what a node forwards: ufw, dockerd, firewalld, rules of kube-proxy or by hand.
+"""Other programs that begin to filter a node's forwarded packets: ufw, dockerd, firewalld, rules of kube-proxy or by
+hand.
 
 Each runs in the test's network namespace and in a mount namespace of its own: nothing of the machine changes. `with
-program(directory, kind) as again:` has made it filter; again() makes it write its rules once more, as a reload does.
+program(directory, kind) as again:` makes the program filter. again() makes it write its rules once more, as a reload
+does.
 """
 
 import contextlib
@@ -43,7 +45,7 @@ def needs(*programs):
 
 @contextlib.contextmanager
 def policy(directory, kind="nft"):
-    """The policy DROP, by hand."""
+    """Set the policy DROP by hand."""
     def again():
         for program in PROGRAMS[kind]:
             run(program, "-P", "FORWARD", "DROP")
@@ -54,7 +56,7 @@ def policy(directory, kind="nft"):
 
 @contextlib.contextmanager
 def kube_proxy(directory, kind="nft"):
-    """The rules of kube-proxy in table filter, on a node whose policy is DROP."""
+    """Write the rules of kube-proxy in table filter, on a node whose policy is DROP."""
     def again():
         for program in PROGRAMS[kind]:
             run(f"{program}-restore", "--noflush", stdin=KUBE_PROXY)        # as kube-proxy does
@@ -85,7 +87,7 @@ def ufw(directory, kind="nft"):
 
 @contextlib.contextmanager
 def docker(directory, kind="nft"):
-    """A dockerd that switches on forwarding by itself, and then drops forwarded packets by policy."""
+    """Run a dockerd that switches on forwarding, and then drops forwarded packets by policy."""
     set_sysctl("net/ipv4/ip_forward", "0")
     own = [where for where in ("/run", "/var/lib/docker", "/var/lib/containerd", "/etc/docker") if os.path.isdir(where)]
     prepare = "".join(f"mount -t tmpfs none {where} && " for where in own) + (LEGACY if kind == "legacy" else "")
@@ -99,7 +101,7 @@ def docker(directory, kind="nft"):
         assert process.poll() is None, (Path(directory) / "dockerd.log").read_text()[-2000:]
         yield lambda: None
     finally:
-        process.kill()                  # and with it each process of its pid namespace
+        process.kill()                  # the kernel kills each process of its pid namespace
         process.wait()
 
 
@@ -111,7 +113,7 @@ def firewalld(directory, kind="nft", backend="iptables", reload="--reload"):
 
 
 def firewalld_complete(directory, kind="nft"):
-    """A complete reload takes all rules away first, and ends known connections."""
+    """Make a complete reload, which first removes all rules, and ends known connections."""
     return firewalld(directory, kind, reload="--complete-reload")
 
 

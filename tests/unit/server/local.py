@@ -1,4 +1,4 @@
-"""A server in the test's process, for faults that cannot be caused in another process. The client is Server's."""
+"""A server in the test's process, for faults that a test cannot cause in another process. Its client is a Server."""
 
 import os
 import sys

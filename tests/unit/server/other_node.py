@@ -1,4 +1,4 @@
-"""A node for autostart: its own first process, mounts, /run and /proc, in the network namespace of the test."""
+"""A node for autostart: it has its own first process, mounts, /run and /proc, in the test's network namespace."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ INSTEAD_OF_PYTHON = f"#!/bin/sh\ncat >/dev/null\necho {ANSWER}\n"
 
 
 class OtherNode:
-    """`with OtherNode() as node:` all of its processes end with it."""
+    """`with OtherNode() as node:` a node whose processes end with the block."""
 
     def __enter__(self):
         self.outside = subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh",
@@ -28,7 +28,7 @@ class OtherNode:
         return self
 
     def __exit__(self, *_):
-        self.outside.kill()             # the kernel kills the first process, and with it all others
+        self.outside.kill()             # the kernel kills the first process, and then all others
         self.outside.communicate()
 
     def start(self, *command, **more):
@@ -36,16 +36,16 @@ class OtherNode:
         return subprocess.Popen(entered, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
 
     def call(self, *command, stdin="", env=None):
-        """Run a plugin file. Return its stdout once nothing has it open any more."""
+        """Run a plugin file. Return its stdout when no process has it open any more."""
         variables = {"PATH": os.environ["PATH"], "CNI_COMMAND": "STATUS", "CNI_PATH": "/nowhere", **(env or {})}
         return self.start(*command, env=variables).communicate(stdin, timeout=60)[0].strip()
 
     def path(self, path):
-        """A path of the node, as the test sees it."""
+        """Return a path of the node as the test sees it."""
         return Path(f"/proc/{self.first}/root{path}")
 
     def processes(self, word):
-        """The pids, as the test sees them, of the node's processes with that argument."""
+        """Return the pids, as the test sees them, of the node's processes with that argument."""
         return [pid for pid in self.pids() if word in self.arguments(pid)]
 
     def pids(self):

@@ -24,7 +24,7 @@ def tracepoint(directory):
 
 
 class Counter:
-    """Counts the system calls of the thread that makes it. Close it. Raises OSError."""
+    """A counter of the system calls of the thread that makes it, with a method close(). Raises OSError."""
 
     def __init__(self, number):
         head = struct.pack("=IIQ", PERF_TYPE_TRACEPOINT, ATTR_BYTES, number)         # struct perf_event_attr
@@ -35,7 +35,7 @@ class Counter:
             raise OSError(ctypes.get_errno(), f"perf_event_open: {os.strerror(ctypes.get_errno())}")
 
     def read(self):
-        """Return the number of calls, this one of read(2) among them."""
+        """Return the number of calls, including this read(2)."""
         return int.from_bytes(os.read(self.fd, 8), sys.byteorder)
 
     def close(self):

@@ -20,7 +20,7 @@ def background():
 
 
 class Held:
-    """A job that runs until release(). thread: the one that runs it."""
+    """A job that runs until release(). thread: its thread."""
 
     def __init__(self):
         self.begun, self.ended = SimpleQueue(), threading.Event()

@@ -1,4 +1,4 @@
-"""What the server keeps of the last requests is bounded, while any number of threads add to it."""
+"""The server's records of the last requests are bounded, while any number of threads add to them."""
 
 import sys
 import threading
@@ -15,7 +15,7 @@ ROUNDS, THREADS = 3000, 8
 
 
 def of_facts(patch):
-    """(add a key, how many there are)."""
+    """Return (a function that adds a key, a function that returns the number of keys)."""
     patch.setattr(facts, "MAX_PAIRS", 8)
     it = SimpleNamespace(pairs={})
     return lambda key: facts.Facts.keep_pair(it, key, None), it.pairs
@@ -40,7 +40,7 @@ def of_configurations(patch):
 
 @pytest.mark.parametrize("make", [of_facts, of_deletes, of_configurations])
 def test_what_is_kept_is_bounded_while_threads_add_to_it(make, monkeypatch):
-    """The oldest entry was looked up by an iterator: a writer beside it made that a RuntimeError, and the request an
+    """An iterator searched for the oldest entry: a concurrent writer raised RuntimeError, which made the request an
     internal error."""
     add, kept = make(monkeypatch)
     failed = []
@@ -67,14 +67,14 @@ def test_what_is_kept_is_bounded_while_threads_add_to_it(make, monkeypatch):
 
 @pytest.mark.parametrize("make", [of_facts, of_deletes, of_configurations])
 def test_a_writer_at_any_step_makes_no_error(make, monkeypatch):
-    """The error above needs a switch of threads at one step of the interpreter: in half of all runs, there was none."""
+    """That error needs a switch of threads at one step of the interpreter, which half of all runs do not have."""
     add, kept = make(monkeypatch)
     for key in range(8):
         add(key)
 
     def write(frame, event, arg):
         frame.f_trace_opcodes = True
-        kept[object()] = None           # as another thread does between two steps
+        kept[object()] = None           # another thread adds between two steps
         return write
 
     before = sys.gettrace()

@@ -1,4 +1,4 @@
-"""The server's thread for cluster-wide addresses when something fails: the store, this node, another node, a pod."""
+"""The server's thread for cluster-wide addresses after failures of the store, this node, another node or a pod."""
 
 import errno
 import json
@@ -42,7 +42,8 @@ def test_a_node_that_was_declared_dead_adopts_its_blocks(cluster_node, edit):
 
 
 def test_a_block_that_was_freed_and_taken_meanwhile_is_given_up(cluster_node, edit):
-    """Its node was forgotten while it was away, and another node has the block: the running pod keeps its address."""
+    """The node was forgotten while it was unavailable, and another node has the block. The running pod keeps its
+    address."""
     a = cluster_node()
     address = a.add("c1")
     ready(a)
@@ -159,7 +160,7 @@ def test_after_a_restore_the_node_claims_its_own_blocks_again_and_no_others(clus
 
 
 def test_a_block_that_the_store_has_lost_is_claimed_again(cluster_node, edit):
-    """An etcd that was restored with a higher revision shows only this."""
+    """If etcd was restored with a higher revision, only the missing block shows it."""
     a = cluster_node()
     a.add("c1")
     ready(a)
@@ -173,7 +174,7 @@ def test_a_block_that_the_store_has_lost_is_claimed_again(cluster_node, edit):
 
 
 def test_a_block_that_another_node_claimed_after_the_backup_is_given_back_to_it(cluster_node, edit):
-    """The backup has a block as a's, which a gave back later, and b claimed: a must not give its addresses."""
+    """In the backup, a has a block that a returned later, and b claimed: a must not give its addresses."""
     a, b = cluster_node("a", confirm_s=0.02), cluster_node("b", confirm_s=0.02)
     a.add("c1")
     address = b.add("x1")
@@ -239,7 +240,7 @@ def test_the_last_network_namespace_of_an_attachment_counts(cluster_node):
 
 
 def test_nothing_is_released_if_no_namespace_can_be_seen(cluster_node):
-    """In a container without the node's /run/netns no pod can be seen."""
+    """A container without the node's /run/netns can see no pod."""
     a = cluster_node(states={"/run/netns/c1": "unknown", "/run/netns/c2": "unknown"}, reconcile_s=0.01, apart_s=0.02)
     pods = {a.add("c1"), a.add("c2")}
     ready(a)
@@ -272,7 +273,7 @@ def test_a_server_looks_after_the_spaces_that_it_finds(cluster_node):
 
 
 def test_a_server_finds_the_spaces_of_networks_that_no_file_configures(cluster_node, tmp_path):
-    """Multus has configurations in the API server. After a restart such a node gave no sign of life until the next
+    """Multus has its configurations in the API server. After a restart such a node sent no heartbeat until the next
     request, so it was declared dead although its pods ran."""
     first = cluster_node()
     first.add("c1", one_shot=True)

@@ -1,4 +1,4 @@
-"""Nodes of the cluster without a sign of life, the watch of a store, and which pods are gone."""
+"""Nodes of the cluster whose heartbeats have stopped, the watch of a store, and pods that no longer exist."""
 
 import json
 import threading
@@ -42,7 +42,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def silence(tmp_path):
-    """silence(node): make a node look as if it had given no sign of life."""
+    """Return a function silence(node) that makes a node look as if its heartbeats had stopped."""
     def silence(node):
         path = tmp_path / "store" / "store.json"
         data = json.loads(path.read_text())
@@ -53,7 +53,7 @@ def silence(tmp_path):
 
 @pytest.fixture
 def lost_node(store, silence):
-    """A node with a block, that gives no sign of life any more."""
+    """Return a node with a block whose heartbeats have stopped."""
     node = store.join("b", "boot")
     store.claim(node, [("s", CIDR)])
     silence("b")
@@ -82,7 +82,7 @@ def test_a_lost_node_is_dead_after_the_time_of_grace(store, lost_node):
 
 
 def test_a_lost_node_is_looked_at_when_its_time_of_grace_ends(store, lost_node):
-    """It was looked at only with the other nodes: in a cluster of 1,000 nodes 20 minutes later."""
+    """The server checked a lost node only with the other nodes: in a cluster of 1,000 nodes 20 minutes later."""
     watcher = observer(store, grace_s=100.0, nodes_s=3600.0)
     assert watcher.look(store, 1000.0) == watcher.look(store, 1050.0) == 1100.0
     assert watcher.look(store, 1100.0) >= 1100.0 + 3240.0
@@ -105,7 +105,7 @@ def test_a_sign_of_life_ends_the_time_of_grace(store, lost_node, silence):
 
 
 def test_the_time_of_grace_begins_anew_after_the_store_was_away(store, lost_node):
-    """While the store was away no node could give a sign of life: all look lost when it is back."""
+    """While the store is unavailable, no node can send a heartbeat, so all nodes look LOST when it is back."""
     watcher = observer(store, grace_s=100.0)
     watcher.look(store, 1000.0)
     watcher.reset()
@@ -161,7 +161,7 @@ def test_reclaim_after_frees_the_blocks_of_a_dead_node(store, lost_node):
 
 
 def test_a_declaration_that_was_cut_off_is_completed(store, lost_node, tmp_path):
-    """A server was killed between the epoch and the blocks, as it can be in a store without transactions."""
+    """A server was killed between the epoch and the blocks, which is possible in a store without transactions."""
     store.declare_dead(store.nodes()[0])
     path = tmp_path / "store" / "store.json"
     data = json.loads(path.read_text())
@@ -183,7 +183,7 @@ def test_in_a_large_cluster_each_server_looks_less_often(store, monkeypatch):
 class TestWatch:
     @pytest.fixture
     def watch(self, store):
-        """watch(store): a ClusterWatch that runs; woken is set when there are changes."""
+        """Return a function watch(store) that makes a running ClusterWatch. woken is set when there are changes."""
         made = []
 
         def make(store=store, wanted=lambda event: True, **times):
@@ -305,7 +305,7 @@ class TestMember:
         job, node = Job(fail, 0.0), Node("a", 2, "boot", "", ALIVE)
         member.failed = member.log.warning              # without its limit
         errors = [ValueError(), OSError(24, "Too many open files"), Fenced(node), Away("no route")]
-        for now in (100.0, 200.0):          # after the longest pause of a store that is away
+        for now in (100.0, 200.0):          # later than the longest pause of an unavailable store
             member._run(job, now)
             assert now + 18 <= job.due <= now + 22 and member.confirm.due == NEVER
         member._run(job, 300.0)
@@ -327,7 +327,7 @@ class TestMember:
         assert member.forgotten == forgotten
 
     def test_heartbeats_begin_with_the_first_block(self, member):
-        """A heartbeat that is due later is not sent sooner."""
+        """The first heartbeat is due later, and is not sent sooner."""
         assert member.confirm.due == NEVER
         member.wake()
         assert member.confirm.due == 0.0
@@ -336,7 +336,7 @@ class TestMember:
         assert member.confirm.due == 500.0
 
     def test_a_store_of_an_earlier_revision_was_restored(self, member):
-        """Each address space stops its claims, and the blocks are compared now."""
+        """Each address space stops its claims, and the server compares the blocks now."""
         stopped = []
         member.spaces = {("/", "s"): SimpleNamespace(local=SimpleNamespace(stop_claims=lambda: stopped.append("s")))}
         member.lost.since["b", 1, LOST] = 5.0

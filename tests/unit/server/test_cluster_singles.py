@@ -1,4 +1,4 @@
-"""The server's thread for cluster-wide addresses: addresses that are claimed by themselves, in blocks of this node."""
+"""The server's thread for cluster-wide addresses: Singles, the claims of single addresses, in blocks of this node."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from fastcni.testing.witnesses import eventually
 
 
 def asked(node, address, me, container="x1", **more):
-    """Ask for an address of another node's block, as ADD with a fixed address does."""
+    """Ask for an address of another node's block, as an ADD with a fixed address does."""
     [cidr] = node.blocks
     single = Single(space="default", address=address, block=cidr, state=ASKED, container=container, ifname="eth0",
                     pod="ns/p", network="net", since=time.time(), sticky=False, **more)

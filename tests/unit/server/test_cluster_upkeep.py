@@ -1,4 +1,4 @@
-"""The server's thread for cluster-wide addresses: blocks, uses, signs of life."""
+"""The server's thread for cluster-wide addresses: blocks, uses, heartbeats."""
 
 import contextlib
 from ipaddress import ip_network
@@ -69,7 +69,7 @@ def test_uses_are_written_behind_in_one_step(cluster_node, monkeypatch):
 
 
 def quiet(node):
-    """The node's space and store, when its thread has nothing to do; the test calls the jobs."""
+    """Return the node's Space and store when its thread has no work. The test calls the jobs."""
     node.add("c0")
     assert eventually(node.store.uses)
     node.cluster.stop()
@@ -79,7 +79,7 @@ def quiet(node):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_is_noted_while_uses_are_written_is_written_next(cluster_node, monkeypatch, fails):
-    """The set of changed blocks was emptied after the call to the store."""
+    """The server emptied the set of changed blocks only after the call to the store."""
     space, store = quiet(cluster_node())
     [cidr], written = space.owned, []
     later = ip_network(cidr).broadcast_address + 1
@@ -100,7 +100,7 @@ def test_what_is_noted_while_uses_are_written_is_written_next(cluster_node, monk
 
 
 def test_a_single_that_changes_while_it_is_attended_to_is_attended_to_again(cluster_node, monkeypatch):
-    """The newer change was removed together with the older one."""
+    """The server removed the newer change together with the older one."""
     space, _ = quiet(cluster_node())
     old, new = (Single(space="default", address="10.9.9.9", block="10.9.9.0/28", state=state) for state in (HELD, KEPT))
     seen = []
@@ -117,7 +117,7 @@ def test_a_single_that_changes_while_it_is_attended_to_is_attended_to_again(clus
 
 
 def test_the_holders_of_a_large_block_are_those_of_a_small_one(cluster_node, monkeypatch):
-    """A large block's directory is listed, a small block's addresses are tried one by one."""
+    """The server lists a large block's directory, and tries a small block's addresses one by one."""
     a = cluster_node()
     space, _ = quiet(a)
     added = {a.add(f"c{i}", one_shot=True) for i in range(1, 24)} | set(a.held)
@@ -133,7 +133,7 @@ def test_the_holders_of_a_large_block_are_those_of_a_small_one(cluster_node, mon
 
 @pytest.mark.parametrize("sticky", [False, True])
 def test_a_claim_without_a_file_ends_with_its_pod(cluster_node, sticky):
-    """For instance, an ADD was killed between the store and the file. Only the runtime's result knows the namespace."""
+    """For instance, an ADD was killed between the claim and the file. Only the runtime's result knows the namespace."""
     a = cluster_node(reconcile_s=0.01, apart_s=0.02, list_s=0.05)
     states = {"/run/netns/x": "alive", "/run/netns/c1": "alive"}
     a.states |= states
@@ -163,7 +163,7 @@ def test_an_address_whose_pod_s_namespace_path_a_later_pod_has_is_released(clust
 
 
 def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node, monkeypatch):
-    """For instance, the store was restored: the pod keeps the address."""
+    """For instance, the store was restored, and the pod keeps the address."""
     a = cluster_node(list_s=0.02)
     address = a.add("c1")
     assert eventually(lambda: a.stored)
@@ -176,7 +176,7 @@ def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node, mon
     assert "c1" in values["held_by"] and a.held[address] == "c1"
     space = next(iter(next(iter(a.cluster.members.values())).spaces.values()))
     looks, singles = [], space.member.store.singles
-    space.member.watch.wanted = lambda event: False             # only a look finds the end of the claim
+    space.member.watch.wanted = lambda event: False             # only a poll finds the end of the claim
     monkeypatch.setattr(space.member.store, "singles",
                         lambda *args, **keys: looks.append(keys) or singles(*args, **keys))
     assert eventually(lambda: len(looks) > 2)
@@ -202,7 +202,7 @@ def test_a_space_has_the_ranges_of_each_network_that_a_request_used(cluster_node
 
 
 def test_the_local_state_is_read_again_when_addresses_may_be_scarce(cluster_node, monkeypatch):
-    """A read takes the directory's lock, for which requests wait."""
+    """A read takes the directory's lock, so requests wait."""
     space, _ = quiet(cluster_node())
     read = []
     monkeypatch.setattr(space, "refresh", lambda: read.append(space.until_scarce))
@@ -298,7 +298,7 @@ def test_uses_that_the_store_has_are_not_written_again(cluster_node, monkeypatch
     space, store = quiet(cluster_node())
     [cidr], written = space.owned, []
     monkeypatch.setattr(store, "write_uses", lambda me, uses: written.append(uses))
-    space.dirty = {cidr, "10.9.9.0/28"}         # the other block is not this node's any more
+    space.dirty = {cidr, "10.9.9.0/28"}         # the other block no longer belongs to this node
     assert space._write(0.0) == NEVER and written == [] and space.dirty == set()
     space.dirty, space.member.node = {cidr}, None
     assert space._write(50.0) == 50.0 + space.times.write_s and space.dirty == {cidr}

@@ -16,7 +16,7 @@ def decoded(configurations, **keys):
 
 
 def test_the_shared_part_of_a_configuration_is_read_once():
-    """Only prevResult of a DEL belongs to one pod. All pods share what plugins read of other keys."""
+    """Only the prevResult of a DEL belongs to one pod. All pods share the values that plugins read from other keys."""
     configurations, asked = Configurations(), []
 
     def read(section):

@@ -1,6 +1,6 @@
 """What a warm request costs, counted and never timed: a change that costs more exceeds a limit in the table.
 
-A request that waits, or meets another thread's work, counts more: on a busy machine a DEL has called 16
+A request that waits, or does the work of another thread, has a higher count: on a busy machine a DEL called 16
 functions more. So a round is repeated until it is within the limits, ROUNDS times at most.
 """
 
@@ -38,8 +38,8 @@ of_this_python = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the
 
 @pytest.fixture
 def least(node, pod, pod_netns, request):
-    """least(server, counts, limits): {command: the least count of a round}. A round is ADD and DEL of the pod. There
-    are ROUNDS at most, until no count is above its limit.
+    """Return a function least(server, counts, limits) that returns {command: the least count of a round}. A round is
+    ADD and DEL of the pod. It makes at most ROUNDS rounds, until no count is above its limit.
 
     counts: gets the count of each request, in the order of the requests. limits: {command: count}. Another pod stays on
     the network: when a bridge loses its last port, the server forgets what it knows of the bridge.
@@ -75,8 +75,8 @@ def assert_within(found, limits):
 
 
 class Calls:
-    """Counts the Python functions that are called in Workers._serve(), for each request. Comprehensions are left out:
-    since Python 3.12 they are no functions."""
+    """A counter of the Python functions that are called in Workers._serve(), for each request. It omits comprehensions,
+    which since Python 3.12 are not functions."""
 
     def __init__(self):
         self.requests, self.running = [], {}

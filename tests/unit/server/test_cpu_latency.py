@@ -1,4 +1,4 @@
-"""The latency request lasts while requests come, and not longer."""
+"""The latency request lasts as long as requests arrive."""
 
 import os
 import select
@@ -25,7 +25,7 @@ def make(seconds):
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """A file in the device's place. asked() returns the numbers that were written to it."""
+    """Put a file in the device's place. Return a function asked() that returns the numbers written to it."""
     path = tmp_path / "latency"
     path.touch()
     monkeypatch.setattr(cpu_latency, "DEVICE", str(path))
@@ -35,7 +35,7 @@ def asked(tmp_path, monkeypatch):
 def release_when_due(it):
     assert select.select([it.timer], [], [], 10)[0]
     it.release()
-    assert not select.select([it.timer], [], [], 0)[0]      # or the acceptor would call release() all the time
+    assert not select.select([it.timer], [], [], 0)[0]      # otherwise the acceptor would call release() all the time
 
 
 def test_the_latency_request_lasts_from_the_first_request_until_after_the_last(asked):
@@ -46,7 +46,7 @@ def test_the_latency_request_lasts_from_the_first_request_until_after_the_last(a
     it.hold()
     assert asked() == [limit]               # once for both
     release_when_due(it)
-    if time.monotonic() < last + 0.5:       # the timer of the first one; always, unless the machine is very busy
+    if time.monotonic() < last + 0.5:       # the timer of the first hold; true unless the machine is very busy
         assert asked() == [limit]
         release_when_due(it)
     assert asked() == [limit, NO_LIMIT_US] and time.monotonic() >= last + 0.5
@@ -57,7 +57,8 @@ def test_the_latency_request_lasts_from_the_first_request_until_after_the_last(a
 
 
 def test_a_hold_wakes_no_thread(asked):
-    """A thread withdrew the request. Each hold() after a pause woke it, and it took Python's lock from the request."""
+    """A thread withdrew the request. Each hold() after a pause woke this thread, which took the GIL from the
+    request."""
     before = threading.active_count()
     it = make(0.01)
     it.hold()

@@ -1,4 +1,4 @@
-"""The datapath "auto" of ptp in the server: the trace of an ADD says which way the pod's packets take."""
+"""The datapath "auto" of ptp in the server: the trace of an ADD shows the path of the pod's packets."""
 
 import errno
 import os

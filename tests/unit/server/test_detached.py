@@ -50,7 +50,7 @@ def test_server_has_the_usual_settings_of_a_process(tmp_path):
 
 @pytest.mark.skipif(not ROOT, reason="needs root: limits are raised")
 def test_server_has_the_limits_of_its_unit(tmp_path):
-    """It kept the caller's ulimit of processor time, memory and file sizes, and the caller's processors."""
+    """The server kept the caller's processors, and its ulimits of processor time, memory and file sizes."""
     limit = of_unit("LimitNOFILE")
     assert leave(tmp_path)[1] == f"{os.SCHED_OTHER} {limit} {limit} {{(-1, -1)}} True"
 
@@ -79,7 +79,8 @@ def test_server_works_without_the_changes_that_the_node_does_not_permit(tmp_path
 
 @pytest.fixture
 def group():
-    """A cgroup of one hierarchy: (its directory, the hierarchy's, the end of its root's line in /proc/PID/cgroup)."""
+    """Return a cgroup of one hierarchy: (its directory, the hierarchy's, the end of its root's line in
+    /proc/PID/cgroup)."""
     for hierarchy, line in (("/sys/fs/cgroup/pids", "pids:/"), ("/sys/fs/cgroup", "::/")):
         directory = f"{hierarchy}/fastcni-test-{os.getpid()}"
         if os.path.exists(f"{hierarchy}/cgroup.procs") and os.access(hierarchy, os.W_OK):

@@ -1,4 +1,4 @@
-"""A server goes on serving when its disk is full or damaged, or when a pipe takes the place of a file."""
+"""A server continues when its disk is full or damaged, or when a pipe is in place of a file."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def small(tmp_path):
-    """A file system of 256 KB, for the address files."""
+    """Mount a file system of 256 KB for the address files."""
     directory = tmp_path / "small"
     directory.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(directory)], capture_output=True,
@@ -64,7 +64,7 @@ def test_an_index_that_is_cut_short_or_made_longer_ends_no_server(start, node, p
 
 
 def test_a_pipe_in_the_place_of_a_lock_holds_up_no_other_network(start, node, pod, pod_netns, small):
-    """open() waited for a writer and held Python's lock: the server answered no request until it was killed."""
+    """open() waited for a writer with the GIL: the server answered no request until it was killed."""
     server, conf = start(), node.conf()
     broken = with_addresses_in(small, {**conf, "name": "broken"})
     (small / "broken").mkdir()

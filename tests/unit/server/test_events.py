@@ -1,4 +1,4 @@
-"""The events that an operator wants to be told about: their table, full pools, and DELs that are repeated."""
+"""The events for operators: their table, full pools, and repeated DELs."""
 
 import ast
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_the_page_has_the_table_of_events():
 
 
 def test_each_event_is_logged_with_its_fields():
-    """Fields that a call gets as ** are not seen here, so the fields of one call have to cover the others."""
+    """The test cannot see fields that a call passes as **, so the fields of one call have to cover the others."""
     found = {}
     for path in (ROOT / "fastcni/server").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

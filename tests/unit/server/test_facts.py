@@ -12,7 +12,7 @@ from fastcni.kit.links import find
 
 
 class Asked:
-    """A question whose ask() counts its calls."""
+    """A query whose ask() counts its calls."""
 
     def __init__(self, ask):
         self.ask, self.count = ask, 0
@@ -22,7 +22,7 @@ class Asked:
         return self.ask()
 
     def again(self):
-        """Return whether it was asked since the last call."""
+        """Return whether the query was asked since the last call."""
         count, self.count = self.count, 0
         return count > 0
 
@@ -131,7 +131,7 @@ def test_a_table_is_asked_about_again_when_it_changes(warm, change):
     assert not ask.again()
     run("nft", "add", "element", "inet", "t", "s", "{ 10.0.0.1 }")
     run("nft", "add", "chain", "inet", "other", "c")
-    assert warm.recall(key, ask) and not ask.again()        # elements come with every pod, and others are others
+    assert warm.recall(key, ask) and not ask.again()        # elements are no part of the state
     run("nft", *change.split())
     assert warm.recall(key, ask) and ask.again()
 
@@ -207,7 +207,7 @@ def test_more_links_than_a_filter_holds_are_asked_for_again(warm, bridge):
 
 
 def test_changes_that_do_not_fit_the_buffer_are_not_missed(bridge, warm):
-    """The kernel drops notifications: more changes than the smallest buffer holds."""
+    """The kernel drops notifications, because the smallest buffer cannot hold all changes."""
     warm.facts.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
     for mtu in range(1300, 1330):
         run("ip", "link", "set", "br0", "mtu", str(mtu))
@@ -246,7 +246,8 @@ def test_a_table_changed_while_it_is_read_is_not_remembered(warm):
 
 
 def test_many_threads_see_the_current_state(bridge, warm):
-    """Threads ask while another one changes the link. None gets a state older than the change that it waited for."""
+    """Threads query while another thread changes the link. No thread gets a state older than the change that it waited
+    for."""
     seen, stop = [], threading.Event()
 
     def read_bridge():

@@ -71,7 +71,8 @@ def test_without_watched_links_no_message_about_a_link_is_received(listener):
 
 @pytest.mark.parametrize("count", [2, 63, filters.MAX_LINKS])
 def test_messages_about_each_of_many_links_are_received(listener, count):
-    """The jumps of the BPF program end at the right line: for the first link, the last one, and one not listed."""
+    """The jumps of the BPF program lead to the right line: for the first link, for the last link, and for a link that
+    is not listed."""
     run("ip", "link", "add", "br-c", "index", "5000", "type", "bridge")
     received(listener)
     for first, passes in ((5000, True), (5000 - count + 1, True), (5001, False), (5000 - count, False)):
@@ -125,7 +126,7 @@ def test_only_deletions_are_received(node):
 
 
 def test_a_port_that_leaves_its_bridge_is_not_deleted(node):
-    """The bridge announces it with an RTM_DELLINK of AF_BRIDGE, which woke a deletion for nothing."""
+    """The bridge notifies by an RTM_DELLINK of AF_BRIDGE, which woke a deletion for nothing."""
     run("ip", "link", "add", "br-a", "type", "bridge")
     run("ip", "link", "add", "veth-a", "master", "br-a", "type", "veth", "peer", "name", "peer-a")
     index = index_of("veth-a")

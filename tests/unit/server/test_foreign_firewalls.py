@@ -1,4 +1,4 @@
-"""A firewall that begins to drop forwarded packets after pods came cuts none of them off (real programs, by TCP)."""
+"""A firewall that begins to drop forwarded packets after pods were added does not cut them off (real programs, TCP)."""
 
 import contextlib
 import io
@@ -56,7 +56,7 @@ def first(node):
 
 
 class Remembered:
-    """What remember() needs of a chain."""
+    """The attributes of a chain that remember() needs."""
 
     def __init__(self, first):
         self.first = first
@@ -102,7 +102,7 @@ class GoPlugins:
 
 @pytest.fixture
 def bus(tmp_path, monkeypatch):
-    """The address of the bus on which firewalld will be, if it runs; no program listens there before."""
+    """Return the bus address that firewalld uses when it runs; before that, no program listens there."""
     address = f"unix:path={tmp_path}/bus"
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
     return address
@@ -122,8 +122,9 @@ def soon_reaches(pod, address, family=4):
 
 
 def replayed(server, begin, pods=2):
-    """Return whether the server has replayed the rules of the pods for both families: the families can have a replay
-    each, and a DEL during a replay may leave rules. Only firewalld causes a replay when it writes its rules again."""
+    """Return whether the server has replayed the pods' rules for both families. Each family may have its own replay,
+    and a DEL during a replay may leave rules. Of the programs, only firewalld causes a replay by writing its rules
+    again."""
     if begin in FIREWALLDS:
         return server.lines("event=rules_replayed", f"attachments={pods} ", "failed=0")
     text = "".join(server.lines("event=pods_let_through", "failed=0"))
@@ -133,8 +134,9 @@ def replayed(server, begin, pods=2):
 @pytest.mark.parametrize("begin, kind", EACH)
 def test_pods_go_on_when_another_firewall_begins_to_filter(
         start, node, first, external, pod_netns, tmp_path, bus, begin, kind):
-    """`ufw enable` cut off each pod: nftables let them through, and iptables dropped their packets from then on. Pods
-    of the Go plugin on the same bridge went on, except under firewalld, which removes that plugin's rules."""
+    """`ufw enable` cut off each pod: nftables accepted the pods' packets, and iptables dropped them from then on. Pods
+    of the Go plugin on the same bridge kept their connections, except under firewalld, which removes that plugin's
+    rules."""
     go, theirs, last = GoPlugins(node, first, kind, bus), pod_netns(), pod_netns()
 
     def one_shot(*args):
@@ -181,7 +183,7 @@ def test_pods_go_on_when_another_firewall_begins_to_filter(
 @pytest.mark.parametrize("begin, kind", [each for each in EACH if each.values[0] not in FIREWALLDS])
 def test_without_a_server_check_names_the_command_that_lets_pods_through(node, first, external, pod, tmp_path, begin,
                                                                          kind):
-    """CHECK asked whether the firewall was flushed. Nothing was flushed: iptables had begun to filter."""
+    """CHECK's error asked whether the firewall was flushed. In fact iptables had begun to filter."""
     conf = add(node.ok, first, pod, tmp_path)
     places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
 
@@ -211,7 +213,7 @@ def test_without_a_server_check_names_the_command_that_lets_pods_through(node, f
 @needs(*PROGRAMS["nft"], "ufw")
 def test_host_ports_pass_a_firewall_that_drops_if_it_allows_the_pods_port_as_with_the_go_plugins(
         node, first, external, pod_netns, tmp_path, bus):
-    """firewall accepts answers to pods, and what pods send. A connection from outside to a host port is neither."""
+    """firewall accepts answers to pods, and packets from pods. A connection from outside to a host port is neither."""
     go, pods = GoPlugins(node, first, "nft", bus), {port: pod_netns() for port in (8080, 8081, 8082)}
     keys = {port: {"type": "portmap", "capabilities": {"portMappings": True},
                    "runtimeConfig": {"portMappings": [mapping(port)]}} for port in pods}
@@ -236,7 +238,7 @@ def test_host_ports_pass_a_firewall_that_drops_if_it_allows_the_pods_port_as_wit
 
 @needs("iptables-legacy")
 def test_a_flush_of_the_legacy_iptables_is_restored(start, node, first, external, pod, tmp_path):
-    """The kernel sends no notification of it. Pods were cut off until `fastcni restore`."""
+    """The kernel does not notify of such a flush. Pods were cut off until `fastcni restore`."""
     for program in PROGRAMS["legacy"]:
         run(program, "-P", "FORWARD", "DROP")
     add(node.ok, first, pod, tmp_path)
@@ -327,7 +329,7 @@ SURE, MAYBE, NOTHING = "", "possibly ", None
 ])
 def test_list_and_doctor_name_a_rule_of_nftables_that_drops_what_a_pod_sends(
         node, first, external, pod, tmp_path, rules, expected):
-    """Only policies of chains were seen: `nft add rule ... drop` cut a pod off, and nothing said so."""
+    """The commands checked only policies of chains: `nft add rule ... drop` cut a pod off, and no command said so."""
     add(node.ok, first, pod, tmp_path)
     places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
     assert [it.dropped_by for it in seen(collect(places), pod)] == [()]

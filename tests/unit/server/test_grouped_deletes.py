@@ -37,7 +37,8 @@ def make(count):
 
 
 def everywhere(deletes, pairs):
-    """Delete each link in a thread, all at once. Return (name, exception or whether the link still existed) of each."""
+    """Delete each link in a separate thread, all at the same time. Return (name, exception or whether the link still
+    existed) of each."""
     start = threading.Barrier(len(pairs))
 
     def delete(pair):
@@ -46,7 +47,7 @@ def everywhere(deletes, pairs):
             deletes.delete(pair)
         except OSError as e:
             return pair[1], e
-        with open("/proc/thread-self/net/dev") as file:     # a thread starts in the namespace of its maker
+        with open("/proc/thread-self/net/dev") as file:     # a thread starts in its maker's namespace
             return pair[1], f"{pair[1]}:" in file.read()
 
     with ThreadPoolExecutor(len(pairs)) as pool:
@@ -69,7 +70,7 @@ def test_links_deleted_at_once_go_in_few_requests_and_all_are_gone(deletes, monk
 
 
 def test_the_links_of_one_deletion_go_in_one_request(deletes, monkeypatch):
-    """A pod's ifb goes with its veth pair: the kernel waits once."""
+    """A pod's ifb is deleted with its veth pair, so the kernel waits once."""
     sent, real, pairs = [], wire.send, make(3)
     monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(data), real(sock, data)))
     deletes.delete(*pairs)
@@ -136,14 +137,14 @@ def test_links_of_another_programs_group_stay(deletes):
 
 
 def together(deletes, pairs):
-    """Delete all of these by one request. Return {name: its error or None}."""
+    """Delete all these links by one request. Return {name: its error or None}."""
     group = [Shared([pair]) for pair in pairs]
     deletes.run(SharedRequest(group))
     return {one.name: one.error for each in group for one in each.deletions}
 
 
 def test_only_the_link_that_cannot_be_deleted_is_refused(deletes):
-    """The kernel refuses a whole group for one link in it, and deletes none."""
+    """If one link of a group cannot be deleted, the kernel rejects the whole group, and deletes no link."""
     pairs = make(5)
     run("ip", "link", "del", "veth-3")
     errors = together(deletes, [*pairs[:2], (1, "lo"), *pairs[2:]])
@@ -163,7 +164,7 @@ def test_a_deletion_without_an_announcement_fails_in_time(deletes, monkeypatch):
 
 
 def test_a_failed_leader_passes_its_role_to_a_waiting_deletion(deletes, monkeypatch):
-    """An error of one request leaves no deletion waiting for the next request."""
+    """An error of one request must leave no deletion that waits for the next request."""
     faults = [RuntimeError("made up")]
 
     def write_group(batch, group):
@@ -203,7 +204,7 @@ def test_a_request_that_cannot_be_sent_fails_all_its_deletions_at_once(deletes, 
 
 
 def test_an_abandoned_leader_reports_no_success_to_other_deletions(deletes, monkeypatch):
-    """The others of its group were woken without an error, as if their links had been deleted."""
+    """The other deletions of the group were woken without an error, as if their links had been deleted."""
     def abandon(*_):
         raise Abandoned
 
@@ -282,7 +283,7 @@ def test_a_leader_whose_caller_leaves_loses_no_other_deletion(leaving):
     assert eventually(lambda: len(leaving.deletes.waiting) == 4)
     leaders = [each.deletions[0].name for each in leaving.deletes.waiting]
     leaving.leave(first[1])
-    assert eventually(lambda: len(leaving.held) == 2)   # the request for the others
+    assert eventually(lambda: len(leaving.held) == 2)   # the request for the other deletions
     leaving.leave(leaders[0])
     leaving.leave(leaders[1])                           # the next leader, or another deletion of the group
     leaving.all_end()

@@ -40,7 +40,7 @@ def numbers(past, **variables):
 
 @pytest.fixture
 def past():
-    """A history of three requests, of five that came."""
+    """Return a history of three requests, of five that arrived."""
     past = history.History(3)
     for number in range(1, 6):
         past.note(ended(number))

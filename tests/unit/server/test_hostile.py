@@ -1,4 +1,4 @@
-"""An allowed caller may send any bytes: the server continues, and keeps nothing of them."""
+"""An allowed caller may send any bytes: the server continues, and keeps none of them."""
 
 import array
 import json
@@ -25,7 +25,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def throw(server, data, paths=(), *, twice=False, stay=None):
-    """Connect and send this. Close the connection, or append it to the list."""
+    """Connect and send these bytes. Close the connection, or append it to the list."""
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     conn.settimeout(5)
     conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -46,7 +46,7 @@ def throw(server, data, paths=(), *, twice=False, stay=None):
 
 
 def mutated(rng, data):
-    """The data with some bytes changed, cut or doubled."""
+    """Return the data with some bytes changed, cut or doubled."""
     data = bytearray(data)
     for _ in range(rng.randrange(1, 6)):
         at = rng.randrange(len(data) + 1)

@@ -1,4 +1,4 @@
-"""The idle exit: when a server ends itself, and what becomes of requests at that moment."""
+"""The idle exit: the time at which a server ends itself, and the requests at that moment."""
 
 import signal
 import socket
@@ -28,7 +28,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """The signals that the process sends itself."""
+    """Return the signals that the process sends itself."""
     signals = []
     monkeypatch.setattr(idle.os, "kill", lambda pid, number: signals.append(number))
     return signals
@@ -65,7 +65,7 @@ def test_server_without_a_limit_never_ends(clock, sent, server):
 
 
 def request(path):
-    """A connection on which VERSION was sent."""
+    """Open a connection, and send VERSION on it."""
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     conn.settimeout(ANSWER_TIMEOUT_S)
     conn.connect(path)

@@ -1,4 +1,4 @@
-"""The poll of the legacy iptables: the kernel sends no notification of its changes (real kernel)."""
+"""The poll of legacy iptables, of whose changes the kernel does not notify (real kernel)."""
 
 import os
 import time
@@ -17,8 +17,8 @@ RECORDED = {4: 1, 16: 0}
 
 @pytest.fixture
 def legacy(host_netns):
-    """polled(seconds later, recorded): the signs of a loss, as text. The namespace has a table filter without rules.
-    polled.suspected: one entry for each time that a table may have begun to drop."""
+    """Return a function polled(seconds later, recorded) that returns the signs of a loss, as text. The namespace has a
+    table filter without rules. polled.suspected: one entry for each time that a table may have begun to drop."""
     run("iptables-legacy", "-P", "FORWARD", "DROP")
     home, iptables, suspected = netns.open_own(), IptablesWatch(), []
     watch, now = LegacyWatch(home, iptables, lambda: suspected.append(True)), time.monotonic()
@@ -66,7 +66,7 @@ def test_an_add_has_time_for_its_rules(legacy):
 
 
 def test_a_jump_that_no_replay_brings_back_is_given_up(legacy):
-    """No program of the node changes this table: a replay each second would not end."""
+    """No program of the node changes this table, so a replay each second would never end."""
     legacy(0.1)
     missed = [legacy(3 * POLL_S * number, {4: number, 16: 0}) for number in range(1, 5 * MAX_REPLAYS)]
     assert len([text for text in missed if text]) == MAX_REPLAYS
@@ -114,7 +114,7 @@ def masqueraded(*numbers):
 
 
 def test_a_flush_of_table_nat_with_all_chains_is_noticed_though_no_pod_is_in_nftables(legacy):
-    """The jumps of pods and their chains are gone together, as after DELs: masquerading stayed away."""
+    """The pods' jumps and chains are removed together, as by DELs: masquerading did not return."""
     masqueraded(1, 2)
     legacy.watch.note_add(time.monotonic())
     assert legacy(1.5 * POLL_S, pods=False) == ""

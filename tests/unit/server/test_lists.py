@@ -33,7 +33,8 @@ def bin_dir(tmp_path_factory):
 
 
 class Stub:
-    """A server that gives each connection the next of its answers: bytes; None: closed after it has read."""
+    """A server that gives each connection the next of its answers: bytes, or None to close the connection after the
+    request."""
 
     def __init__(self, path, answers):
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -60,7 +61,7 @@ class Stub:
 
 
 class Counted(Exec):
-    """Counts the programs, and answers for them."""
+    """An executor that counts the programs, and answers for them."""
 
     def __init__(self, environ):
         super().__init__(environ)
@@ -78,7 +79,7 @@ def answer(status, document=None, stderr=b""):
 
 @pytest.fixture
 def stubbed(bin_dir, tmp_path):
-    """stubbed(answer, ...): (a runtime whose server gives these answers, the server)"""
+    """Return stubbed(answer, ...), which returns (a runtime whose server gives these answers, the server)."""
     stubs = []
 
     def make(*answers, **keys):
@@ -116,7 +117,7 @@ def test_a_list_is_one_request_with_all_plugins(stubbed):
     ({}, None, []),
 ])
 def test_the_request_joins_the_trace_of_the_call_or_else_of_the_environment(stubbed, environ, trace, sent):
-    """The plugin files inherit the environment's; one request for the list did not."""
+    """The plugin files inherit the trace of the environment. The single request for the list lacked this trace."""
     cni, stub = stubbed(answer(0, RESULT))
     cni.runner.environ |= environ
     cni.add(net_of(LOOPBACK, {"type": "bridge"}), RT, trace=trace)
@@ -186,7 +187,7 @@ def test_without_a_server_nothing_is_sent(environ):
 
 def test_the_server_gives_the_same_results_errors_and_caches_as_the_plugins_apart(host_netns, pod_netns, tmp_path,
                                                                                    bin_dir):
-    """Also where it sees another directory of plugins: the runtime has found these."""
+    """The server may see another directory of plugins, because the runtime has found the plugins."""
     ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(tmp_path)}
     bridge = {"type": "bridge", "bridge": "br9", "isGateway": True, "ipam": ipam}
     mapped = {"type": "portmap", "capabilities": {"portMappings": True}}

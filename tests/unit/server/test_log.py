@@ -30,7 +30,7 @@ def test_a_line_of_json_is_utf8(value, shown):
 
 
 def test_a_caller_cannot_flood_the_log(monkeypatch):
-    """Any local user could fill the disk with one line for each refused connection."""
+    """Any local user could fill the disk with one line for each rejected connection."""
     lines, clock = [], iter([100.0, 100.1, 109.9, 110.1, 110.2])
     monkeypatch.setattr(log, "monotonic", lambda: next(clock))
     refused = log.RateLimited(lambda event, **fields: lines.append((event, fields)), seconds=10.0)

@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[3]
 
 
 class Scraped:
-    """The samples of one scrape: value("fastcni_requests_total", command="ADD") is their sum with these labels."""
+    """The samples of one scrape. value("fastcni_requests_total", command="ADD") is the sum of the samples with these
+    labels."""
 
     def __init__(self, answer):
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -84,7 +85,7 @@ def test_requests_and_their_phases_are_counted(node, pod, pod_netns, measured, s
         assert found.value("fastcni_requests_total", **labels) == expected, labels
     assert found.value("fastcni_request_seconds_count", command="ADD", plugin="bridge") == 4
     assert 0 < found.value("fastcni_request_seconds_sum", command="DEL") < 60
-    # The refused ADD had neither IPAM nor netlink
+    # The rejected ADD had neither IPAM nor netlink
     for phase, number in (("queue", 4), ("ipam", 3), ("netlink", 3), ("nftables", 3), ("delegate", 1)):
         assert found.value("fastcni_request_phase_seconds_count", command="ADD", phase=phase) == number, phase
     assert found.value("fastcni_link_deletes_total") == found.value("fastcni_link_delete_requests_total") == 1
@@ -99,14 +100,14 @@ def test_requests_that_run_that_wait_and_that_are_refused_are_counted(node, pod,
     server = measured()
     server.queue.size = 2
     keys, variables = slow(3600)
-    # All are about one attachment, so they run one after another
+    # All requests are for one attachment, so they run one after another
     requests = [server.send("ADD", node.conf(**keys), pod, env=variables) for _ in range(3)]
     assert slow.started()
     assert eventually(lambda: scrape(server).value("fastcni_requests_waiting") == 2)
     assert server.refused("ADD", node.conf(**keys), pod_netns(), env=variables)["code"] == 11
     found = scrape(server)
     assert found.value("fastcni_requests_running") == 1
-    assert found.value("fastcni_workers_busy") == 0         # it waits for a program
+    assert found.value("fastcni_workers_busy") == 0         # the request waits for a program
     assert found.value("fastcni_requests_total", code="11") == 1
     assert found.value("fastcni_request_seconds_count") == 0        # it did not run
     for each in requests:
@@ -141,7 +142,7 @@ def test_replays_are_counted(make_watch, failed, outcome):
 
 
 def test_the_legacy_iptables_are_polled_right_after_a_replay(make_watch, monkeypatch):
-    """So that the server sees the rules of the replay, before another program removes them again."""
+    """The server must see the replay's rules before another program removes them again."""
     watch = make_watch(lambda _: SimpleNamespace(attachments=0, plugins=0, failed=()), at_start=True)
     soon = []
     monkeypatch.setattr(watch.restoring, "attend_soon", soon.append)
@@ -154,7 +155,8 @@ def test_the_legacy_iptables_are_polled_right_after_a_replay(make_watch, monkeyp
 
 
 def test_plugin_files_count_what_goes_one_shot_also_without_a_server(node, start, plugins, tmp_path):
-    """The first server has metrics by the option, on a unix socket; the second one by the variable, on loopback."""
+    """The first server has metrics by the option, on a unix socket; the second server has them by the variable, on
+    loopback."""
     conf, socket_path = node.conf(), tmp_path / "metrics"
     server = start("--metrics", str(socket_path))
     path = Path(f"{server.path}{SUFFIX}")
@@ -234,7 +236,7 @@ def test_a_server_that_cannot_count_one_shot_requests_says_so_and_has_all_other_
 
 def test_each_metric_of_the_table_is_scraped_and_no_other_one(measured):
     found = {(one.name, one.type) for one in scrape(measured()).families.values()}
-    expected = {(it.name.removesuffix("_total"), it.kind) for it in table.TABLE}        # the parser removes it, too
+    expected = {(it.name.removesuffix("_total"), it.kind) for it in table.TABLE}    # the parser removes it, too
     assert {one for one in found if one[0].startswith("fastcni_")} == expected
     of_client = {name.removesuffix("_total") for name in table.OF_CLIENT}
     assert {name for name, _ in found if not name.startswith("fastcni_")} == of_client
@@ -246,7 +248,7 @@ def row_of(metric):
 
 
 def test_the_page_has_the_table():
-    """To write it anew: python -c 'from unit.server.test_metrics import *; print_table()'"""
+    """To write the table again: python -c 'from unit.server.test_metrics import *; print_table()'"""
     page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `fastcni_")]
     assert rows == [row_of(metric) for metric in table.TABLE]
@@ -258,7 +260,7 @@ def print_table():
 
 
 def named_metrics(text):
-    """The names of metrics in PromQL expressions, without the suffixes of histograms."""
+    """Return the names of metrics in PromQL expressions, without the suffixes of histograms."""
     names = set(re.findall(r"\b((?:fastcni|process)_\w+)", text))
     return {re.sub(r"(_seconds)_(bucket|sum|count)$", r"\1", name) for name in names}
 

@@ -1,4 +1,4 @@
-"""The server's mode of a request: whose namespace it opens, and that it keeps nothing of the request."""
+"""The server's mode of a request: the namespace that it opens, and what it releases after the request."""
 
 import os
 from types import SimpleNamespace

@@ -1,4 +1,5 @@
-"""Pods with several networks, and a server: one request for a pod, and a server that is killed or stopped meanwhile."""
+"""Pods with several networks, and a server: one request for a pod, and a server that is killed or stopped during a
+request."""
 
 import json
 import os
@@ -28,7 +29,7 @@ echo '{{"cniVersion": "1.1.0"}}'
 
 @pytest.fixture
 def acme(tmp_path):
-    """The directory of a plugin of another project, whose ADD lasts until the test ends."""
+    """Return the directory of another project's plugin, whose ADD lasts until the test ends."""
     (tmp_path / "acme").write_text(ACME.format(directory=tmp_path))
     (tmp_path / "acme").chmod(0o755)
     yield tmp_path
@@ -79,7 +80,7 @@ def test_a_server_that_is_killed_between_two_networks_leaves_nothing_to_the_del(
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """The directory of plugin files that wait for a stopped server for a short time."""
+    """Return the directory of plugin files that wait only a short time for a stopped server."""
     directory = tmp_path_factory.mktemp("hasty")
     image = pack.pack(checked_interpreter(base_interpreter()), (0.5, 5.0, 3.0))
     for name in ("multus", "bridge", "host-local"):
@@ -90,7 +91,7 @@ def hasty(tmp_path_factory):
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_without_the_server_a_plugin_file_adds_and_deletes_all_networks(node, pod, start, hasty, end):
-    """The pod was added by the server. A stopped server costs a pod one wait, not one for each network."""
+    """The server had added the pod. A stopped server costs a pod one wait, not one wait for each network."""
     server, conf = start(), three(node)
     server.ok("ADD", conf, pod, cid="c-1")
     if end == "stopped":

@@ -30,7 +30,7 @@ def unmount(target):
 
 @pytest.fixture
 def bound(pod, tmp_path):
-    """A mount of the pod's namespace, as runtimes make one."""
+    """Mount the pod's namespace, as runtimes do."""
     path = str(tmp_path / "netns")
     open(path, "w").close()
     mount(f"/run/netns/{pod}", path)
@@ -54,7 +54,7 @@ def test_a_namespace_can_be_unmounted_as_soon_as_its_add_is_answered(node, pod, 
     ("DEL", {"type": "host-local"}), ("DEL", {"type": "portmap"}), ("DEL", {"type": "bridge"}),
     ("CHECK", {"type": "bridge"}), ("ADD", {"type": "bridge", "vlan": -1}), ("ADD", {"type": "no-such-type"})])
 def test_a_namespace_can_be_unmounted_after_each_other_answer(node, pod, server, bound, command, keys):
-    """The server kept the descriptor of a request that had not used it until the answer was sent."""
+    """If the request had not used its descriptor, the server kept it until the answer was sent."""
     conf = node.conf(**keys)
     busy = []
     for _ in range(60):
@@ -91,7 +91,7 @@ def test_an_add_whose_caller_left_is_rolled_back_after_its_mount_is_released(nod
 
 
 def namespaces_held():
-    """The namespaces that this process has descriptors of, as /proc names them."""
+    """Return the namespaces that this process has descriptors of, as /proc names them."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -104,7 +104,7 @@ def namespaces_held():
 @pytest.mark.parametrize("refused", ["too many", "cannot be entered", "no descriptor for its sockets"])
 def test_a_declined_request_leaves_no_descriptor_of_the_pods_namespace(node, pod, pod_netns, tmp_path, monkeypatch,
                                                                        refused):
-    """The server declined a request of one namespace too many, but kept its descriptor of the pod: umount(8) failed
+    """The server declined a request from one namespace too many, but kept its descriptor of the pod: umount(8) failed
     until the server ended."""
     there = pod_netns()
     module, name, instead = {"too many": (hosts, "MAX_NAMESPACES", 0),
@@ -140,8 +140,8 @@ def test_a_namespace_whose_callers_are_gone_makes_room_for_another(node, pod, po
 
 @pytest.fixture
 def kept(monkeypatch):
-    """kept(name=(seconds since the last request, requests that use it)): Hosts with these namespaces. `closed` are the
-    closed ones."""
+    """Return a function kept(name=(seconds since the last request, requests that use it)) that makes Hosts with these
+    namespaces. `closed` are the closed ones."""
     made = []
 
     def make(**namespaces):

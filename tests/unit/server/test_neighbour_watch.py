@@ -1,4 +1,5 @@
-"""If another program deletes what a bridge knows of its pods, disableFlooding, the server restores it (real kernel)."""
+"""With disableFlooding, the server restores a bridge's entries of its pods if another program deletes them (real
+kernel)."""
 
 import errno
 import time
@@ -20,7 +21,7 @@ def conf(node):
 
 
 def known():
-    """Return what the bridge knows, as sorted lines: static FDB entries, and fastcni's neighbours. A kernel with VLAN
+    """Return the bridge's entries as sorted lines: static FDB entries, and fastcni's neighbours. A kernel with VLAN
     filtering lists each entry for VLAN 1, too."""
     fdb = run("bridge", "fdb", "show", "br", "br0").splitlines()
     neighbours = run("ip", "-d", "neigh", "show", "dev", "br0").splitlines()
@@ -48,7 +49,7 @@ def test_a_flush_is_restored(server, node, conf, pod_netns, how):
 
 
 def test_an_entry_of_another_program_stays_deleted(server, node, conf, pod_netns):
-    """The server put each static FDB entry back that somebody deleted from a pod's port."""
+    """The server restored each static FDB entry that a user deleted from a pod's port."""
     assert eventually(lambda: server.lines("event=server_ready"), 60)
     port = server.ok("ADD", conf, pod_netns())["interfaces"][1]["name"]
     before = known()
@@ -61,7 +62,7 @@ def test_an_entry_of_another_program_stays_deleted(server, node, conf, pod_netns
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
 def test_what_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeypatch, number):
-    """The watch forgot what it had to restore when the kernel answered ENOBUFS."""
+    """After ENOBUFS, the watch forgot what it had to restore."""
     log = NodeLog()
     node.add(conf, pod)
     before = known()
@@ -83,7 +84,7 @@ def test_what_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeyp
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
 def test_an_fdb_entry_that_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeypatch, number):
-    """Each refusal counted as a port that is gone: after one ENOBUFS the watch forgot the entry."""
+    """The watch took each error for a deleted port: after one ENOBUFS it forgot the entry."""
     log = NodeLog()
     result = node.add(conf, pod)
     before = known()
@@ -105,7 +106,7 @@ def test_an_fdb_entry_that_the_kernel_refuses_once_is_restored_later(node, conf,
 
 
 def test_what_is_deleted_while_the_kernel_drops_notifications_is_restored(node, conf, pod, pod_netns):
-    """After the kernel had dropped notifications the watch knew nothing of what was gone."""
+    """After the kernel had dropped notifications, the watch did not know which entries were missing."""
     log, late = NodeLog(), pod_netns()
     results = [node.add(conf, pod)]
     watch = neighbour_watch.NeighbourWatch(log, 0)
@@ -131,7 +132,7 @@ def test_what_is_deleted_while_the_kernel_drops_notifications_is_restored(node, 
 
 
 def test_a_neighbour_that_another_program_adds_again_is_left_to_it(node, conf, pod):
-    """Its MAC is another one now: the watch must not write the former one over it."""
+    """The neighbour now has another MAC, which the watch must not overwrite."""
     log = NodeLog()
     node.add(conf, pod)
     watch = neighbour_watch.NeighbourWatch(log, 0)

@@ -14,8 +14,8 @@ from fastcni.server.networks.watch import Watch
 
 @pytest.fixture
 def networks(tmp_path, monkeypatch):
-    """networks(*configurations): NetworkSources that have learned them. opened: the keys of the opened sources.
-    started: the watches and the hot plug that were to be started."""
+    """Return a function networks(*configurations) that returns NetworkSources with these configurations. opened: the
+    keys of the opened sources. started: the watches and the hot plug that the sources would start."""
     opened, started = [], []
     monkeypatch.setattr(Watch, "start", lambda self: started.append(self.path.rpartition("/")[2]))
     monkeypatch.setattr(sources.HotPlug, "start", lambda self: started.append("hot plug"))

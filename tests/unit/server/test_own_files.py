@@ -15,7 +15,7 @@ from fastcni.server.requests.grouped_deletes import GroupedDeletes
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The paths that were read."""
+    """Return the list of paths that were read."""
     found = []
     read = search.read_file
     monkeypatch.setattr(search, "read_file", lambda path, *more: found.append(path) or read(path, *more))
@@ -24,7 +24,8 @@ def reads(monkeypatch):
 
 @pytest.fixture
 def find(tmp_path, plugins, reads):
-    """find(): what WarmMode.find_plugin() finds for host-local in a directory that has fastcni's file."""
+    """Return a function find() that returns WarmMode.find_plugin() for host-local, in a directory with fastcni's
+    file."""
     shutil.copy(f"{plugins}/host-local", tmp_path)
     home = netns.open_own()
     facts, deletes = Facts(), GroupedDeletes(in_thread)
@@ -42,7 +43,7 @@ def test_a_plugin_file_is_read_once(find, reads, monkeypatch):
 
 
 def test_a_plugin_file_that_has_just_changed_is_read_again(find, reads, monkeypatch):
-    """Two changes at the same moment could leave the same time."""
+    """Two changes at the same moment can have the same time."""
     monkeypatch.setattr(modes, "SETTLED_NS", 1 << 62)
     assert find() == find() == ""
     assert len(reads) == 2

@@ -1,4 +1,4 @@
-"""The server records the veth pair of an ADD: the DEL need not search for it, and never deletes another one."""
+"""The server records the veth pair of an ADD: the DEL need not search for the pair, and never deletes another pair."""
 
 import pytest
 from lab.node import elements, links, run

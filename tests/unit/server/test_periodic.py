@@ -1,4 +1,4 @@
-"""The thread of the periodic work, with stubs in the place of the work."""
+"""The thread of the periodic work, with stubs instead of the work."""
 
 import threading
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ def test_the_stop_does_not_wait_for_the_next_beat(upkeep, monkeypatch):
 
 
 def test_the_server_counts_as_running_before_the_first_beat(monkeypatch):
-    """A request that the first thread answers would be abandoned."""
+    """Otherwise the first thread would abandon the request that it answers."""
     noted = []
     monkeypatch.setattr(periodic, "note_running", lambda *args: noted.append(args))
     it = Upkeep(None, None, None, Log(), tidy_s=3600.0)

@@ -1,4 +1,4 @@
-"""The messages of warm mode: their bytes, and that all others are declined."""
+"""The messages of warm mode: their bytes. All other messages are declined."""
 
 import array
 import errno
@@ -29,7 +29,8 @@ def pair(collector_off):
 
 
 def sent(pair, data, *paths, fds=()):
-    """Return the result of receive() for a message with descriptors of these files; only it keeps descriptors open."""
+    """Return the result of receive() for a message with descriptors of these files. Only the result keeps descriptors
+    open."""
     opened = [os.open(path, os.O_RDONLY | os.O_NONBLOCK) for path in paths] + list(fds)
     pair[1].sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", opened))] if opened else [])
     for fd in opened:
@@ -102,7 +103,7 @@ def test_the_first_of_two_variables_of_a_name_counts_as_in_the_launcher(pair):
 
 @pytest.fixture
 def answer(pair):
-    """An Answer to a request with a descriptor of CNI_NETNS."""
+    """Return an Answer to a request with a descriptor of CNI_NETNS."""
     message = protocol.Message()
     message.caller_netns, message.netns = None, os.open("/dev/null", os.O_RDONLY)
     yield workers.Answer(pair[0], message)

@@ -73,7 +73,7 @@ def test_the_iptables_rules_of_pods_are_restored(caching, iptables_net, pod, tmp
 @pytest.mark.parametrize("how", ["nft flush ruleset", "iptables -F", "iptables -F CNI-FORWARD",
                                  "nft delete table ip filter"])
 def test_the_iptables_rules_of_firewall_are_restored(caching, iptables_net, pod, tmp_path, how):
-    """CNI-FORWARD alone was not noticed: the pods' rules went with the jump to CNI-ADMIN."""
+    """The server ignored the loss of CNI-FORWARD alone: the pods' rules were lost with the jump to CNI-ADMIN."""
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "iptables",
             "prevResult": caching.ok("ADD", iptables_net.first, pod)}
     caching.ok("ADD", conf, pod)
@@ -100,7 +100,7 @@ def test_del_of_the_last_pod_with_iptables_causes_no_replay(caching, iptables_ne
 
 @pytest.fixture(params=["nftables", pytest.param("iptables", marks=needs_iptables)])
 def remembered(request, node, pod, pod_netns, tmp_path):
-    """Two pods of a chain, with cache files of a runtime."""
+    """Add two pods of a chain, with cache files of a runtime."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     first = node.conf(*DUAL, isDefaultGateway=True, ipMasq=True, ipMasqBackend=request.param)
     net = Chain(node, first, backend=request.param, capabilities={"portMappings": True})
@@ -139,7 +139,7 @@ def test_a_starting_server_changes_no_present_state(remembered, start, tmp_path)
 
 
 def test_many_flushes_within_a_second_are_restored_without_failure(remembered, caching):
-    """A replay met elements that the server had just restored, and took them for another attachment's."""
+    """A replay found elements that the server had just restored, and took them for another attachment's."""
     before = everything()
     for number in range(12):
         nft("flush ruleset")
@@ -154,7 +154,7 @@ def test_a_replay_in_another_namespace_installs_nothing_there(remembered, start,
     """A flush in namespace B installed the rules of A's pods there."""
     server, other = start("--cache-dir", tmp_path / "cache"), pod_netns()
     with Inside(other):
-        server.ok("STATUS", remembered.first)           # a caller there: the namespace is watched
+        server.ok("STATUS", remembered.first)           # a request from there, so the server watches the namespace
         nft("add table inet firewalld")                 # causes a replay
         assert eventually(lambda: server.lines("event=rules_replayed", "attachments=0 ", "failed=0"))
         assert "CNI" not in run("nft", "list", "ruleset") and "fastcni" not in run("nft", "list", "ruleset")

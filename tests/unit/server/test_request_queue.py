@@ -30,13 +30,13 @@ def put(queue, *calls):
 
 
 def take(queue):
-    """Return the next call, which then runs until the test ends it. None: no call may run."""
+    """Return the next call, which then runs until the test ends it, or None if no call may run."""
     running = queue.take()
     return running and running.call
 
 
 def commands(queue):
-    """The commands of all calls that may run, as they are taken."""
+    """Return the commands of all calls that may run, in the order in which they are taken."""
     taken = []
     while call := take(queue):
         taken.append(call.command)
@@ -80,7 +80,7 @@ def test_add_goes_before_del_and_gc():
 
 
 def test_one_add_at_most_goes_before_a_del_that_has_waited_long():
-    """While ADDs kept coming, no DEL ran."""
+    """While ADDs continued to arrive, no DEL ran."""
     queue = queue_of()
     dels = put(queue, *[("DEL", (f"d{number}", "eth0")) for number in range(3)])
     put(queue, *adds(6))
@@ -123,7 +123,7 @@ def test_a_request_that_waits_lets_another_one_work_and_wakes_a_worker_for_it():
     assert second
     assert queue.take() is None
     assert len(woken) == 1
-    queue.end_wait(first)               # two run now, and a third one only after both have ended
+    queue.end_wait(first)               # two calls run now; a third one runs only after both have ended
     queue.done(second)
     assert queue.take() is None
     queue.done(first)
@@ -131,7 +131,8 @@ def test_a_request_that_waits_lets_another_one_work_and_wakes_a_worker_for_it():
 
 
 def test_a_request_that_hangs_in_a_wait_adds_no_place_to_work():
-    """It works on nothing: only a call that hangs outside of a wait is replaced by another one that works."""
+    """The waiting request does no work: only a call that hangs outside of a wait is replaced by another working
+    call."""
     queue = queue_of(workers=4, busy=1)
     put(queue, *adds(3))
     first = queue.take()
@@ -154,7 +155,7 @@ def test_a_wait_wakes_no_worker_if_no_request_waits():
 
 
 def test_a_request_is_awaited_while_another_one_of_its_attachment_waits():
-    """A hot plug ends for a DEL of its pod."""
+    """A hot plug ends early for a DEL of its pod."""
     queue = queue_of(timeout_s=10)
     put(queue, ("UPDATE", POD))
     queue.take()
@@ -236,7 +237,7 @@ def test_a_request_that_has_waited_too_long_leaves_and_frees_those_behind_it():
 
 
 def test_an_add_behind_a_del_that_has_left_is_next():
-    """No worker took an ADD that waited for a DEL, after the caller of that DEL had left."""
+    """After the caller of a DEL had left, no worker took an ADD that waited for this DEL."""
     queue = queue_of(timeout_s=10)
     _, delete, other, add = put(queue, ("ADD", POD), ("DEL", POD), ("DEL", OTHER), ("ADD", POD))
     queue.done(queue.take())

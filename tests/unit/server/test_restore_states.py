@@ -90,7 +90,7 @@ def attend(watch, after=0.0):
 
 @pytest.fixture
 def before(watch, net, pod):
-    """The ruleset with one pod. The watch has read it."""
+    """Return the ruleset with one pod. The watch has read the ruleset."""
     net.add(pod, mapping())
     attend(watch)
     return ruleset()
@@ -98,7 +98,7 @@ def before(watch, net, pod):
 
 @pytest.fixture
 def delayed(watch, before):
-    """A flush right after a restored one: its restore is delayed."""
+    """Flush right after a restored flush, so that the next restore is delayed."""
     watch.backoff.until = time.monotonic() + LATER_S / 2
     nft("flush ruleset")
     attend(watch)
@@ -169,7 +169,7 @@ def test_after_a_fault_in_the_first_reading_it_is_repeated(make_watch, monkeypat
         patch.setattr(IptablesWatch, "read", fail)
         watch.restoring._attend(watch, time.monotonic())
     assert watch.copy.state == STALE and [event for event, *_ in watch.log.lines] == ["server_fault"]
-    assert watch.due < inf              # nothing may be announced for long, and a flush could not be told
+    assert watch.due < inf              # no notification may arrive for long, and a flush would remain unnoticed
     attend(watch)
     assert watch.copy.state == VALID
 
@@ -293,7 +293,7 @@ def test_a_refused_restore_is_tried_again_after_a_delay(watch, before):
 # -- replays -----------------------------------------------------------------------------------------------
 
 class Runs:
-    """Replaces runtime.restore.restore(): counts its calls, and runs until `go_on` is set."""
+    """A stand-in for runtime.restore.restore() that counts its calls, and runs until `go_on` is set."""
 
     def __init__(self):
         self.count, self.go_on, self.failed = 0, threading.Event(), ()
@@ -314,7 +314,7 @@ def runs():
 
 @pytest.fixture
 def replaying(make_watch, runs):
-    """A Watch with replays, in a namespace with both jumps."""
+    """Return a Watch with replays, in a namespace with both jumps."""
     for command in ("table ip nat", "chain ip nat POSTROUTING", "chain ip nat CNI-0123456789abcdef01234567",
                   "chain ip nat CNI-HOSTPORT-MASQ", POD_JUMP, SHARED_JUMP):
         nft(f"add {command}")
@@ -408,7 +408,7 @@ def test_a_loss_during_a_replay_causes_another_one(replaying, runs):
 
 @pytest.mark.parametrize("plugin, count", [("firewall", 2), ("", 1)])
 def test_a_replay_in_which_a_plugin_failed_is_repeated(replaying, runs, plugin, count):
-    """firewalld ended while a replay asked it, and the pod was cut off for good. A damaged cache fails again."""
+    """firewalld ended while a replay asked it, and the pod was cut off for ever. A damaged cache fails again."""
     runs.failed = (Failed(plugin),)
     delete_jump(SHARED_JUMP)
     attend(replaying)

@@ -1,4 +1,5 @@
-"""If another program flushes the host's firewall, the server restores the pods' state, and it works (real kernel)."""
+"""If another program flushes the host's firewall, the server restores the pods' state, and packets pass (real
+kernel)."""
 
 import errno
 import logging
@@ -29,7 +30,7 @@ from fastcni.server.restoring import restorer
 from fastcni.server.restoring.table_mirror import TableMirror
 from fastcni.testing.witnesses import eventually
 
-DORMANT = "add table inet fastcni { flags dormant; }"      # the kernel then calls none of its chains
+DORMANT = "add table inet fastcni { flags dormant; }"      # the kernel then calls none of the table's chains
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni", DORMANT)
 CHAINS = ("postrouting", "hostports", "subnet-10.22.0.0/24", "loopback")
 ROUNDS = 15                     # attempts: 13 of 18 lost the race
@@ -109,7 +110,7 @@ def test_every_pod_has_its_elements_after_flushes_while_pods_are_added_and_delet
             server.ok("DEL", conf, pod)
             server.ok("DEL", first, pod)
 
-    with ThreadPoolExecutor(4) as pool:         # its threads start in this thread's namespace
+    with ThreadPoolExecutor(4) as pool:         # the pool's threads start in this thread's namespace
         jobs = [pool.submit(work, *each) for each in enumerate(pods)]
         while not all(job.done() for job in jobs):
             nft("flush ruleset")
@@ -153,7 +154,7 @@ def test_repeated_flushes_are_restored_with_growing_delay(server, net, pod):
         flushed += 1
         while time.monotonic() < deadline and not elements("pods4"):
             time.sleep(0.01)
-    # At once, after 0.1 s, 0.2, 0.4, 0.8, 1.6
+    # Immediately, then after 0.1 s, 0.2, 0.4, 0.8, 1.6
     assert 3 <= len(restored(server)) <= 7
     assert eventually(lambda: ruleset() == before)
 
@@ -208,7 +209,7 @@ Call = namedtuple("Call", "command attachment")
 @pytest.mark.parametrize("received", [False, True], ids=["all at once", "the ADD before"])
 def test_a_pod_deleted_between_flush_and_restore_is_not_restored(watch, net, node, pod, pod_netns, received,
                                                                               again, one_shot):
-    """A one-shot DEL found nothing to delete, and no announcement followed."""
+    """A one-shot DEL found nothing to delete, and no notification followed."""
     stays, warm = pod_netns(), WarmInProcess()
     net.add(stays, mapping())
     conf = net.add(pod, mapping(8081))
@@ -226,13 +227,13 @@ def test_a_pod_deleted_between_flush_and_restore_is_not_restored(watch, net, nod
 
 
 def delete_as(node, net, conf, pod, mode=None):
-    """DEL of both plugins."""
+    """Send DEL to both plugins."""
     node.ok("DEL", conf, pod, mode=mode)
     node.ok("DEL", {**net.first, "prevResult": conf["prevResult"]}, pod, mode=mode)
 
 
 def test_a_one_shot_del_during_a_restore_leaves_nothing(watch, net, node, pod, pod_netns, monkeypatch):
-    """The DEL reads after the flush and before the restore: the next read of announcements corrects the state."""
+    """The DEL reads after the flush and before the restore. The next read of notifications corrects the state."""
     net.add(pod_netns(), mapping())
     conf, restore = net.add(pod, mapping(8081)), TableMirror.restore_table
 
@@ -250,7 +251,7 @@ def test_a_one_shot_del_during_a_restore_leaves_nothing(watch, net, node, pod, p
 
 
 def test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing(watching, net, node, pod_netns):
-    """13 of 18 left the pod's elements, within some 60 ms of the flush."""
+    """13 of 18 DELs left the pod's elements, within some 60 ms of the flush."""
     pod = pod_netns()
     net.add(pod_netns(), mapping())
     before = all_elements()
@@ -266,7 +267,7 @@ def test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing(watching, net
 
 @pytest.fixture
 def watching(node, monkeypatch):
-    """The test's namespace is watched by a thread of this process, which restores without a pause."""
+    """Let a thread of this process watch the test's namespace. It restores without a pause."""
     monkeypatch.setattr(backoff, "RESET_S", 0.0)
     guard, home = restorer.Restoring(Log()), netns.open_own()
     guard.start()
@@ -278,7 +279,7 @@ def watching(node, monkeypatch):
 
 
 def test_an_announcement_of_another_user_is_not_believed(watch, net, node, pod):
-    """Any process in the namespace may send one: a pod's rules would not be restored."""
+    """Any process in the namespace may send a notification: a pod's rules would not be restored."""
     net.add(pod, mapping())
     watch.attend(time.monotonic())
     before = ruleset()
@@ -305,7 +306,8 @@ def test_a_flush_among_dropped_notifications_is_restored(watch, net, pod):
 
 @pytest.mark.parametrize("step", [1, 20, 60])
 def test_a_flush_during_the_first_reading_is_restored_once(make_watch, net, pod, monkeypatch, step):
-    """The reading saw the flush in part, so each table was restored, and restored again when the flush was announced.
+    """The reading saw a part of the flush, so each table was restored, and restored again after the notification of the
+    flush.
 
     The first reading asks the kernel 69 times. The flush comes before the question of number `step`.
     """

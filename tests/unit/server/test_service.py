@@ -131,7 +131,7 @@ def test_host_side_work_is_done_in_the_callers_namespace(node, pod, server):
 # -- the parts of a server ---------------------------------------------------------------------------------------
 
 class Recorded:
-    """Stands for a part of the server: each call of a method is recorded. values: attributes with a value."""
+    """A stand-in for a part of the server: it records each call of a method. values: attributes with a value."""
 
     def __init__(self, name, calls, **values):
         self.name, self.calls = name, calls
@@ -143,7 +143,7 @@ class Recorded:
 
 @pytest.fixture
 def parts(monkeypatch):
-    """A Server without its constructor, whose parts are Recorded; `calls` are their calls."""
+    """Return a Server without its constructor, whose parts are Recorded; `calls` are their calls."""
     it, it.calls = object.__new__(service.Server), []
     for name in ("hosts", "pool", "restoring", "cluster", "pool_watch", "datapath", "acceptor", "upkeep", "logger"):
         setattr(it, name, Recorded(name, it.calls))
@@ -172,7 +172,7 @@ def test_a_server_starts_its_parts_before_its_work_in_the_background(parts, monk
 
 
 def test_the_periodic_work_is_that_of_each_part(parts):
-    """Without its call here, a thread that Python could not start would never be started."""
+    """Otherwise a thread that Python could not start would never be started."""
     parts.tidy()
     assert sorted(parts.calls) == sorted([
         "hosts.tidy", "pool.keep", "restoring.start", "part.start", "cluster.keep", "networks.keep", "pool_watch.poll",
@@ -181,8 +181,8 @@ def test_the_periodic_work_is_that_of_each_part(parts):
 
 @pytest.mark.parametrize("handed_over", [False, True])
 def test_a_server_stops_its_parts_after_the_last_answer(parts, handed_over, monkeypatch):
-    """The file of the socket goes first, so that no request comes to a server that stops, and the lock before the wait
-    for requests, so that the next server can start."""
+    """The file of the socket is removed first, so that no request reaches a server that stops. The lock is released
+    before the wait for requests, so that the next server can start."""
     monkeypatch.setattr(service.sysctl, "mounts", "mounts")
     parts.listen.handed_over, stopped = handed_over, []
     parts.pool.stop = lambda accept_waiting: stopped.append(accept_waiting) or parts.calls.append("pool.stop")
@@ -327,7 +327,7 @@ def test_add_goes_before_del_when_both_wait(node, pod_netns, start, slow):
     time.sleep(0.1)
     sooner = server.send("ADD", node.conf(), pods[2], cid="soon")
     assert [each.answer().status for each in (first, later, sooner)] == [0, 0, 0]
-    assert eventually(lambda: len(server.lines("event=request_done")) == 3)     # a line is written after its answer
+    assert eventually(lambda: len(server.lines("event=request_done")) == 3)  # a line is written after its answer
     done = server.lines("event=request_done")
     assert "container=soon" in done[-2] and "container=late" in done[-1]
 
@@ -350,7 +350,7 @@ def test_descriptors_and_threads_do_not_grow(node, pod_netns, server):
 
     descriptors, threads = pairs(5)
     again = pairs(40)
-    # A worker opens three at its first request. A leak would show 640 times.
+    # A worker opens three descriptors at its first request. A leak would show 640 times.
     assert again[0] <= descriptors + 16 and again[1] <= threads + 8
 
 
@@ -402,7 +402,7 @@ except OSError as e:
 
 @pytest.fixture
 def reachable(node):
-    """A directory that other users can enter. pytest closes the parent of tmp_path to them."""
+    """Return a directory that other users can enter. pytest closes the parent of tmp_path to them."""
     with tempfile.TemporaryDirectory(prefix="fcni-") as directory:
         os.chmod(directory, 0o711)
         yield directory

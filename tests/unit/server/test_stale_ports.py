@@ -1,4 +1,4 @@
-"""The removal of stale ports at the server's start, with a stub in the place of the databases."""
+"""The removal of stale ports at the server's start, with a stub instead of the databases."""
 
 import socket
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ def test_a_database_at_a_port_has_no_file():
 
 
 def test_an_unreadable_cache_file_keeps_no_database_from_its_removal(databases, tmp_path, monkeypatch):
-    """The removal ended with the thread that it ran in."""
+    """An error ended the thread of the removal."""
     databases.found["unix:/a"] = [PORT]
     (tmp_path / "c1-eth0").mkdir()
     (tmp_path / "c2-eth0").write_text('{"Netconf": {"socket_file": "unix:/a"}}')

@@ -1,4 +1,4 @@
-"""The server's state, for fastcni doctor."""
+"""The server's status for fastcni doctor."""
 
 import os
 import socket
@@ -58,7 +58,7 @@ def test_an_older_server_declines(tmp_path, answer, expected):
 
 @pytest.fixture
 def answered(tmp_path):
-    """answered(document): what ask() returns if the server answers with document()."""
+    """Return a function answered(document) that returns ask()'s result if the server answers with document()."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)

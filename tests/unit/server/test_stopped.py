@@ -1,5 +1,5 @@
-"""A server that is stopped for a while, by SIGSTOP, a frozen cgroup or a debugger: the answers of its callers, and
-what it may still do when it continues."""
+"""A server that is stopped for a while, by SIGSTOP, a frozen cgroup or a debugger: its callers' answers, and the work
+that it may still do when it continues."""
 
 import json
 import os
@@ -37,7 +37,7 @@ FASTCNI_SOCKET= exec {directory}/host-local
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """The directory of plugin files with short deadlines."""
+    """Return the directory of plugin files with short deadlines."""
     directory = tmp_path_factory.mktemp("hasty")
     image = pack.pack(checked_interpreter(base_interpreter()), (UNREAD, ANSWER, QUICK))
     for name in ("bridge", "host-local", "portmap"):
@@ -47,7 +47,7 @@ def hasty(tmp_path_factory):
 
 
 def plugin(directory, server, command, conf, pod, **more):
-    """Start a plugin file. It calls the server, and goes one-shot if needed."""
+    """Start a plugin file that calls the server, and goes one-shot if needed."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "eth0", "CNI_NETNS": f"/run/netns/{pod}",
            "CNI_PATH": str(directory), "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"], **more}
     running = subprocess.Popen([directory / conf["type"]], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -124,8 +124,8 @@ def test_a_caller_of_a_stopped_server_gets_an_answer(node, pod, start, slow):
 
 
 def test_a_server_stopped_for_longer_than_its_signal_wait_continues(tmp_path, node):
-    """sigtimedwait(2) that SIGCONT interrupted after its time returned what stood in memory, and the server ended with
-    status 0: nothing started it again."""
+    """If SIGCONT interrupted sigtimedwait(2) after its time, the call returned what was in memory, and the server ended
+    with status 0, so no program started it again."""
     with Server(tmp_path, program=["-c", OFTEN_TIDY]) as server:
         for _ in range(3):
             stop(server.process.pid)
@@ -150,7 +150,7 @@ def systemd(tmp_path):
 def test_systemd_gets_reports_until_the_server_is_stopped(tmp_path, start, systemd):
     server = start(env={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"})
     assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
-    assert not server.lines("command=VERSION")          # these cause no log line
+    assert not server.lines("command=VERSION")          # these requests cause no log line
     stop(server.process.pid)
     systemd.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -164,7 +164,7 @@ def test_systemd_gets_reports_until_the_server_is_stopped(tmp_path, start, syste
 
 
 def test_systemd_gets_no_report_from_a_server_whose_workers_hang(node, tmp_path, monkeypatch):
-    """A main thread that runs does not mean that queue and workers do."""
+    """The main thread runs, but the queue or the workers hang."""
     notified = []
     server = Local(tmp_path, monkeypatch)
     with server:
@@ -180,7 +180,7 @@ def test_systemd_gets_no_report_from_a_server_whose_workers_hang(node, tmp_path,
 
 
 def test_systemd_gets_reports_from_a_server_whose_queue_is_full(node, tmp_path, monkeypatch):
-    """A busy server refused its watchdog's request, so systemd ended it after a minute."""
+    """A busy server rejected its watchdog's request, so systemd ended it after a minute."""
     notified = []
     with Local(tmp_path, monkeypatch) as server:
         server.queue.size = 0
@@ -244,7 +244,7 @@ CHAINED = {"portmap": {**PORTS}, "firewall": {"backend": "nftables"}, "bandwidth
 
 
 class Stop:
-    """The worker waits before its n-th netlink request until go_on() is called, like a stopped process."""
+    """A worker that waits before its n-th netlink request until go_on() is called, like a stopped process."""
 
     def __init__(self, monkeypatch):
         self.real, self.at = wire.send, 0
@@ -280,7 +280,8 @@ def stall():
 @pytest.mark.parametrize("kind", ["bridge", "ptp", *CHAINED])
 def test_a_successor_is_complete_wherever_the_server_stopped(node, pod, tmp_path, monkeypatch, plugins, stall, kind,
                                                                 command):
-    """A late ADD of portmap removed the mapping of its successor. A late DEL removed all of the pod's elements."""
+    """A late ADD of portmap removed the mapping of the pod's successor. A late DEL removed all the successor's
+    elements."""
     first = node.conf(isGateway=True, ipMasq=True, type=kind if kind == "ptp" else "bridge")
     with Local(tmp_path, monkeypatch) as server:
         stop, n, server.cni_path = Stop(monkeypatch), 0, plugins

@@ -1,4 +1,4 @@
-"""Messages to systemd: to a file or to an abstract address, and none that stops the server."""
+"""Messages to systemd, to a file or to an abstract address. An error does not stop the server."""
 
 import socket
 import time
@@ -15,7 +15,7 @@ def notifier(address):
 
 @pytest.fixture(params=["file", "abstract"])
 def address(request, tmp_path):
-    """An address as systemd writes it into NOTIFY_SOCKET."""
+    """Return an address as systemd writes it into NOTIFY_SOCKET."""
     return f"{tmp_path}/notify" if request.param == "file" else f"@fastcni-test{tmp_path}"
 
 

@@ -1,4 +1,4 @@
-"""The command `fastcni trace`, against a server."""
+"""The command `fastcni trace`, with a server."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def trace(server, capfd):
 
 @pytest.fixture
 def pods(server, node, pod):
-    """One pod with a bridge and loopback, and an ADD that failed. Return the bridge's configuration."""
+    """Add a pod with a bridge and loopback, and make an ADD that fails. Return the bridge's configuration."""
     conf = node.conf(isGateway=True)
     server.ok("ADD", LOOPBACK, pod, cid="web-1", ifname="lo")
     server.ok("ADD", conf, pod, cid="web-1")
@@ -37,7 +37,7 @@ def pods(server, node, pod):
 
 
 class Following:
-    """`fastcni trace` in a process of its own."""
+    """`fastcni trace` in a separate process."""
 
     def __init__(self, server, directory, *words):
         self.out, self.err = directory / "trace.out", directory / "trace.err"

@@ -1,4 +1,4 @@
-"""The queue and the thread of traces, without OpenTelemetry: a stub takes the place of its SDK.
+"""The queue and the thread of traces, without OpenTelemetry: a stub replaces its SDK.
 tests/observability/test_traces.py has the spans."""
 
 import subprocess
@@ -21,7 +21,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class Sender:
-    """Takes the place of spans.Sender. `why`: of send(). It hangs until `free` is set."""
+    """A stand-in for spans.Sender. why: send()'s return value. It hangs until `free` is set."""
 
     def __init__(self):
         self.added, self.sent, self.why = [], [], ""

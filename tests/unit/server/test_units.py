@@ -25,7 +25,7 @@ ODD = ["with space", "percent%h", "dollar$HOME", "${HOME}", ";", "#x", "ü"]
 
 @pytest.fixture
 def units(tmp_path):
-    """The directory of both units."""
+    """Return the directory of both units."""
     systemd.install_units(tmp_path / "units")
     return tmp_path / "units"
 
@@ -58,7 +58,7 @@ def test_the_exposure_is_below_four(units):
 
 
 def test_systemd_ends_a_stopped_server_before_its_callers_give_up():
-    """The callers get the answers of a dead server, and no request continues later."""
+    """The callers get the answers for a dead server, and no request continues later."""
     seconds = int(*values("WatchdogSec")) + int(*values("TimeoutAbortSec"))
     assert deadlines.UNREAD_S < seconds < deadlines.ANSWER_S
     assert values("Restart") == ["on-failure"]          # systemd counts a watchdog timeout as a failure
@@ -67,7 +67,7 @@ def test_systemd_ends_a_stopped_server_before_its_callers_give_up():
 @needs_analyze
 @pytest.mark.parametrize("odd", ODD)
 def test_systemd_finds_a_program_under_an_odd_path(tmp_path, odd):
-    """`verify` looks for the program: it has to read the path back as it was."""
+    """`verify` searches for the program: it must parse the path as it was written."""
     directory = tmp_path / odd
     directory.mkdir()
     program = directory / "python"
@@ -178,7 +178,7 @@ def test_a_failure_leaves_the_old_units_and_nothing_else(tmp_path, monkeypatch):
 
 
 def fastcni(*args, tty=False):
-    """Run the command, in a process with a terminal, or in this process without one: (exit status, output)."""
+    """Run the command, in a process with a terminal, or in this process without one. Return (exit status, output)."""
     words = [str(arg) for arg in args]
     if not tty:
         done = CliRunner().invoke(cli, words)
@@ -249,7 +249,8 @@ def test_only_units_that_fastcni_has_written_are_removed(units, monkeypatch):
 
 
 def test_units_are_stopped_only_if_systemd_has_loaded_these_files(units, tmp_path, monkeypatch):
-    """A unit of the same name in another directory is another installation's. tests/packages has systemd's answers."""
+    """A unit of the same name in another directory belongs to another installation. tests/packages has systemd's
+    answers."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "link").symlink_to(units)
     program = tmp_path / "bin" / "systemctl"
@@ -324,7 +325,8 @@ def confined(names):
 
 @pytest.fixture
 def go_through(node, pod_netns, start):
-    """go_through(words before the server's command): what failed, by name, of all that a node has its plugins do."""
+    """Return a function go_through(words before the server's command) that makes all the requests of a node, and
+    returns those that failed, by name."""
     def run(before):
         server, failed = start(before=before), []
         if before[0] == "setpriv":
@@ -360,7 +362,7 @@ def capabilities_of(pid):
 
 
 def legacy_iptables(before):
-    """Return whether the legacy iptables may call the kernel; else it prints `you must be root`."""
+    """Return whether the legacy iptables may call the kernel; otherwise it prints `you must be root`."""
     done = subprocess.run([*before, "iptables-legacy", "-t", "nat", "-S"], capture_output=True, text=True, timeout=20)
     return "must be root" not in done.stderr
 

@@ -1,4 +1,5 @@
-"""A server that is replaced or killed under the load of real plugin files: its callers' answers, and the state left.
+"""A server that is replaced or killed under the load of real plugin files: its callers' answers, and the remaining
+state.
 
 The test owns the listening socket where systemd would, and starts one server after the other on it.
 """
@@ -34,7 +35,7 @@ class Notifications:
         self.sock.bind(self.path)
 
     def next(self, seconds=20.0):
-        """Return the next message, "" if none comes in time."""
+        """Return the next message, or "" if no message arrives in time."""
         self.sock.settimeout(seconds)
         try:
             return self.sock.recv(4096).decode()
@@ -43,7 +44,8 @@ class Notifications:
 
 
 class Unit:
-    """`with Unit(directory) as unit:` acts as systemd: a listening socket, and at most one server at a time."""
+    """A stand-in for systemd: `with Unit(directory) as unit:` has a listening socket, and at most one server at a
+    time."""
 
     def __init__(self, directory):
         self.directory, self.path, self.process = directory, str(directory / "handed.sock"), None
@@ -82,7 +84,8 @@ class Unit:
 
 
 class Callers:
-    """`with Callers(...) as callers:` THREADS pods, each with ADD and DEL in turn until the end; then all are deleted.
+    """`with Callers(...) as callers:` THREADS pods, each of which is added and deleted until the end; then all are
+    deleted.
 
     failed: (command, error document) of each call that failed. added: ADDs that succeeded.
     """
@@ -133,7 +136,8 @@ def conf(node):
 
 @pytest.fixture
 def plugin(node, plugins, conf):
-    """plugin(path of a socket): call(command, pod) of the installed file, as a runtime does it: (status, stdout)."""
+    """Return plugin(path of a socket), which returns call(command, pod) of the installed file, as a runtime calls it:
+    (status, stdout)."""
     def at(path):
         def call(command, pod):
             env = {"CNI_COMMAND": command, "CNI_CONTAINERID": f"c-{pod}", "CNI_NETNS": f"/run/netns/{pod}",
@@ -170,7 +174,7 @@ def test_a_restart_by_systemd_costs_no_request(node, plugin, pods, tmp_path):
         log = unit.log()
     assert callers.failed == []
     assert_nothing_is_left(node, pods)
-    # No request goes one-shot here: the socket always exists, and requests in between wait in it.
+    # No request goes one-shot here: the socket always exists, and requests wait in it between two servers.
     added = [line for line in log.splitlines() if "event=request_done" in line and "command=ADD" in line]
     assert len(added) == callers.added and "level=error" not in log
 
@@ -221,7 +225,7 @@ def test_kills_under_load_fail_adds_with_code_11_and_no_del(node, plugin, pods, 
 
 
 def test_a_server_whose_socket_directory_was_removed_ends_with_status_0(start, tmp_path):
-    """The server ended with a traceback, and without its last answers."""
+    """The server ended with a traceback, and did not send its last answers."""
     server = start()
     shutil.rmtree(tmp_path / "run")
     assert server.stop() == 0 and not server.lines("Traceback")
@@ -238,7 +242,7 @@ def test_systemd_gets_ready_before_the_first_answer_and_stopping_at_the_end(pod,
 
         waiting = threading.Thread(target=ask)
         waiting.start()
-        time.sleep(0.1)                     # the request waits in the socket, as what made systemd start the server
+        time.sleep(0.1)                     # the request waits in the socket, as when systemd starts the server for it
         unit.begin()
         waiting.join()
         assert answers[0][0] == 0 and received == ["READY=1"]

@@ -1,4 +1,5 @@
-"""A server whose requests hang, in programs or locks: others go on, and a caller that leaves frees its worker."""
+"""A server whose requests hang, in programs or locks: other requests continue, and a caller that leaves frees its
+worker."""
 
 import fcntl
 import json
@@ -23,7 +24,7 @@ exec sleep 1000
 
 
 class Hung:
-    """keys and env of a network whose IPAM plugin is not fastcni's and does not end; its processes."""
+    """A network whose IPAM plugin is not fastcni's and does not end: its keys and env, and its processes."""
 
     def __init__(self, directory):
         self.directory, self.log = directory, directory / "hung.log"
@@ -46,7 +47,7 @@ class Hung:
 
     @property
     def alive(self):
-        """Return the ids of those programs that still run."""
+        """Return the ids of the programs that still run."""
         return [pid for pid in processes() if group_of(pid) in self.pids]
 
 
@@ -133,7 +134,7 @@ def test_a_caller_that_leaves_ends_its_program_and_frees_its_attachment(node, po
     add = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()
     add.close()
-    hung.started(2)                     # the rollback releases what the ADD may have taken; that hangs, too
+    hung.started(2)                     # the rollback releases the addresses of the ADD, and hangs, too
     assert set(hung.pids.values()) == {"ADD", "DEL"}
     hung.works()
     server.ok("DEL", node.conf(**hung.keys), pod, env=hung.env)
@@ -146,14 +147,14 @@ def test_a_caller_that_leaves_ends_the_wait_for_a_lock(node, pod, start):
     with lock_of(node):
         before = node.left(pod)
         add = server.send("ADD", node.conf(isGateway=True), pod)
-        assert eventually(lambda: "eth0" in links(pod))         # the next is its address
+        assert eventually(lambda: "eth0" in links(pod))         # the ADD's next step is its address
         add.close()
         assert eventually(lambda: server.lines("event=caller_gone", "run=True"))
     assert set(links(pod)) == {"lo"} and node.left(pod) == before
 
 
 def test_an_add_whose_answer_cannot_be_delivered_is_rolled_back(node, pod, start):
-    """The caller reads no more, and its connection stays open: the server notices that when it sends the result."""
+    """The caller stops reading, but its connection stays open. The server notices that when it sends the result."""
     server = start("--workers", "1")
     with lock_of(node):
         before = node.left(pod)

@@ -1,4 +1,4 @@
-"""What the server keeps of the pods and the network definitions that it watches, and when it asks the API server.
+"""The pods and network definitions that the server keeps from its watches, and its requests to the API server.
 tests/cluster/kubernetes/test_networks.py has the requests of a server."""
 
 import os
@@ -23,7 +23,7 @@ MAX_BYTES = 2 << 20             # of 1,000 pods; the daemon of Multus takes 3.9 
 
 
 def pod(number):
-    """A pod as the API has it, some 3 kB."""
+    """Return a pod as the API has it, some 3 kB."""
     return {"metadata": {"name": f"web-{number:05}", "namespace": f"shop-{number % 20}", "uid": f"{number:036}",
                          "resourceVersion": str(number), "labels": {f"label-{i}": f"{number}-{i}" for i in range(8)},
                          "annotations": {NETWORKS: f"storage,backup@bak{number % 5}", "notes": f"{number} " * 100}},
@@ -32,7 +32,7 @@ def pod(number):
 
 
 class Api:
-    """An API server with 1,000 pods. Its watch ends, after it has measured what the list has left."""
+    """An API server with 1,000 pods. Its watch measures the memory after the list, and ends."""
 
     size = 0
 
@@ -64,8 +64,8 @@ def definition(name, config="{}"):
 
 
 class Lists:
-    """An API server with these lists, one for each connection: an exception stands for a connection that fails. After
-    the last list the connection stays."""
+    """An API server with these lists, one for each connection: an exception means that the connection fails. After the
+    last list the connection stays open."""
 
     def __init__(self, *lists):
         self.lists, self.tried = [*lists], 0
@@ -119,7 +119,7 @@ def run(home, monkeypatch):
 
 
 def test_an_object_that_a_later_list_lacks_is_gone(run):
-    """It was deleted while the watch was not connected: no event reports it."""
+    """The object was deleted while the watch was not connected: no event reports it."""
     it = run([definition("b"), definition("c", "old")], [definition("c", "new")])
     assert eventually(lambda: it.changes.count("complete") == 2 and it.current)
     assert it.changes == [("b", "{}"), ("c", "old"), "complete", ("c", "new"), ("b", None), "complete"]
@@ -167,7 +167,7 @@ WEB = ("shop", "web")
 
 
 class Objects:
-    """ApiObjects whose requests are recorded. away: what write_status() raises."""
+    """ApiObjects whose requests are recorded. away: the exception of write_status()."""
 
     def __init__(self, directory):
         self.api, self.copies, self.asked, self.away = Lists(), Copies(str(directory)), [], ""
@@ -191,7 +191,7 @@ class Objects:
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-    """A WatchedObjects whose watches do not run: both have had a list."""
+    """Return a WatchedObjects whose watches do not run: both have had a list."""
     monkeypatch.setattr(watched, "SEEN_S", 0.05)
     monkeypatch.setattr(watched, "FIRST_LIST_S", 0.05)
     monkeypatch.setattr(Watch, "start", lambda self: None)
@@ -228,7 +228,7 @@ def test_a_pod_that_the_watch_sees_soon_is_waited_for(source, monkeypatch):
 
 
 def test_a_definition_of_a_lost_watch_is_asked_for(source):
-    """The copy may be old: the request says so, if the API server does not answer it either."""
+    """The copy may be old. The request says so, if the API server does not answer it, either."""
     source.definitions.found["shop", "b"] = Stored("{}")
     assert source.definition("shop", "b") is source.definitions.found["shop", "b"]
     assert source.objects.asked == []
@@ -317,7 +317,7 @@ def test_a_status_that_is_replaced_while_an_older_one_is_written_stays(source, m
 
 
 def test_a_status_that_the_api_rejects_keeps_no_other_from_being_written(source, monkeypatch):
-    """The webhook of one namespace refused the change: after an outage, no status of the node was written any more."""
+    """The webhook of one namespace rejected the change: after an outage, no status of the node was written any more."""
     written = []
 
     def write(namespace, name, *_):
@@ -328,7 +328,7 @@ def test_a_status_that_the_api_rejects_keeps_no_other_from_being_written(source,
     monkeypatch.setattr(source.objects, "write_status", write)
     source.unwritten |= {("shop", name): ("", "x") for name in ("bad", "a", "b")}
     source.keep()
-    assert written == []                # the API server may be away
+    assert written == []                # the API server may be unavailable
     source.keep()
     assert written == ["a", "b"] and [*source.unwritten] == [("shop", "bad")]
 

@@ -1,4 +1,4 @@
-"""Workers: the loss of a worker, or of something it needs."""
+"""Workers: the loss of a worker, or of something that it needs."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ from fastcni.testing.witnesses import eventually
 
 
 def lose_one(monkeypatch, node, command="VERSION"):
-    """Have one worker fail to return from a namespace."""
+    """Let one worker fail to return from a namespace."""
     real, lost = netns.inside.__exit__, threading.Lock()
 
     def leave(self, kind, error, trace):
@@ -53,7 +53,7 @@ def namespace_of(thread):
 
 
 def fail_to_return(monkeypatch, server, errno=1):
-    """The next worker that returns from a pod fails at each attempt."""
+    """Let the next worker that returns from a pod fail at each attempt."""
     real, failing = netns.setns, []
 
     def setns(fd):
@@ -84,14 +84,14 @@ def test_a_worker_left_in_a_pod_is_replaced_by_one_in_the_servers_namespace(node
         home = os.fstat(server.hosts.home).st_ino
         assert eventually(lambda: {namespace_of(thread) for thread in server.pool.threads} == {home}, 5)
         server.ok("DEL", conf, pod)
-    for _ in range(6):                  # more than there are threads
+    for _ in range(6):                  # more requests than threads
         server.ok("ADD", conf, pod)
         server.ok("DEL", conf, pod)
     assert node.left(pod) == before
 
 
 def test_another_error_does_not_hide_that_a_worker_is_lost(node, pod, local, monkeypatch):
-    """An error while its host was closed replaced Lost: the worker continued in the pod's namespace."""
+    """An error of closing its host replaced Lost: the worker continued in the pod's namespace."""
     def close(self):
         raise OSError(5, "made up")
 
@@ -196,7 +196,8 @@ def test_successes_are_not_logged_as_warnings(node, pod, local):
 
 
 def no_threads(monkeypatch, name=""):
-    """Make the start of threads with this name prefix fail, as with pids.max. The value is a function that ends it."""
+    """Make the start of threads with this name prefix fail, as with pids.max. Return a function that ends the
+    failures."""
     real = threading.Thread.start
 
     def start(self):
@@ -278,7 +279,7 @@ def test_the_end_waits_for_a_worker_that_is_being_started(node, tmp_path, monkey
 
 
 def test_a_request_that_cannot_be_read_for_lack_of_memory_goes_one_shot(node, pod, local, monkeypatch):
-    """Its connection stayed open, and the caller waited for the answer until its deadline."""
+    """The request's connection stayed open, and the caller waited for the answer until its deadline."""
     server, real = local(), protocol.read
     failures = [MemoryError(), MemoryError()]
 
@@ -295,7 +296,7 @@ def test_a_request_that_cannot_be_read_for_lack_of_memory_goes_one_shot(node, po
 
 
 def test_without_background_threads_requests_do_that_work_themselves(node, pod, local, monkeypatch):
-    """The pool counted a thread before it had started; after as many failures every DEL waited until code 11."""
+    """The pool counted a thread before its start; after as many failures as threads, every DEL waited until code 11."""
     go_on = no_threads(monkeypatch, "background")
     server, conf = local(), node.conf(isGateway=True, ipMasq=True)
     for _ in range(12):                 # more than the pool holds
@@ -333,7 +334,7 @@ def test_a_program_that_takes_too_long_is_killed_and_named(node, pod, local, slo
 
 
 class Decoder:
-    """Replaces decode_conf() in the server: it counts calls, and waits for configurations of "slow"."""
+    """A stand-in for decode_conf() in the server: it counts calls, and waits for configurations of "slow"."""
 
     def __init__(self, monkeypatch):
         self.real = configurations.decode_conf
@@ -349,7 +350,8 @@ class Decoder:
 
 
 def test_a_configuration_is_decoded_once_and_without_a_lock(node, pod, local, monkeypatch):
-    """The acceptor decoded it under its lock, for the network's name, and the worker decoded it again."""
+    """The acceptor decoded the configuration under its lock, for the network's name, and the worker decoded it
+    again."""
     server, decoder = local(), Decoder(monkeypatch)
     first = server.send("ADD", node.conf(isGateway=True) | {"name": "slow"}, pod)
     try:
@@ -374,7 +376,7 @@ def test_a_configuration_is_decoded_once_and_without_a_lock(node, pod, local, mo
 
 @pytest.fixture
 def elsewhere():
-    """The name of a network namespace other than the server's."""
+    """Return the name of a network namespace other than the server's."""
     name = f"fcni-else-{os.urandom(4).hex()}"
     run("ip", "netns", "add", name)
     try:

@@ -21,7 +21,7 @@ def bad_network(text):
     return (7, "invalid characters found in network name", text)
 
 
-# Row, validator, input, the error's code, msg and details; None: it is fine.
+# Row, validator, input, the error's code, msg and details; None: no error.
 NAMES = [
     ("S7", check_container_id, "-bad", bad_id("-bad")),
     ("S8", check_container_id, "a\n", bad_id("a\n")),

@@ -45,7 +45,7 @@ def v11(body):
 
 IP4_ONLY = of("0.2.0", '"ip4":{"ip":"10.1.0.2/16","routes":[{"dst":"0.0.0.0/0","mtu":9}]}')
 
-# Row, document, version to print it in (None: its own), what is printed.
+# Row, document, version to print it in (None: its own), output.
 PRINTED = [
     ("R1", '{"cniVersion":"1.0.0"}', "1.1.0", '{"cniVersion":"1.1.0"}'),
     ("R2", '{"cniVersion":"1.0.0"}', "0.4.0", '{"cniVersion":"0.4.0","dns":{}}'),
@@ -121,7 +121,7 @@ def test_only_an_integral_literal_is_an_interface_index(literal):
 
 
 def test_a_number_that_is_printed_as_a_float_was_read_as_it_stands():
-    """It is an integer to a program that reads the result, and prints again."""
+    """A program that reads the result, and prints it again, takes the number for an integer."""
     document = {"cniVersion": "1.0.0", "interfaces": [{"name": "a", "mtu": 9007199254740993}]}
     once = result.create("1.0.0", document)
     assert once == document and result.create("1.0.0", once) == once
@@ -216,7 +216,7 @@ def test_an_old_result_is_pretty_with_dns_last_R33():
 
 WRONG_FAMILY = ("could not parse prevResult: result type supports [1.0.0 1.1.0] "
                 "but unmarshalled CNIVersion is ")
-# The configuration's version, prevResult, and the version it is read as or the error.
+# The configuration's version, prevResult, and the version of the reader, or the error.
 PREVIOUS = [
     ("1.0.0", "{}", "1.0.0"),
     ("1.0.0", '{"cniVersion":"1.1.0"}', "1.1.0"),
@@ -328,7 +328,7 @@ def cidrs():
 
 
 def of_shape(kind):
-    """Documents that fit a table of rows, most of them valid."""
+    """Return documents that fit a table of rows, most of them valid."""
     if isinstance(kind, dict):
         return st.fixed_dictionaries({}, optional={key: of_shape(inner) for key, inner, _ in kind.values()})
     if isinstance(kind, list):

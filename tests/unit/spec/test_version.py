@@ -1,4 +1,4 @@
-"""Versions: parsing, order, the support test, and what VERSION answers."""
+"""Versions: parsing, order, the support test, and VERSION's answer."""
 
 import pytest
 from hypothesis import given

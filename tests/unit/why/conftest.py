@@ -1,4 +1,4 @@
-"""A node in namespaces for the tests of `fastcni why`: three pods, an outside host; faults are made and mended.
+"""A node in namespaces for the tests of `fastcni why`: three pods, an outside host; the fixtures make and undo faults.
 
     a, b    pods of the bridge br0 with ipMasq; b has a server and the host port 8080 of TCP
     c       a pod of ptp, with a server
@@ -30,8 +30,9 @@ SYSCTLS = {"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1", "net
 
 
 class World:
-    """The node. names: {"h", "a", ...: name of the namespace}. words: what the faults' commands may name, such as {va},
-    the host's end of pod a's veth link. PODS: {network: letters of its pods}. SERVERS: more namespaces with servers."""
+    """The node. names: {"h", "a", ...: name of the namespace}. words: replacements in the faults' commands, such as
+    {va} for the host's end of pod a's veth link. PODS: {network: letters of its pods}. SERVERS: more namespaces with
+    servers."""
 
     PODS, SERVERS = {"bridge": "ab", "ptp": "c"}, "xh"
 
@@ -108,7 +109,7 @@ class World:
         return re.sub(r"\{(\w+)\}", lambda found: str(self.words[found[1]]), text)
 
     def shell(self, text):
-        """Run a command on the node. {x} are words; "A: " in front runs it in pod a."""
+        """Run a command on the node. {x} is replaced by a word; a command that begins with "A: " runs in pod a."""
         netns = self.names["h"]
         if text[1:3] == ": ":
             netns, text = self.names[text[0].lower()], text[3:]
@@ -118,7 +119,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def worlds(request, tmp_path_factory):
-    """A function that returns the module's World, a new one if a test has left a fault in it."""
+    """Return a function that returns the module's World, or a new World if a test has left a fault in it."""
     made = []
 
     def present():
@@ -154,7 +155,7 @@ def why(world, capfd):
 
 @pytest.fixture
 def broken(world):
-    """broken(commands, undo) makes a fault; it is undone when the test ends."""
+    """Return a function broken(commands, undo) that makes a fault, which is undone when the test ends."""
     undone = []
 
     def make(commands, undo=()):
@@ -169,8 +170,9 @@ def broken(world):
 
 
 class Case:
-    """A fault. args: of `why`. commands: make it. hop: where the connection ends. says: texts of rule, owner and what.
-    mends: whether `do` is a command that mends it. undo: commands that remove what is left; they may fail."""
+    """A fault. args: those of `why`. commands: make the fault. hop: where the connection ends. says: texts of rule,
+    owner and what. mends: whether `do` is a command that repairs it. undo: commands that remove the remains; they may
+    fail."""
 
     def __init__(self, name, args, commands, hop, *says, mends=True, undo=(), needs=()):
         self.name, self.args, self.commands, self.hop, self.says = name, args.split(), commands, hop, says
@@ -183,7 +185,7 @@ def cases(*found):
 
 
 def check(case, why, world, broken):
-    """Make the fault, see it named, run `do`, and see the packet arrive."""
+    """Make the fault, check that `why` names it, run `do`, and check that the packet arrives."""
     broken(case.commands, case.undo)
     found = why(*case.args)
     assert found.status == 1, found.out

@@ -69,14 +69,14 @@ def test_a_process_that_listens_on_loopback_only_is_named(why, world):
 
 
 def test_loopback_is_that_of_the_pod_itself(why):
-    """The node's listening sockets were looked at for a pod's 127.0.0.1."""
+    """The command checked the node's listening sockets for a pod's 127.0.0.1."""
     assert why("pod-b", "127.0.0.1:{port_b}").status == 0
     found = why("pod-b", "127.0.0.1:{port_h}").document["ends"]
     assert found["hop"] == "listening socket" and "pod pod-b" in found["what"]
 
 
 def test_a_packet_to_the_pod_itself_does_not_leave_the_pod(why):
-    """The hops of the node were printed, and one of them, tc, was said to take the packet."""
+    """The command printed the hops of the node, and named one of them, tc, as the end of the packet."""
     for to in ("{ip_b}", "127.0.0.1", "[{ip6_b}]", "[::1]"):
         assert why("pod-b", f"{to}:{{port_b}}").status == 0
         for udp in ([], ["--udp"]):
@@ -138,7 +138,7 @@ def test_a_full_accept_queue_is_named(why, world):
 
 
 def test_a_conntrack_entry_to_a_dead_pod_is_named_and_mended(why, world, broken):
-    """An UDP client that sends from one port all the time is sent to the address that the first packet got."""
+    """The packets of a UDP client that always sends from one port go to the address that its first packet got."""
     words = "--udp", "pod-a", "{ip_c}:{port_c}"
     broken(["conntrack -I -p udp -s {ip_a} -d {ip_c} --sport 4000 --dport {port_c} --reply-src 10.88.0.99 "
             "--reply-dst {ip_a} --reply-port-src {port_c} --reply-port-dst 4000 --timeout 60"])
@@ -150,7 +150,7 @@ def test_a_conntrack_entry_to_a_dead_pod_is_named_and_mended(why, world, broken)
 
 
 def test_a_full_conntrack_table_is_named(world, why, monkeypatch):
-    """The limit belongs to the first namespace of the machine, so its value is that of another node here."""
+    """The limit belongs to the first namespace of the machine, so the test replaces its value."""
     from fastcni.why import answers, path
 
     values = {answers.COUNT: "262144", answers.MAX: "262144"}

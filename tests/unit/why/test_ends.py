@@ -7,7 +7,8 @@ SHOP_WEB = (("K8S_POD_NAMESPACE", "shop"), ("K8S_POD_NAME", "web"))
 
 
 def test_networks_that_multus_has_added_have_the_namespace_and_the_name_of_the_pod():
-    """Their ADDs are in the result cache without both, so a packet by net1 was said to end at `pod namespace`."""
+    """The result cache has the ADDs of multus' networks without namespace and pod name, so the command said that a
+    packet by net1 ends at `pod namespace`."""
     own = NodeAttachment("many", "c0ffee", "eth0", RUNNING, "", netns="/run/netns/web",
                          cached=Cached("", args=SHOP_WEB))
     more = NodeAttachment("storage", "c0ffee", "net1", RUNNING, "", addresses=("10.9.0.2",), cached=Cached(""))
@@ -19,7 +20,8 @@ def test_networks_that_multus_has_added_have_the_namespace_and_the_name_of_the_p
 
 
 def test_of_two_pods_with_one_address_the_one_of_the_source_s_network_is_the_target():
-    """Two networks may have one subnet: the packet went to the pod of the network that the inventory lists first."""
+    """Two networks may have one subnet: the command followed the packet to the pod of the first network in the
+    inventory."""
     pods = tuple(NodeAttachment(network, f"c-{network}", "eth0", RUNNING, "", netns="/run/netns/none",
                                 addresses=("10.9.0.2",)) for network in ("blue", "red"))
     for network in ("blue", "red"):
@@ -28,7 +30,7 @@ def test_of_two_pods_with_one_address_the_one_of_the_source_s_network_is_the_tar
 
 
 def test_the_network_that_multus_runs_is_the_pod_s_attachment_and_not_multus_itself():
-    """The bridge, or the bridge of Open vSwitch, is in the configuration of that network."""
+    """That network's configuration names the bridge, or the bridge of Open vSwitch."""
     pods = tuple(NodeAttachment(network, "c0ffee", "eth0", RUNNING, "", netns="/run/netns/none",
                                 addresses=("10.9.0.2",), plugins=(plugin,)) for network, plugin in (
         ("cluster", "multus"), ("inner", "ovs")))

@@ -1,5 +1,5 @@
 """fastcni why: two pods in one layer-2 network, which the node does not route: a bridge of Open vSwitch, macvlans on
-one parent, a bridge without gateway. Each fault of their path is named, and `do` mends it."""
+one parent, a bridge without gateway. The command names each fault of their path, and `do` repairs it."""
 
 import json
 
@@ -17,7 +17,7 @@ SUBNETS = {"ovs": "10.71.0", "macvlan": "10.72.0", "flat": "10.73.0", "other": "
 
 class LayerTwo(World):
     """a, b: pods of ovs in VLAN 100. c, d: pods of macvlan on m0. e, f: pods of the bridge br9 without gateway. g: a
-    pod of another bridge with the subnet of e and f. x: a host at the other end of m0, 10.72.0.200."""
+    pod of another bridge with the subnet of e and f. x: a host at the other end of m0, with 10.72.0.200."""
 
     PODS, SERVERS = {"ovs": "ab", "macvlan": "cd", "flat": "ef", "other": "g"}, "xh"
 

@@ -1,4 +1,4 @@
-"""fastcni why: faults of links, addresses, neighbours and bridges are named, and `do` mends them."""
+"""fastcni why names faults of links, addresses, neighbours and bridges, and `do` repairs them."""
 
 import pytest
 from unit.why.conftest import Case, cases, check

@@ -1,4 +1,4 @@
-"""fastcni why: an HTTP proxy that accepts a connection does not hide what is behind it."""
+"""fastcni why follows a connection through an HTTP proxy to the target behind it."""
 
 import contextlib
 import socket
@@ -16,7 +16,8 @@ RULES = ("table inet fastcni-policy {{ chain proxy-divert {{ type filter hook pr
 
 @pytest.fixture
 def proxy(world, broken):
-    """A process on the node that accepts what the agent's rules would give to HAProxy: connections to pod a."""
+    """Run a process on the node that accepts the connections that the agent's rules would give to HAProxy: those to pod
+    a."""
     with Inside(world.names["h"]), contextlib.closing(socket.socket()) as sock:
         sock.setsockopt(socket.SOL_IP, IP_TRANSPARENT, 1)
         sock.bind(("127.0.0.1", 0))
@@ -29,7 +30,7 @@ def proxy(world, broken):
 
 
 def test_what_the_proxy_accepts_is_followed_to_the_target(why, world, proxy):
-    """The proxy accepts before it connects to the target: `why` said that each port behind it is reached."""
+    """The proxy accepts before it connects to the target: `why` said that each port behind the proxy is reached."""
     found = why("pod-c", "{ip_a}:9").document
     hops = [hop["hop"] for hop in found["hops"]]
     assert {"hop": "HTTP proxy", "ok": True} in found["hops"]

@@ -15,7 +15,7 @@ ONE, TWO = read_ip("192.0.2.50"), read_ip("192.0.2.51")
 
 
 class Claims:
-    """A store in memory; `away`: it does not answer."""
+    """A store in memory. away: whether the store is unavailable."""
 
     node = "me"
 

@@ -1,4 +1,4 @@
-"""EgressAddress documents: what is read, what is refused, and which address a pod leaves from."""
+"""EgressAddress documents: valid and rejected documents, and the source address of a pod outside the cluster."""
 
 import pytest
 

@@ -41,7 +41,7 @@ WAY = Route("eth0", OTHER.subnets[4], OTHER.public[4])
 
 
 class Place:
-    """A node in the test's namespace, a pod, and a host outside that says who asks."""
+    """A node in the test's namespace, a pod, and a host outside that answers with the caller's address."""
 
     def __init__(self, pod, outside, directory):
         self.pod, self.outside, self.opened = pod, outside, contextlib.ExitStack()
@@ -87,7 +87,7 @@ class Place:
         self.it.put({"billing": document}, {read_ip(POD): document})
 
     def source(self, to=(OUTSIDE, PORT), server=None):
-        """Who asks, as the host outside or another server sees it; "" if nothing comes."""
+        """Return the caller's address as the host outside or another server sees it; "" without an answer."""
         with Inside(self.pod), socket.socket() as sock:
             sock.settimeout(0.3)
             try:
@@ -99,7 +99,7 @@ class Place:
         return host
 
     def datagrams(self):
-        """A socket of the pod for asked_from()."""
+        """Return a socket of the pod for asked_from()."""
         with Inside(self.pod):
             found = self.opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         found.settimeout(0.3)
@@ -107,7 +107,8 @@ class Place:
         return found
 
     def asked_from(self, sock, port=False):
-        """The address, or also the port, that a datagram comes from, as the host outside sees it; "" if none comes."""
+        """Return the source address, or address and port, of a datagram as the host outside sees it; "" if no datagram
+        arrives."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self.receiver.recv(64)
@@ -160,7 +161,7 @@ def test_a_pod_is_closed_until_the_node_holds_its_address_then_leaves_from_it_an
 
 
 def test_the_kernel_takes_address_and_permission_from_a_node_that_no_longer_renews(place):
-    """As an agent that hangs. Another program's masquerade does not get the packets."""
+    """The agent hangs. Packets do not match another program's masquerade."""
     place.put(ADDRESS)
     place.thread.start()
     assert eventually(lambda: place.source() == ADDRESS), place.log
@@ -186,7 +187,7 @@ def test_a_way_to_another_nodes_address_is_a_rule_for_the_pod_and_a_table_for_th
     assert ip("route", "show", "table", rule.split("lookup")[1].split()[0]).startswith("default via 192.0.2.2 dev eth0")
     assert eventually(lambda: f"{POD} . 192.0.2.2" in run("nft", "list", "set", "inet", "fastcni-egress", "ways4"))
     ip("rule", "del", "priority", "900")
-    assert place.source() == ""                 # without its rule the packet has another next hop
+    assert place.source() == ""                 # without the rule the packet has another next hop
     assert eventually(lambda: "fwmark 0x1000/0x1000" in ip("rule"))
     place.it.put({}, {})
     assert eventually(lambda: "fwmark" not in ip("rule"))
@@ -194,15 +195,15 @@ def test_a_way_to_another_nodes_address_is_a_rule_for_the_pod_and_a_table_for_th
 
 
 def test_no_packet_leaves_with_the_pods_own_address_when_its_document_is_deleted(place, monkeypatch):
-    """Connections kept the translation to the pod's own address, which is for the way to the holder, until the agent
-    had deleted them from conntrack. Here this takes half a second."""
+    """Connections kept their translation to the pod's own address, which is used on the way to the holder, until the
+    agent had deleted them from conntrack. In this test this takes half a second."""
     place.claims.holders = lambda: {read_ip(ADDRESS): "two"}
     place.claims.free_at = lambda address: float("inf")
     place.put(ADDRESS)
     place.thread.start()
     assert eventually(lambda: f"{POD} . 192.0.2.2" in run("nft", "list", "set", "inet", "fastcni-egress", "ways4"))
     sock = place.datagrams()
-    # To the holder, which does not exist. The agent ends the pod's flows after it has written the set.
+    # To the holder, which does not exist. The agent deletes the pod's flows after it has written the set.
     assert eventually(lambda: sock.send(b"x") and f"src={POD}" in run("conntrack", "-L", "-p", "udp"))
     end = flows.end
     monkeypatch.setattr(flows, "end", lambda *of: sleep(0.5) or end(*of))
@@ -222,7 +223,7 @@ def test_new_subjects_and_those_that_are_subjects_again_stay_closed_when_connect
     monkeypatch.setattr(flows, "end", lambda *of: ending.set() or (goes_on.wait(10) and end(*of)))
     place.it.put({}, {})
     assert ending.wait(10)
-    place.it.protect([read_ip("10.244.1.6")])           # an ADD, before put() has the pod
+    place.it.protect([read_ip("10.244.1.6")])           # an ADD before put() has added the pod
     goes_on.set()
     assert eventually(lambda: POD not in run("nft", "list", "set", "inet", "fastcni-egress", "subjects4"))
     assert "10.244.1.6" in run("nft", "list", "set", "inet", "fastcni-egress", "subjects4")
@@ -262,7 +263,7 @@ def test_all_that_egress_addresses_have_made_can_be_removed(place):
 
 
 def test_the_next_agent_keeps_the_ways_of_the_former_one_until_it_knows_its_own(host_netns):
-    """The kernel refused the first write of an element that was there already (EEXIST)."""
+    """The kernel rejected the agent's first write, because an element existed already (EEXIST)."""
     pods, ways = ({read_ip(POD) + more: None} for more in (b"", read_ip("192.0.2.2")))
     given = {read_ip(POD): read_ip(ADDRESS)}
     for former in (False, True):
@@ -378,7 +379,8 @@ def test_with_the_rules_of_kube_proxy_services_inside_see_the_pod_and_those_outs
 
 
 def test_connections_that_begin_while_there_is_no_table_get_the_egress_address_afterwards(place, monkeypatch):
-    """Before Linux 6.9: they kept the node's address, and were dropped until they ended. Others go on."""
+    """Before Linux 6.9, such connections kept the node's address, and were dropped until they ended. Other connections
+    continue."""
     monkeypatch.setattr(table_module, "OWNED", 0)
     place.it.table.flags = 0
     place.put(ADDRESS)
@@ -398,7 +400,7 @@ def test_connections_that_begin_while_there_is_no_table_get_the_egress_address_a
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "192.0.2.2", "192.0.2.7", "192.0.2.255", "10.244.2.9"])
 def test_a_node_takes_no_address_that_it_or_another_node_or_a_pod_has(place, address):
-    """It took the node's own address, and deleted it at the end of the document."""
+    """The agent took the node's own address, and deleted it with the document."""
     ip("addr", "add", "192.0.2.7/24", "dev", "eth0")
     place.thread.start()
     place.put(address)
@@ -427,7 +429,8 @@ def test_an_address_that_is_of_no_single_host_of_its_network_is_not_taken(addres
 
 
 def test_an_address_is_deleted_with_its_own_prefix_only(host_netns):
-    """Linux deletes the first one of IPv4 whose prefix is another one, if it is not told the address of the link."""
+    """If the request does not name the link's address, Linux deletes the first IPv4 address, even with another
+    prefix."""
     ip("link", "add", "eth0", "type", "veth", "peer", "eth1")
     for prefix in (24, 32):
         ip("addr", "add", f"{ADDRESS}/{prefix}", "dev", "eth0")

@@ -1,4 +1,4 @@
-"""What `fastcni explain` and `fastcni doctor` say on egress addresses, by what the agent answers."""
+"""The output of `fastcni explain` and `fastcni doctor` on egress addresses, for answers of the agent."""
 
 import json
 from types import SimpleNamespace

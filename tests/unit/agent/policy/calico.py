@@ -1,5 +1,5 @@
-"""What Calico's documentation says of its policies in the tier `default`, and random clusters with them. Nothing here
-comes from fastcni.
+"""Evaluate Calico's policies in the tier `default` as its documentation says, and make random clusters with such
+policies. No code here comes from fastcni.
 
 https://docs.tigera.io/calico/latest/reference/resources/globalnetworkpolicy, and networkpolicy. Selectors are pairs
 (text, function of labels).
@@ -43,7 +43,8 @@ def allowed(policies, packet):
 
 
 def direction_allows(policies, packet, direction):
-    """The policies in their order; the first rule that matches decides; the tier's end denies if a policy applies."""
+    """Evaluate the policies in their order. The first rule that matches decides; at the tier's end the packet is denied
+    if a policy applies."""
     own = packet.destination if direction == "Ingress" else packet.source
     if own not in PODS:
         return True
@@ -114,7 +115,8 @@ def packets():
 # -- random clusters ---------------------------------------------------------------------------------------------------
 
 def cluster(seed):
-    """Policies with different orders. Half of the clusters have a NetworkPolicy of Kubernetes, as Calico reads it."""
+    """Return policies with different orders. Half of the clusters have a NetworkPolicy of Kubernetes, as Calico reads
+    it."""
     rng = random.Random(seed)
     orders = [*rng.sample(range(KUBERNETES_ORDER), 3), None]
     found = [policy(rng, f"p{number}", orders.pop(rng.randrange(len(orders)))) for number in range(rng.randint(1, 4))]

@@ -90,7 +90,8 @@ SPACES = st.sampled_from([(name, labels) for name in NAMESPACES for labels in (
 
 
 def connections():
-    """Each pair of addresses of a family, one of no pod among them, with ports that matter."""
+    """Yield each pair of addresses of a family, also with an address of no pod, and with the ports that policies
+    name."""
     for addresses in (ADDRESSES[:5], ADDRESSES[5:]):
         for source in addresses:
             for destination in addresses:

@@ -1,10 +1,10 @@
-"""Frames by hand: forged ones, as a pod's root can send them, and what a pod sends of itself.
+"""Make frames by hand: forged frames, as a pod's root can send them, and the frames that a pod's kernel sends.
 
     frame = ipv4(mac, "10.0.0.9", "10.0.0.2", udp(b"x"), to=victim_mac)
     arrived({"another source": frame}, sender, receiver)        # titles of those that the receiver's link receives
     delivered({...}, sender, receiver, port=80)                 # and of those that a UDP socket there receives
 
-Each frame's payload has to end in MARK, which these two replace so that each frame is recognized.
+Each frame's payload must end in MARK, which arrived() and delivered() replace, so that they recognize each frame.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ def ip_bytes(text):
 
 
 def link_local(mac):
-    """The address that the kernel makes of a MAC, as text."""
+    """Return the link-local address that the kernel makes of a MAC, as text."""
     raw = mac_bytes(mac)
     return socket.inet_ntop(socket.AF_INET6, b"\xfe\x80" + bytes(6) + bytes((raw[0] ^ 2,)) + raw[1:3] + b"\xff\xfe"
                             + raw[3:])
 
 
 def mac_of(netns, link="eth0"):
-    """The MAC of a link, as text."""
+    """Return the MAC of a link, as text."""
     with Inside(netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as it:
         it.bind((link, 0))
         return it.getsockname()[4].hex(":")
@@ -53,12 +53,12 @@ def mac_of(netns, link="eth0"):
 # -- layers, from the inside ------------------------------------------------------------------------------------------
 
 def udp(data=MARK, source=5353, destination=80):
-    """Without a checksum over IPv4. ipv6() computes it."""
+    """Return a UDP packet. The checksum is missing over IPv4; ipv6() computes it."""
     return UDP, struct.pack("!4H", source, destination, 8 + len(data), 0) + data
 
 
 def ipv4(mac, source, destination, packet, to=BROADCAST, options=b"", **more):
-    """packet: (protocol, its bytes)."""
+    """Return a frame with an IPv4 packet. packet: (protocol, its bytes)."""
     protocol, data = packet
     words = 5 + len(options) // 4
     header = struct.pack("!BBHHHBBH4s4s", 0x40 + words, 0, words * 4 + len(data), 1, 0, 64, protocol, 0,
@@ -67,13 +67,15 @@ def ipv4(mac, source, destination, packet, to=BROADCAST, options=b"", **more):
 
 
 def as_fragment(frame, offset=8):
-    """The frame of an IPv4 packet as a fragment with an offset in bytes. Bridges read IGMP in spite of it."""
+    """Return the frame of an IPv4 packet as a fragment with an offset in bytes. Bridges read IGMP even in a
+    fragment."""
     header = frame[14:20] + struct.pack("!H", offset // 8) + frame[22:24] + bytes(2) + frame[26:34]
     return frame[:14] + header[:10] + checksum(header) + header[12:] + frame[34:]
 
 
 def ipv6(mac, source, destination, packet, to=BROADCAST, hop_limit=64, headers=(), **more):
-    """headers: extension headers [(number, bytes behind the number of the next one)]. A UDP checksum is filled in."""
+    """Return a frame with an IPv6 packet. headers: extension headers [(number, bytes after the number of the next
+    header)]. A UDP checksum is filled in."""
     protocol, data = packet
     ends = ip_bytes(source) + ip_bytes(destination)
     if protocol in CHECKSUMS:
@@ -85,7 +87,8 @@ def ipv6(mac, source, destination, packet, to=BROADCAST, hop_limit=64, headers=(
 
 
 def neighbour(kind, target="::", options=(), behind=b"", flags=0):
-    """A message of neighbour discovery: (58, its bytes). options: [(type, bytes)], behind: what follows these."""
+    """Return a message of neighbour discovery: (58, its bytes). options: [(type, bytes)], behind: the bytes after the
+    options."""
     data = struct.pack("!BBHI", kind, 0, 0, flags)
     if kind != ROUTER_SOLICIT:
         data += ip_bytes(target)
@@ -97,7 +100,7 @@ def neighbour(kind, target="::", options=(), behind=b"", flags=0):
 
 
 def too_big(packet, mtu=1280):
-    """An error about a packet, which begins with its IP header: (1 or 58, its bytes). One that needs fragments."""
+    """Return an error that a packet needs fragments: (1 or 58, its bytes). packet: begins with its IP header."""
     if packet[0] >> 4 == 6:
         return ICMPV6, struct.pack("!BBHI", 2, 0, 0, mtu) + packet[:48]
     data = struct.pack("!BBHHH", 3, 4, 0, 0, mtu) + packet[:28]
@@ -105,7 +108,8 @@ def too_big(packet, mtu=1280):
 
 
 def report(kind=MLD2_REPORT, behind=b""):
-    """A report of one multicast group: (58, its bytes). Send it with the header ROUTER_ALERT and the hop limit 1.
+    """Return a report of one multicast group: (58, its bytes). Send it with the header ROUTER_ALERT and the hop limit
+    1.
 
     The group is MARK, unless there are bytes behind it.
     """
@@ -116,7 +120,7 @@ def report(kind=MLD2_REPORT, behind=b""):
 
 
 def igmp(kind):
-    """A message about multicast groups: (2, its bytes). Send it with the options ROUTER_ALERT4."""
+    """Return a message about multicast groups: (2, its bytes). Send it with the options ROUTER_ALERT4."""
     return IGMP, struct.pack("!BBH4s", kind, 0, 0, ip_bytes("239.1.1.1")) + MARK
 
 
@@ -132,7 +136,7 @@ def arp(mac, sender_mac, sender_ip, target_ip="10.0.0.9", kind=ETH_P_ARP, operat
 
 
 def ethernet(mac, to, kind, payload=bytes(30) + MARK, tags=()):
-    """tags: of VLANs, [VID or (ethertype, VID)], the outer one first."""
+    """Return a frame. tags: those of VLANs, [VID or (ethertype, VID)], the outer tag first."""
     between = b"".join(struct.pack("!HH", *(tag if isinstance(tag, tuple) else (ETH_P_8021Q, tag))) for tag in tags)
     return mac_bytes(to) + mac_bytes(mac) + between + struct.pack("!H", kind) + payload
 
@@ -170,7 +174,7 @@ class Pod:
         return arp(self.mac, sender_mac, sender_ip, **more)
 
     def own(self):
-        """{title: frame} of what a pod sends of itself."""
+        """Return {title: frame} of the frames that a pod's kernel sends."""
         return {
             "IPv4": self.ipv4(self.own4),
             "IPv4 in a VLAN": self.ipv4(self.own4, tags=[7]),
@@ -299,14 +303,14 @@ def send(netns, *frames, link="eth0"):
 
 
 def send_all(wanted, sender, last_from):
-    """Send {title: frame}, the one with the title "" from another namespace, if last_from is one."""
+    """Send {title: frame}. If last_from is a namespace, send the frame with the title "" from there."""
     send(sender, *(frame for title, frame in wanted.items() if title))
     send(last_from or sender, wanted[""])
 
 
 def arrived(frames, sender, receiver, last, last_from="", link="eth0"):
-    """Which of {title: frame} the receiver's link receives. last: a frame that arrives, and is sent behind them, by
-    last_from or by the sender.
+    """Return the titles of {title: frame} that the receiver's link receives. last: a frame that always arrives;
+    last_from or the sender sends it after the others.
 
     A frame is recognized by its last 16 bytes, or by all of its bytes if it does not have the MARK.
     """
@@ -333,7 +337,7 @@ def delivered(frames, sender, receiver, last, last_from="", port=80):
 
 
 def marked(frames):
-    """{title: frame}: each has another number in place of MARK. UDP over IPv6 gets its new checksum."""
+    """Return {title: frame}, each with another number in place of MARK. UDP over IPv6 gets its new checksum."""
     found = {}
     for number, (title, frame) in enumerate(frames.items()):
         mark = f"frame {number:10}".encode()
@@ -345,19 +349,19 @@ def marked(frames):
 
 
 def summed(ends, protocol, data):
-    """The bytes of UDP or ICMPv6 with their checksum. ends: both IPv6 addresses."""
+    """Return the bytes of UDP or ICMPv6 with their checksum. ends: both IPv6 addresses."""
     at = CHECKSUMS[protocol]
     data = data[:at] + bytes(2) + data[at + 2:]
     return data[:at] + checksum(ends + struct.pack("!IHBB", len(data), 0, 0, protocol) + data) + data[at + 2:]
 
 
 def same(data, frame):
-    """Whether a received frame is the one that was sent. The kernel takes out the outer tag."""
+    """Return whether a received frame is the frame that was sent. The kernel removes the outer tag."""
     return data[-16:] == frame[-16:] if frame[-16:-10] == b"frame " else data[14:] == frame[14:]
 
 
 def received(listener, titles_of):
-    """The titles of the packets that come until the one with the title "", and GRACE_S longer."""
+    """Return the titles of the packets that arrive until the packet with the title "", and for GRACE_S longer."""
     until, found = time.monotonic() + ARRIVES_S, set()
     while (left := until - time.monotonic()) > 0:
         listener.settimeout(left)

@@ -1,4 +1,4 @@
-"""A node in the test's namespace, its agent with files, and pods on links of their own that serve HTTP."""
+"""A node in the test's namespace, its agent with files, and pods with separate links that serve HTTP."""
 
 import contextlib
 import select
@@ -28,7 +28,8 @@ SWITCHING = (b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrad
 
 
 class Server:
-    """Answers each request on a connection with what it has got. seen: (source address, request lines)."""
+    """A server that answers each request on a connection with the data that it has received. seen: (source address,
+    request lines)."""
 
     def __init__(self, netns, port=PORT):
         self.seen, self.ended = [], False
@@ -109,7 +110,7 @@ class World:
         self.agent.add(name, **labels)
 
     def connect(self, source, to, version=0, seconds=WAIT_S, port=PORT):
-        """A connection of a pod. Raises OSError."""
+        """Return a connection of a pod. Raises OSError."""
         address = ADDRESSES[to][version] if to in ADDRESSES else to
         with Inside(self.pods.get(source)):
             it = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -119,7 +120,7 @@ class World:
         return it
 
     def ask(self, source, to, data, version=0, port=PORT):
-        """The first bytes of the answer to these bytes, as a status: 0 without an answer."""
+        """Send bytes, and return the status of the answer's first bytes: 0 without an answer."""
         if isinstance(data, str):
             data = request(data)
         with contextlib.closing(self.connect(source, to, version, port=port)) as it:
@@ -133,7 +134,7 @@ def request(text, host="web", more=()):
 
 
 def read(it):
-    """All that a complete answer has."""
+    """Return the bytes of a complete answer."""
     found = b""
     with contextlib.suppress(ConnectionError, TimeoutError):
         while b"\r\n\r\n" not in found and (data := it.recv(65536)):
@@ -151,13 +152,13 @@ def status(answer):
 
 
 def policy(name="web", selector=None, **directions):
-    """A document of kind CiliumNetworkPolicy."""
+    """Return a document of kind CiliumNetworkPolicy."""
     return {"apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy", "metadata": {"name": name},
             "spec": {"endpointSelector": {"matchLabels": selector or {"app": "web"}}, **directions}}
 
 
 def http(*requests, port="80", **peers):
-    """An item of ingress or egress."""
+    """Return an item of ingress or egress."""
     return {**peers, "toPorts": [{"ports": [{"port": port, "protocol": "TCP"}], "rules": {"http": list(requests)}}]}
 
 
@@ -182,8 +183,8 @@ READ_ONLY = policy(ingress=[http({"method": "GET", "path": "/public/.*"}, fromEn
 
 
 def begin(world, *documents, labels=None):
-    """Two pods, `a` and `b`, with these policies, and a proxy that runs: it knows a pod before the kernel lets it
-    connect."""
+    """Add two pods, `a` and `b`, with these policies, and wait for a running proxy. The proxy knows a pod before the
+    kernel lets the pod connect."""
     world.agent.write(*documents)
     proxy = next(each for each in world.agent.it.parts if isinstance(each, part.Proxy))
     assert eventually(lambda: proxy.process and proxy.process.listens)
@@ -193,7 +194,7 @@ def begin(world, *documents, labels=None):
 
 
 def begin_tls(world, name, source="a"):
-    """Begin TLS for a name. Return the connection; None: the server has not seen the bytes."""
+    """Begin TLS for a name. Return the connection, or None if the server has not seen the bytes."""
     it, out = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context().wrap_bio(it, out, server_hostname=name)
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -204,7 +205,7 @@ def begin_tls(world, name, source="a"):
 
 
 def begin_websocket(world, path, source="a"):
-    """Begin a websocket. The server answers each text in it as a request."""
+    """Begin a websocket. The server answers each text in the websocket as a request."""
     it = world.connect(source, "b")
     it.sendall(request(f"GET {path}", more=WEBSOCKET))
     assert status(read(it)) == 101
@@ -212,8 +213,8 @@ def begin_websocket(world, path, source="a"):
 
 
 def passes(it):
-    """Whether the server gets what a client sends on a connection, and answers. A client whose connection ends reads
-    the end."""
+    """Return whether the server receives a client's bytes on a connection, and answers. A client whose connection ends
+    reads the end."""
     with contextlib.suppress(ConnectionError):
         it.sendall(b"more\r\n\r\n")
         return status(read(it)) == 200

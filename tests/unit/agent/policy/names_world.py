@@ -27,19 +27,20 @@ SO_RCVBUFFORCE = 33             # asm-generic/socket.h
 
 
 def host(number, family=4):
-    """One of the hosts outside."""
+    """Return the address of a host outside."""
     return f"10.20.{number >> 8}.{number & 255}" if family == 4 else f"fd20::{number + 1:x}"
 
 
 def named(*names, subject=None, more=(), name="c"):
-    """A policy that lets pods ask the resolvers and reach these names, and nothing else."""
+    """Return a policy that lets pods reach only the resolvers and these names."""
     return policy(name, subject=subject or {"namespaces": {}}, egress=[
         TO_RESOLVERS, *([rule("Accept", {"domainNames": list(names)}, key="to", name="names")] if names else ()), *more,
         rule("Deny", ALL, key="to", name="rest")])
 
 
 class World:
-    """node: a Node of pods.py. The outside takes TCP and UDP at port 80 of all hosts. packets: texts that came by UDP.
+    """node: a Node of pods.py. The namespace outside serves TCP and UDP at port 80 of all hosts. packets: texts that
+    arrived by UDP.
 
     records: {(name, "A" or "AAAA" or "CNAME"): (TTL, [texts])}. A query without a record is answered NXDOMAIN.
     change: a function that gets each answer as a dns.message.Message, and returns the one to send, bytes or None.
@@ -79,7 +80,7 @@ class World:
     # -- the resolver --------------------------------------------------------------------------------------------------
 
     def put(self, name, *texts, ttl=300):
-        """Let the resolver know a name's addresses, or the name that it stands for."""
+        """Set a name's addresses, or the name that it stands for, in the resolver."""
         for text in texts:
             kind = "AAAA" if ":" in text else "A" if text[-1].isdigit() else "CNAME"
             self.records.setdefault((name, kind), (ttl, []))[1].append(text)
@@ -127,7 +128,7 @@ class World:
     # -- pods ----------------------------------------------------------------------------------------------------------
 
     def ask(self, pod, name, kind="A", resolver=RESOLVERS[0], stream=False, seconds=ANSWER_S, query=None):
-        """The answer that a pod gets, as bytes; None without one."""
+        """Return the answer that a pod gets, as bytes, or None without an answer."""
         data = (query or dns.message.make_query(name, kind)).to_wire()
         family = socket.AF_INET6 if ":" in resolver else socket.AF_INET
         with Inside(self.node.names[pod]), socket.socket(
@@ -144,7 +145,7 @@ class World:
                 return None
 
     def told(self, pod, name, kind="A", **how):
-        """The addresses that a pod is told; None without an answer."""
+        """Return the addresses in a pod's answer, or None without an answer."""
         data = self.ask(pod, name, kind, **how)
         if data is None:
             return None
@@ -163,7 +164,8 @@ class World:
             return socket.create_connection((address, 80), seconds)
 
     def connects(self, pod, address, seconds=0.9):
-        """Whether a pod can connect to port 80 of a host, by its first packet: TCP repeats it after a second."""
+        """Return whether a pod can connect to port 80 of a host by its first packet: TCP repeats the packet after a
+        second."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with Inside(self.node.names[pod]), socket.socket(family) as it:
             it.settimeout(seconds)

@@ -1,4 +1,5 @@
-"""A node in the test's namespace, with pods on a bridge and one on a link of its own, and connections between them."""
+"""A node in the test's namespace, with pods on a bridge and a pod with a separate link, and connections between
+them."""
 
 import contextlib
 import errno
@@ -55,7 +56,7 @@ def mac_of_pod(name):
 
 
 def port_of(name):
-    """The host's end of a pod's link. Without a Node it has no pod."""
+    """Return the host's end of a pod's link. Without a Node, the port has no pod."""
     if f"port-{name}" not in [link for _, link in socket.if_nameindex()]:
         run("ip", "link", "add", f"port-{name}", "type", "veth", "peer", "name", f"peer-{name}")
     return f"port-{name}"
@@ -69,7 +70,7 @@ class Node:
             sysctl.write(name, "1")
         self.names = {name: make_netns() for name in ADDRESSES}
         for netns in (None, *self.names.values()):
-            with Inside(netns):             # link-local addresses are of use at once
+            with Inside(netns):             # link-local addresses are usable immediately
                 sysctl.write("net/ipv6/conf/default/accept_dad", "0")
         self.listeners, self.streams, self.open = {}, [], contextlib.ExitStack()
         on_node, in_pods = ["link add br0 type bridge", *up("br0", NODE)], {}
@@ -104,7 +105,7 @@ class Node:
         self.open.close()
 
     def connect(self, source, address, port, kind=socket.SOCK_STREAM):
-        """A socket of a pod (None: of the node) that has begun to connect, or has sent a datagram."""
+        """Return a socket of a pod (None: of the node) that has begun to connect, or has sent a datagram."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with Inside(self.names.get(source)):
             it = self.open.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
@@ -117,7 +118,8 @@ class Node:
         return it
 
     def reached(self, asked, expected):
-        """Which of the connections {(source, address, protocol, port)} come to be. The expected ones may take long."""
+        """Return the connections of {(source, address, protocol, port)} that are established. The expected connections
+        may take long."""
         clients = {one: self.connect(one[0], one[1], one[3],
                                      socket.SOCK_DGRAM if one[2] == UDP else socket.SOCK_STREAM) for one in asked}
         until, grace, found = time.monotonic() + ALLOWED_S, GRACE_S, set()
@@ -151,7 +153,7 @@ class Node:
                         it.sendto(*it.recvfrom(64))
 
     def forget_flows(self):
-        """Else a socket that gets the port of an earlier one goes on with its connection."""
+        """Forget all flows. Otherwise a socket with the port of an earlier socket would continue its connection."""
         with contextlib.closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
             for flow in conntrack.list_flows(sock):
                 batch = Batch()
@@ -159,7 +161,7 @@ class Node:
                 wire.attempt(sock, batch)
 
     def accept(self, name, port=80):
-        """The other end of the newest connection to a pod."""
+        """Return the other end of the newest connection to a pod."""
         it = self.listeners[name, socket.SOCK_STREAM, port]
         select.select([it], [], [], ALLOWED_S)
         found = None
@@ -170,18 +172,18 @@ class Node:
 
 
 def pods(**labels):
-    """The records of the pods, with labels."""
+    """Return the records of the pods, with labels."""
     return [make_pod(name, *ADDRESSES[name], labels=labels.get(name, {}),
                      ports={"http": 81 if name == "c" else 80}) for name in ADDRESSES]
 
 
 def pairs(protocols=(TCP,), ports=(80, 81)):
-    """All that the pods can ask of each other."""
+    """Return all connections that the pods can try to each other."""
     return {(source, address, protocol, port) for source in ADDRESSES for name in ADDRESSES if name != source
             for address in ADDRESSES[name] for protocol in protocols for port in ports}
 
 
 def packed(source, address):
-    """The two ends of a connection of a pod."""
+    """Return the two addresses of a connection of a pod, packed."""
     return read_ip(ADDRESSES[source][":" in address]), read_ip(address)
 

@@ -20,12 +20,13 @@ class Site(Running):
         return [self.node.names[name] for name in pods]
 
     def write(self, *documents):
-        """Returns when the agent has read them."""
+        """Write a file. Returns when the agent has read the documents."""
         super().write(*documents)
         assert eventually(lambda: self.it.figures()["policies"] == len(documents))
 
     def call(self, command, *args, **keys):
-        """Run the plugin. Returns when the agent has written the rules of an added pod: it then answers again."""
+        """Run the plugin. Returns when the agent answers requests again, after it has written the rules of an added
+        pod."""
         result = super().call(command, *args, **keys)
         policies.ask(self.settings.socket, {"do": "status"})
         return result
@@ -48,5 +49,5 @@ class Site(Running):
         return ipv4(mac_of_pod(sender), ADDRESSES[sender][0], ADDRESSES[receiver][0], udp(destination=5000), to=to)
 
     def gateway_mac(self, name):
-        """Where a pod's packets to other networks go."""
+        """Return the MAC to which a pod sends packets for other networks."""
         return frames.mac_of(None, "br0" if name in ON_BRIDGE else f"port-{name}")

@@ -13,12 +13,12 @@ from unit.agent.policy.pods import ADDRESSES
 from fastcni.testing.namespaces import Inside
 
 PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP,
-             "icmp": socket.IPPROTO_ICMP, "other": 253}          # RFC 3692: for experiments; it has no ports
+             "icmp": socket.IPPROTO_ICMP, "other": 253}  # 253: for experiments (RFC 3692), without ports
 PORT, UDP_PORT, TICK_S = 80, 85, 0.001          # a Node listens at 80
 ICMPV6 = socket.IPPROTO_ICMPV6
 ECHO_REQUEST = {socket.AF_INET: 8, socket.AF_INET6: 128}
 FIRST_SCTP_PORT, HANDSHAKE = 20000, 4           # packets
-# SCTP chunks (RFC 9260): what each end sends in turn until the association is established, and then
+# SCTP chunks (RFC 9260): the handshake, in which the ends take turns, and the data after it
 INITIATION = struct.pack("!IIHHI", 1, 65536, 1, 1, 1)
 INIT, INIT_ACK, COOKIE_ECHO, COOKIE_ACK, DATA = (
     struct.pack("!BBH", kind, 0, 4 + len(body)) + body
@@ -81,7 +81,7 @@ class Stream:
         self._open_raw(node, ICMPV6 if self.family == socket.AF_INET6 else PROTOCOLS["icmp"])
 
     def packets(self):
-        """What the client and the server send next; None: nothing."""
+        """Return the next packets of the client and the server; None for no packet."""
         self.count += 1
         if self.kind == "sctp":
             steps = (INIT, None), (None, INIT_ACK), (COOKIE_ECHO, None), (None, COOKIE_ACK)
@@ -93,14 +93,15 @@ class Stream:
         return b"x", b"x"
 
     def is_own(self, end, data):
-        """Whether a packet that an end has received is of this stream. Raw sockets get others', too."""
+        """Return whether a packet that an end has received belongs to this stream. Raw sockets also receive other
+        packets."""
         if end.type != socket.SOCK_RAW or self.kind == "other":
             return bool(data)
         if self.family == socket.AF_INET:
             data = data[(data[0] & 15) * 4:]
         if self.kind == "sctp":
             return struct.pack("!H", self.port) in (data[:2], data[2:4])
-        # A ping socket of the server sees requests, that of the client sees answers.
+        # A ping socket of the server sees requests, a ping socket of the client sees answers.
         is_request = data[0] == ECHO_REQUEST[self.family]
         return struct.unpack("!H", data[4:6])[0] == self.port and is_request is (end is self.ends[1])
 
@@ -159,7 +160,7 @@ def checksum(data):
 
 
 def sctp(source, destination, chunk, tagged):
-    """A packet with a checksum, which conntrack verifies."""
+    """Return a packet with a checksum, which conntrack verifies."""
     tag = (1 if tagged else 0).to_bytes(4, "big")
     head = struct.pack("!HH", source, destination) + tag
     return head + struct.pack("<I", crc32c(head + bytes(4) + chunk)) + chunk

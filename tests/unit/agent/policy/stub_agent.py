@@ -1,4 +1,4 @@
-"""An agent that writes down what the plugin `policy` asks, in place of the kernel's table."""
+"""An agent that records the requests of the plugin `policy`, without a table in the kernel."""
 
 import json
 import select
@@ -9,7 +9,7 @@ from fastcni.agent.policy.requests import Requests
 
 
 class StubAgent:
-    """directory(): where the files of attachments are. refuse: what it answers, if not None."""
+    """directory(): the directory of the files of attachments. refuse: the answer, if not None."""
 
     def __init__(self, path, directory):
         self.path, self.directory, self.refuse, self.asked = path, directory, None, []

@@ -1,4 +1,4 @@
-"""ClusterNetworkPolicy: what is read, what is refused, and what decides."""
+"""ClusterNetworkPolicy: valid and rejected documents, and the deciding rule."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def it():
 
 
 def decided(it, source, destination, port=80, to_node=False):
-    """What the policies say; the compiled state has to say the same."""
+    """Return the verdict of the policies. The compiled state must give the same verdict."""
     connection = Connection(*(read_ip(ADDRESSES.get(each, each)) for each in (source, destination)), 6, port)
     found = evaluate(it.compiler.cluster, connection, to_node)
     decide = interpret.allows_to_node if to_node else interpret.allows
@@ -160,7 +160,7 @@ def test_only_a_rule_that_can_match_a_node_needs_the_chains_of_the_node():
 def test_nothing_is_closed_that_no_rule_names(it):
     put(it, policy(ingress=[rule("Accept", OTHER)]))
     assert reason(it, "web", "db") == "allowed: no rule of c denies it"
-    assert reason(it, "db", "web", "egress") == "allowed: no policy selects the pod"       # it has no rules of egress
+    assert reason(it, "db", "web", "egress") == "allowed: no policy selects the pod"   # the policy has no egress rules
 
 
 @pytest.mark.parametrize("peer", [{"since-v3": 1}, {}])
@@ -181,7 +181,7 @@ def test_a_peer_that_is_not_known_closes_the_rule(it, peer):
 @pytest.mark.parametrize("change, everybody", [
     ({"egress": [5]}, False), ({"tier": "New"}, False), ({"priority": None}, False), ({"subject": {}}, True)])
 def test_a_policy_that_was_never_read_denies_all_at_its_place(it, change, everybody):
-    """What is not known of the place counts as the strictest."""
+    """The agent assumes the strictest policy for the unknown one."""
     put(it, policy("later-in-name", priority=0, subject={"namespaces": {}}, egress=[
         rule("Accept", {"networks": ["192.0.2.0/24"]}, key="to")]))
     broken = policy(priority=1, egress=[rule("Accept", WEB, key="to")])
@@ -189,7 +189,7 @@ def test_a_policy_that_was_never_read_denies_all_at_its_place(it, change, everyb
     put(it, broken, place="b.yaml")
     assert decided(it, "db", "web").allowed is decided(it, "db", "other").allowed is False
     assert decided(it, "web", "other").allowed is not everybody
-    assert decided(it, "other", "db").ingress.allowed             # the policy has no rules of ingress
+    assert decided(it, "other", "db").ingress.allowed             # the policy has no ingress rules
     assert decided(it, "db", "192.0.2.9").allowed is ("priority" not in change)
 
 

@@ -1,5 +1,5 @@
-"""Cluster policies in the kernel: what a pod sends to its own node, connections that are cut, and what is left behind.
-Needs root."""
+"""Cluster policies in the kernel: packets of a pod to its own node, connections that are cut, and remains. Needs
+root."""
 
 import socket
 
@@ -28,7 +28,7 @@ CLOSED = policy(subject=EVERY_POD, egress=[rule("Accept", ALL, key="to", protoco
 
 @pytest.fixture
 def listening(host_netns):
-    """The node listens on two ports."""
+    """Let the node listen on two ports."""
     found = [socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True) for port in (80, 81)]
     yield found
     for each in found:
@@ -61,7 +61,7 @@ def test_rules_by_networks_hold_for_the_pods_own_node_and_the_node_still_reaches
 
 
 def test_a_link_local_address_is_no_way_past_the_rules_for_the_own_node(policed, listening):  # noqa: F811
-    """Each process of a pod may send from it, and no record has it."""
+    """Each process of a pod may send from the link-local address, and no record has this address."""
     def connects(name, seconds):
         with Inside(policed.node.names[name]), socket.socket(socket.AF_INET6) as it:
             it.settimeout(seconds)
@@ -83,7 +83,7 @@ def test_a_link_local_address_is_no_way_past_the_rules_for_the_own_node(policed,
 
 
 def hold_ports(policed, names):  # noqa: F811
-    """Let the table have the MACs and links of pods, as after ADDs."""
+    """Add the MACs and links of pods to the table, as after ADDs."""
     for name in names:
         for set_name, key in ports_of(name):
             policed.compiler._hold((set_name, key))
@@ -111,7 +111,7 @@ def test_a_tightened_rule_cuts_connections_to_the_own_node_and_their_answers(cut
         subject=EVERY_POD, egress=[rule("Deny", {"networks": ["10.0.0.0/24"]}, key="to")])))
     it.engine.commit()
     assert it.cut() == 1
-    sessions["a"].server.send(b"x")         # the answer would be the first packet of a connection of the node's
+    sessions["a"].server.send(b"x")         # the answer would be the first packet of a connection of the node
     assert (sessions["a"].is_alive(), sessions["d"].is_alive(5)) == (False, True)
     it.engine.compiler.delete_policy("c")
     it.engine.commit()
@@ -145,7 +145,7 @@ def test_without_cluster_policies_the_table_is_as_if_there_had_never_been_one(po
 
 
 def test_no_way_through_the_chains_branches_twice(policed):  # noqa: F811
-    """As in test_kernel.py: chains of tiers lead nowhere."""
+    """As in test_kernel.py, a chain of a tier leads to no other chain."""
     put(policed, CLOSED)
     _, rules = tables()
     tiers = [name for name in rules if name.startswith("admin-")]
@@ -153,7 +153,7 @@ def test_no_way_through_the_chains_branches_twice(policed):  # noqa: F811
 
 
 def test_a_pod_is_closed_to_its_own_node_when_its_add_answers(cutting, listening):  # noqa: F811
-    """Before the pod's rules are written, its traffic is dropped; then they hold."""
+    """Until the pod's rules are written, its traffic is dropped. Then the rules apply."""
     it = cutting.engine
     it.compiler.put_policy(read_cluster_policy(CLOSED))
     it.commit()

@@ -1,5 +1,5 @@
-"""The conformance tests of ClusterNetworkPolicy upstream, made again as a table: 24 tests, with real packets of both
-families between replicas on a bridge and on links of their own. Needs root.
+"""The upstream conformance tests of ClusterNetworkPolicy as a table: 24 tests, with real packets of both families
+between replicas on a bridge and on links of their own. Needs root.
 
 https://github.com/kubernetes-sigs/network-policy-api, conformance/tests. Four namespaces have two pods each. `home` is
 the subject. `near`, `mid` and `far` are its peers: at first `near` is accepted, `mid` is denied at one port of each
@@ -89,7 +89,8 @@ class Cluster:
         self.rules.write(self.compiler.take())
 
     def expect(self, *rows):
-        """rows: (source, destination, protocol, ports, whether they are open); of a house all replicas."""
+        """Check connections. rows: (source, destination, protocol, ports, whether they are open). The name of a house
+        means all its replicas."""
         probes, expected = [], set()
         for source, destination, protocol, ports, opened in rows:
             for one in self.replicas(source):
@@ -124,7 +125,7 @@ def cluster(host_netns, pod_netns):
 # -- documents ---------------------------------------------------------------------------------------------------------
 
 def rule(action, peers, *ports):
-    """peers: names of houses, or peers as the API has them. ports: (protocol, number or name or range)."""
+    """Return a rule. peers: names of houses, or peers as in the API. ports: (protocol, number or name or range)."""
     return action, [{"namespaces": {"matchLabels": {"house": each}}} if isinstance(each, str) else each
                     for each in peers], [protocol_of(*each) for each in ports]
 
@@ -154,7 +155,8 @@ def swapped(rules, one, other):
 
 
 def ordered(tier, protocols, accepted):
-    """The rules of the seven kinds; tier Baseline has none of Pass. accepted: the ports at which `far` is accepted."""
+    """Return the rules of the seven kinds; tier Baseline has no rule of kind Pass. accepted: the ports at which `far`
+    is accepted."""
     denied = [(protocol, PORTS[protocol][0]) for protocol in protocols]
     rules = [rule("Accept", ["near"]), rule("Deny", ["near"]), rule("Pass", ["near"]), rule("Deny", ["mid"], *denied),
              rule("Pass", ["mid"], *denied), rule("Accept", ["far"], *accepted), rule("Deny", ["far"])]
@@ -175,7 +177,7 @@ GRESS = {"ingress": {"TCP": 80, "UDP": 5353, "SCTP": 9003}, "egress": {"TCP": 80
 @pytest.mark.parametrize("directions", [("egress",), ("ingress",), ("egress", "ingress")], ids="-".join)
 @pytest.mark.parametrize("protocols", [("TCP",), ("UDP",), ("SCTP",), ("TCP", "UDP", "SCTP")], ids="-".join)
 def test_the_first_rule_that_matches_decides(cluster, tier, directions, protocols):
-    """14 of the tests upstream: of each protocol and direction by itself, and all together."""
+    """These are 14 of the upstream tests: each protocol and direction alone, and all together."""
     first = 3 if tier == "Admin" else 2
     rules = {each: ordered(tier, protocols, [(protocol, GRESS[each][protocol]) for protocol in protocols])
              for each in directions}
@@ -220,7 +222,7 @@ def test_a_named_port_is_that_of_the_destination(cluster, tier, direction, proto
 
 @TIERS
 def test_networks_are_pods_too(cluster, tier):
-    """Two of the tests upstream."""
+    """These are two of the upstream tests."""
     chosen = {"pods": {"namespaceSelector": {"matchLabels": {"house": "mid"}},
                        "podSelector": {"matchLabels": {"house": "mid"}}}}
     rules = [rule("Accept", [chosen]), rule("Deny", [{"networks": ["0.0.0.0/0", "::/0"]}])]
@@ -248,7 +250,7 @@ EVERYWHERE = {"networks": ["0.0.0.0/0", "::/0"]}
 @TIERS
 @pytest.mark.parametrize("node", ["here", "other"])
 def test_nodes_are_peers_of_egress_also_the_pods_own(cluster, tier, node):
-    """Two of the tests upstream."""
+    """These are two of the upstream tests."""
     middle = [rule("Pass", [LINUX], ("UDP", 53))] if tier == "Admin" else []
     cluster.put(policy(tier, egress=[rule("Accept", [LINUX], ("TCP", (80, 81))), *middle,
                                      rule("Deny", ["mid", LINUX, EVERYWHERE])]))

@@ -1,4 +1,4 @@
-"""The wanted state decides as the policies do, and is the same by changes as at once."""
+"""The wanted state decides as the policies do, and differences give the same state as a complete compilation."""
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +29,7 @@ CHANGES = st.lists(st.one_of(
 
 
 def apply(state, change):
-    """What ruleset.py does to the kernel's tables, to a State."""
+    """Change a State as ruleset.py changes the kernel's tables."""
     for name, one in change.sets.items():
         assert name not in state.sets
         state.sets[name], state.elements[name] = one, {}
@@ -51,8 +51,8 @@ def apply(state, change):
 @settings(max_examples=60)
 @given(CHANGES)
 def test_the_state_decides_as_the_policies_do(changes):
-    """Seen from a node with all pods, since each node decides only for its own. A node's address is no pod's: policies
-    do not see pods with hostNetwork."""
+    """The node has all pods, because each node decides only for its own pods. A node's address belongs to no pod:
+    policies do not see pods with hostNetwork."""
     it = Compiler()
     for name, arguments in changes:
         getattr(it, name)(*arguments)
@@ -134,7 +134,7 @@ def test_a_pod_whose_node_is_not_known_is_isolated():
 
 
 def test_a_pod_made_again_with_the_address_of_a_former_one():
-    """The former record goes later than the new one comes."""
+    """The record of the earlier pod is removed after the record of the new pod was added."""
     it = Compiler()
     it.put_policy(policy("p", podSelector={"matchLabels": {"app": "a"}}))
     it.put_pod(make_pod("old", "10.0.0.1", labels={"app": "a"}))
@@ -169,7 +169,7 @@ def test_the_groups_of_policies_that_are_gone_are_forgotten():
     ({"operator": "NotIn", "values": ["a"]}, {"app": "a"}, False), ({"operator": "Exists"}, {"app": "b"}, True),
     ({"operator": "In", "values": ["a", "b"]}, {"app": "b"}, True), ({"operator": "In", "values": ["a"]}, {}, False)])
 def test_a_pod_that_comes_later_joins_its_groups(expression, labels, member):
-    """It is found by an index, which has one label of a selector at most."""
+    """The compiler finds the pod by an index, which contains at most one label of a selector."""
     it = Compiler()
     it.put_policy(policy("p", podSelector={"matchExpressions": [{"key": "app", **expression}]}))
     it.put_pod(make_pod("pod1", "10.0.0.1", labels=labels))

@@ -1,4 +1,4 @@
-"""`fastcni policy convert`: selectors of Calico, what is refused with its key, AdminNetworkPolicies, exit statuses."""
+"""`fastcni policy convert`: Calico's selectors, rejected keys, AdminNetworkPolicies, exit statuses."""
 
 import json
 
@@ -152,7 +152,7 @@ def test_deny_without_an_order_leaves_open_what_a_network_policy_of_kubernetes_a
 
 
 def test_a_network_policy_allows_nothing_that_deny_without_an_order_comes_before():
-    """Pass would go on to the NetworkPolicy, and open what was closed."""
+    """Pass would continue with the NetworkPolicy, which would open connections that the deny rule closed."""
     found = converted(of_namespace({"action": "Deny", "source": {"selector": "has(a)"}},
                                    {"action": "Allow", "source": {"nets": ["10.0.0.0/8"]}}))
     assert ["spec.ingress[1]: " in error and "give the policy an order" in error for error in found.errors] == [True]
@@ -188,7 +188,8 @@ def test_a_rule_that_excepts_networks_of_one_version_is_of_this_version(excepted
 
 
 def test_no_document_takes_the_name_of_another_one():
-    """The API server would keep the last one, and what the other one closed would open."""
+    """With two documents of one name, the API server would keep the last document, and the other document's pods would
+    open."""
     ends = {"selector": "all()", "types": ["Egress"]}
     allow, deny = ({"action": action, "destination": {"nets": [net]}} for action, net in (
         ("Allow", "10.0.0.0/8"), ("Deny", "1.0.0.0/8")))
@@ -279,7 +280,7 @@ def test_a_peer_that_closes_here_is_in_a_note():
 
 
 def test_a_policy_of_calico_never_comes_before_an_admin_network_policy():
-    """Calico asks all AdminNetworkPolicies first, so an order is no priority among them."""
+    """Calico evaluates all AdminNetworkPolicies first, so an order is not a priority among them."""
     admin, before, behind = (admin_policy(priority=10, ingress=[admin_rule("Deny")]), egress(ANYWHERE),
                              egress(ANYWHERE))
     behind["spec"]["order"], behind["metadata"]["name"] = 11, "behind"
@@ -306,7 +307,7 @@ def test_the_exit_status_says_whether_all_is_converted(tmp_path):
     assert f"not converted: {bad}: items[1]: GlobalNetworkPolicy p of Calico: spec.ingress" in done.stderr
     assert len(list(yaml.safe_load_all(done.stdout))) == 2
     assert run().exit_code == 2
-    assert run(str(tmp_path / "none")).exception.exit_status == 2       # the command `fastcni` ends with it
+    assert run(str(tmp_path / "none")).exception.exit_status == 2       # the command `fastcni` exits with this status
 
 
 def test_a_document_that_cannot_be_parsed_is_not_converted(tmp_path):

@@ -1,4 +1,5 @@
-"""What `fastcni policy convert` makes of Calico's policies decides as Calico does, or says what it does not convert."""
+"""Policies that `fastcni policy convert` makes of Calico's policies decide as Calico does, or an error names what was
+not converted."""
 
 import pytest
 from unit.agent.policy import calico
@@ -32,7 +33,7 @@ def cluster_of(documents):
 
 
 def kubernetes_policy(calicos):
-    """The NetworkPolicy of calico.cluster(), as Kubernetes has it."""
+    """Return the NetworkPolicy of calico.cluster() as a Kubernetes document."""
     return [{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": each["metadata"], "spec": {
         "podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"ports": [{"port": 80}]}], "egress": [{"ports": [{"port": 80}]}]}}
@@ -40,7 +41,8 @@ def kubernetes_policy(calicos):
 
 
 def judged(seed):
-    """(documents of Calico, what comes of them, [(packet, by Calico, by fastcni)] where the answers differ)"""
+    """Return (Calico's documents, the converted documents, [(packet, Calico's verdict, fastcni's)] of different
+    verdicts)."""
     documents = calico.cluster(seed)
     found = convert((f"document {number}", each) for number, each in enumerate(documents))
     cluster = cluster_of([*found.documents, *kubernetes_policy(documents)])
@@ -57,7 +59,7 @@ def judged(seed):
 
 @pytest.mark.parametrize("begin", range(0, 400, 100))
 def test_a_conversion_without_errors_opens_nothing_and_without_notes_changes_nothing(begin):
-    """A denying rule, or a policy's end, that is lost opens pods."""
+    """If the conversion loses a deny rule or the end of a policy, pods open."""
     complete = exact = 0
     for seed in range(begin, begin + 100):
         documents, found, different = judged(seed)
@@ -67,4 +69,4 @@ def test_a_conversion_without_errors_opens_nothing_and_without_notes_changes_not
         if not found.errors and all(any(known in note for known in EXACT_NOTES) for note in found.notes):
             exact += 1
             assert different == [], (seed, documents, found.documents)
-    assert complete > 30 and exact > 5         # else the clusters ask for what cannot be converted
+    assert complete > 30 and exact > 5    # otherwise too few of the random policies can be converted

@@ -1,4 +1,4 @@
-"""Tightened policies cut established connections; others go on. Needs root."""
+"""Tightened policies cut established connections; other connections continue. Needs root."""
 
 import dataclasses
 import errno
@@ -30,7 +30,7 @@ class Session:
         assert self.is_alive(5)
 
     def is_alive(self, seconds=0.15):
-        """Whether bytes still arrive, in both directions."""
+        """Return whether bytes still arrive, in both directions."""
         return all(self._arrives(*ends, seconds) for ends in ((self.server, self.client), (self.client, self.server)))
 
     def _arrives(self, sender, receiver, seconds):
@@ -105,8 +105,8 @@ def test_a_peer_that_loses_its_label_is_cut(policed):
 
 
 def test_an_answer_does_not_open_a_cut_connection_again(policed):
-    """The server of a cut connection sends first. Its pod is restricted for ingress only, so its own connections are
-    allowed; conntrack takes a packet in the middle of a connection for a new one."""
+    """The server of a cut connection sends first. Its pod is restricted for ingress only, so the pod may begin
+    connections, and conntrack takes a packet within a connection for the first packet of a new connection."""
     session = Session(policed.node, "b", "c")
     assert policed.set({"podSelector": {}}, labels=LABELS) == 1
     session.server.send(b"x")
@@ -126,7 +126,7 @@ def test_udp_is_cut_too(policed):
 
 
 def test_a_lease_is_renewed_in_spite_of_a_change_of_policies(policed):
-    """The cut looked at a renewal by the policies alone, and the server's answers were dropped for 120 s."""
+    """The cut judged a renewal by the policies alone, and the server's answers were dropped for 120 s."""
     port = Port("port-a", True, mac_bytes(mac_of_pod("a")), dhcp=True)
     addresses = tuple(map(read_ip, ADDRESSES["a"]))
     policed.engine.protect(Attachment(("net", "a", "eth0"), "default/a", {}, addresses, port=port))
@@ -142,7 +142,7 @@ def test_a_lease_is_renewed_in_spite_of_a_change_of_policies(policed):
 
 
 def datagrams(node, name, port):
-    """A UDP socket of a pod."""
+    """Return a UDP socket of a pod."""
     with Inside(node.names[name]):
         sock = socket.socket(type=socket.SOCK_DGRAM)
     sock.bind(("", port))
@@ -159,7 +159,7 @@ def test_a_table_that_another_program_has_removed_is_written_again(policed):
 
 
 def test_an_add_does_not_hide_a_change_from_the_cut(policed):
-    """What was put before the ADD, and not committed yet, is committed after it."""
+    """A change that was not committed before the ADD is committed after the ADD."""
     session = Session(policed.node, "b", "c")
     policed.engine.compiler.put_policy(read_policy({"metadata": {"name": "p"}, "spec": LOCKED}))
     policed.engine.protect(Attachment(("net", "new", "eth0"), "default/new", {}, (read_ip("10.0.0.9"),)))
@@ -210,7 +210,7 @@ def test_after_a_failure_the_complete_table_is_written_and_the_connections_are_c
 
 
 def test_a_restricted_pod_is_closed_until_its_rules_are_written(policed):
-    """Its ADD waits only for elements that drop its packets."""
+    """The pod's ADD waits only for elements that drop its packets."""
     asked = {(source, address, protocol, 80) for protocol in (TCP, UDP) for number in (0, 1)
              for source, address in (("a", ADDRESSES["c"][number]), ("c", ADDRESSES["a"][number]),
                                      ("a", ADDRESSES["b"][number]))}
@@ -231,8 +231,8 @@ def test_a_restricted_pod_is_closed_until_its_rules_are_written(policed):
 @pytest.mark.parametrize("committed", [True, False])
 def test_the_first_restricted_pods_send_nothing_from_link_local_addresses_when_their_adds_answer(
         policed, monkeypatch, committed, pods):
-    """Before, pods could send from them until the agent had written the pods' rules. And the agent must not write all
-    tables again, because that takes longer."""
+    """Pods could send from link-local addresses until the agent had written the pods' rules. The agent must not write
+    all tables again, because that takes longer."""
     policed.set({"podSelector": {"matchLabels": {"app": "new"}}, "policyTypes": ["Egress"]}, labels={})
     policed.engine.compiler.delete_pod("default/c")
     policed.engine.commit()

@@ -17,8 +17,8 @@ from fastcni.kernel.nft_elements import concat, protocol
 from fastcni.spec.address import read_ip
 from fastcni.testing.witnesses import eventually
 
-PAIRS = ("a", "b"), ("a", "d"), ("d", "b")      # on one bridge; from it to a link of its own; back
-QUIET_S = 0.5                   # in which nothing arrives
+PAIRS = ("a", "b"), ("a", "d"), ("d", "b")      # on one bridge; from the bridge to a separate link; back
+QUIET_S = 0.5                   # a time without a packet
 
 
 def tighten(policed, direction, pods):  # noqa: F811
@@ -28,7 +28,7 @@ def tighten(policed, direction, pods):  # noqa: F811
 
 
 def await_all(streams):
-    """Wait until both ends of each stream have got a packet."""
+    """Wait until both ends of each stream have received a packet."""
     def missing():
         return [str(one) for one in streams.streams if not min(streams.last(one))]
 
@@ -41,14 +41,14 @@ def await_none(streams):
 
 
 def passed(streams, since):
-    """The streams of which an end got a packet since then."""
+    """Return the streams of which an end has received a packet since that time."""
     return [str(one) for one in streams.streams if max(streams.last(one)) > since]
 
 
 @pytest.mark.parametrize("direction", ["Ingress", "Egress"])
 @pytest.mark.parametrize("kind", PROTOCOLS)
 def test_no_packet_of_a_forbidden_flow_passes_though_its_ends_never_pause(policed, kind, direction):  # noqa: F811
-    """A datagram that was on its way made the connection again, reversed, in the direction that is still open."""
+    """A datagram in flight made the connection again, reversed, in the direction that is still open."""
     streams = Streams([Stream(policed.node, kind, *pair, ipv6)
                        for pair, ipv6 in itertools.product(PAIRS, (False, True))])
     with streams.running():
@@ -59,7 +59,7 @@ def test_no_packet_of_a_forbidden_flow_passes_though_its_ends_never_pause(police
 
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_no_packet_passes_through_a_host_port_to_a_pod_that_was_closed(policed, kind):  # noqa: F811
-    """Its answers are masqueraded to the node's address and the same port, where the client expects them."""
+    """The pod's answers are masqueraded to the node's address and the same port, where the client expects them."""
     subprocess.run(["nft", "-f", "-"], check=True, text=True, input="""
         table inet nat {
             chain before {
@@ -119,7 +119,7 @@ def test_an_answer_is_dropped_until_its_connection_is_allowed_again(policed, kin
 
 
 def test_other_answers_pass(policed):  # noqa: F811
-    """What a closed pod itself begins is no answer on a connection that was cut."""
+    """Packets of a connection that a closed pod itself begins are not answers on a cut connection."""
     cut_one(policed, "udp")
     streams = Streams([Stream(policed.node, "udp", "b", "a", ipv6) for ipv6 in (False, True)])
     with streams.running():
@@ -127,7 +127,7 @@ def test_other_answers_pass(policed):  # noqa: F811
 
 
 def test_a_new_pod_is_free_of_what_was_cut_from_the_former_pod_at_its_address(policed):  # noqa: F811
-    """Else all that it sends of a protocol without ports to that peer would be dropped."""
+    """Otherwise all packets of the new pod to that peer, of a protocol without ports, would be dropped."""
     cut_one(policed, "other")
     policed.engine.reopen()
     assert dropped(policed) == 1
@@ -138,7 +138,7 @@ def test_a_new_pod_is_free_of_what_was_cut_from_the_former_pod_at_its_address(po
 
 
 def test_more_answers_than_a_set_holds_are_dropped_by_their_addresses(policed, monkeypatch):  # noqa: F811
-    """The kernel refuses the 65,536th element of such a set."""
+    """The kernel rejects the 65,536th element of such a set."""
     def flows(_):
         for port in range(1, 1 << 16):
             yield flow("a", "b", port)
@@ -154,7 +154,7 @@ def test_more_answers_than_a_set_holds_are_dropped_by_their_addresses(policed, m
 
 
 def flow(source, destination, port):
-    """A UDP flow to port 80."""
+    """Return a UDP flow to port 80."""
     it = conntrack.Flow()
     it.family, it.protocol, it.source_port, it.port, it.replier_port = socket.AF_INET, UDP, port, 80, 80
     it.mark = 0

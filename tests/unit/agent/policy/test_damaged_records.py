@@ -26,7 +26,7 @@ def test_a_damaged_file_of_a_pod_is_no_obstacle(running, tmp_path):        # noq
 
 @pytest.mark.parametrize("mend", ["RESTORE", "DEL", "GC"])
 def test_a_pod_whose_record_was_damaged_is_named_until_its_request_comes_again(running, node, mend):        # noqa: F811
-    """The pod was open from the next start of the agent on, and nothing was said."""
+    """From the next start of the agent on, the pod was open, and no message said so."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     running.stop()
@@ -92,7 +92,8 @@ def test_a_pod_whose_record_names_nothing_is_closed_at_its_port(running, node, d
 
 
 def assert_closed(running, node):        # noqa: F811
-    """Pod b is closed after two starts of the agent, which has ended then. Return what was asked from and to pod b."""
+    """Check that pod b is closed after two starts of the agent, which has ended then. Return the connections from and
+    to pod b."""
     asked = {(source, address, protocol, 80) for protocol in (TCP, UDP) for number in (0, 1)
              for source, address in (("a", ADDRESSES["b"][number]), ("b", ADDRESSES["c"][number]))}
     for _ in range(2):
@@ -111,7 +112,7 @@ def delete_without_record(running):        # noqa: F811
 
 
 def findings(running):        # noqa: F811
-    """What `fastcni doctor` says of the agent."""
+    """Return doctor's findings on the agent."""
     network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
         {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
     return list(checks_policy.agent(SimpleNamespace(networks=[network], agent_folder="")))
@@ -143,8 +144,8 @@ def test_a_port_without_a_record_whose_link_is_gone_is_not_held(running):       
 
 @pytest.mark.parametrize("former", [False, True], ids=["with a digest", "of an earlier version"])
 def test_a_record_with_a_changed_label_is_damaged(running, node, former):        # noqa: F811
-    """One byte was changed, the record was still JSON, and the pod was open. A record of an earlier version has no
-    digest and is read as it is."""
+    """With one changed byte the record was still JSON, and the pod was open. A record of an earlier version has no
+    digest, and is read without one."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     running.stop()

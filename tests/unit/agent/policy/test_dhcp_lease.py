@@ -13,8 +13,8 @@ from fastcni.kit.dhcp import lease_path
 @pytest.mark.parametrize("keys", [{"dhcp": True}, {}], ids=["key", "lease"])
 def test_the_daemon_renews_and_rebinds_the_lease_of_a_pod_without_ingress_and_egress(site, keys, tmp_path,     # noqa: F811
                                                                                       monkeypatch):
-    """The server is beyond the node: traffic between a pod and its own node would pass in any case. Without the key,
-    the daemon's lease shows that the pod's addresses come from DHCP."""
+    """The server is not on the node, because traffic between a pod and its own node always passes. Without the key, the
+    daemon's lease shows that the pod's addresses come from DHCP."""
     (tmp_path / "dhcp").mkdir()
     monkeypatch.setattr(lease_path, "STATE_DIR", str(tmp_path / "dhcp" / "leases"))
     netns = site.node.names["a"]

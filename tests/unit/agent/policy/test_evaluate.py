@@ -1,4 +1,4 @@
-"""Verdicts on connections, and the rule or the policies behind them."""
+"""Verdicts on connections, and the rule or the policies that decide them."""
 
 import pytest
 from unit.agent.policy.clusters import make_pod

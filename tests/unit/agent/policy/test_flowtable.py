@@ -1,4 +1,4 @@
-"""Established connections under policies go by a flowtable of nftables, until a policy forbids them."""
+"""Established connections under policies pass through a flowtable of nftables, until a policy forbids them."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ BOTH = [{"port": 80}, {"port": 81}, {"port": 5000, "protocol": "UDP"}, {"port": 
 
 
 def policy(*ports):
-    """Allow connections to these ports of both pods only."""
+    """Return a policy that allows connections only to these ports of both pods."""
     return {"metadata": {"name": "all"}, "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"],
             "ingress": [{**RULE, "ports": list(ports)}] if ports else [], "egress": [{}]}}
 
@@ -61,7 +61,7 @@ class World:
         return Attachment(("net", pod, "eth0"), f"default/pod{number}", {}, (ONE, TWO)[number], number, port)
 
     def start(self, *, offload=True):
-        """Start an agent, in place of one that was killed."""
+        """Start an agent, in place of an agent that was killed."""
         self.stop()
         self.engine = Engine(AttachedCompiler(), offload=offload)
         self.engine.compiler.put_namespace("default", {})
@@ -98,7 +98,7 @@ def world(node, pod_netns):
 
 
 def skips_rules(flow):
-    """Let the connection be established; return whether its next packets pass no rule."""
+    """Let the connection be established. Return whether its next packets pass no rule."""
     flow.there_and_back(5)
     before = forwarded()
     flow.there_and_back(20)
@@ -106,13 +106,13 @@ def skips_rules(flow):
 
 
 def offloaded(flow):
-    """Return whether the connection goes by the flowtable, soon: a flowtable that was deleted still has the connection,
-    until the kernel has freed it."""
+    """Return whether the connection passes through the flowtable soon. A deleted flowtable still has the connection
+    until the kernel has freed the flowtable."""
     return eventually(lambda: skips_rules(flow))
 
 
 def arrives(sender, receiver):
-    """Return whether bytes still go from one socket to another one. Bytes that have arrived before do not count."""
+    """Return whether bytes still arrive from one socket at another. Bytes that have arrived before do not count."""
     while select.select([receiver], [], [], 0)[0]:
         receiver.recv(1 << 16)
     sender.send(b"still there?")
@@ -120,7 +120,7 @@ def arrives(sender, receiver):
 
 
 def devices():
-    """The links in the flowtable, and those in the set next to it."""
+    """Return the links in the flowtable, and the links in the set next to it."""
     found = json.loads(run("nft", "-j", "list", "table", "inet", FLOWTABLE))["nftables"]
     flowtable, names = (next(item[kind] for item in found if kind in item) for kind in ("flowtable", "set"))
     devices = flowtable.get("dev", [])
@@ -222,7 +222,7 @@ def test_packets_whose_source_the_rules_forbid_now_do_not_go_by_the_flowtable(wo
             assert offloaded(udp)
             world.engine.compiler.attach(replace(changed, sequence=9))
             world.engine.compiler.put_policy(read_policy(policy(*BOTH[:3])))
-            world.engine.commit()               # without a cut, which would end a flow whose end is no pod any more
+            world.engine.commit()               # without a cut, which would end a flow if one end is no longer a pod
             assert arrives(udp.client, udp.server) == sends
             assert not sends or not skips_rules(udp)
         assert (first.port.name in devices()[0], first.port.name in devices()[1]) == (listed, listed)

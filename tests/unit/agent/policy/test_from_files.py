@@ -85,7 +85,7 @@ def test_a_directory_that_is_made_again_is_watched_again(directory):
     ("cilium.io/v2", "CiliumClusterwideNetworkPolicy", False),
     ("crd.antrea.io/v1beta1", "ClusterNetworkPolicy", False)])
 def test_policies_of_other_programs_are_not_enforced_and_the_operator_is_told(directory, version, kind, converted):
-    """Calico has a NetworkPolicy too, with other keys. Such a document was passed over without a word."""
+    """Calico has a NetworkPolicy, too, with other keys. The agent skipped such a document without an error."""
     (directory / "other.yaml").write_text(POLICIES.replace("networking.k8s.io/v1", version).replace(
         "kind: NetworkPolicy", f"kind: {kind}").replace("name: closed", "name: other, namespace: shop"))
     assert list(read_cluster(str(directory)).policies) == ["default/closed"]
@@ -106,7 +106,7 @@ def test_policies_of_other_programs_are_not_enforced_and_the_operator_is_told(di
                                            ("NetworkPolcy", "networking.k8s.io/v1"),
                                            ("ClusterNetworkPolicys", "policy.networking.k8s.io/v1alpha2")])
 def test_a_policy_whose_kind_is_misspelled_is_a_mistake(directory, source, kind, version):
-    """It passed for a document of another program, so the policy went."""
+    """The agent took the document for another program's, so the policy was lost."""
     changed = POLICIES.replace("kind: NetworkPolicy", f"kind: {kind}").replace("networking.k8s.io/v1", version)
     (directory / "policies.yaml").write_text(changed)
     settle(source)
@@ -151,7 +151,7 @@ NO_GROUPS = [{**LIST["items"][0], "apiVersion": version} for version in (
 
 @pytest.mark.parametrize("document", [*NO_LISTS, *NO_KINDS, *NO_KINDS_OF_GROUPS, *NO_GROUPS], ids=json.dumps)
 def test_a_kind_or_group_that_is_misspelled_or_cut_off_opens_no_pod(tmp_path, document):
-    """Each of these passed for a document of another program, so the policy went."""
+    """The agent took each of these documents for another program's, so the policy was lost."""
     line, it = encode(reduced(LIST["items"][0])), Content(Compiler())
     run(it.replace("a.json", [("", line)]))
     (tmp_path / "a.json").write_text(json.dumps(document))
@@ -165,7 +165,7 @@ def test_a_kind_or_group_that_is_misspelled_or_cut_off_opens_no_pod(tmp_path, do
 @pytest.mark.parametrize("text", ["", "\n", "# closed\n", "\0" * 600, "apiVersion: v1\n", "kind: List\nitems:\n",
                                   "kind: NetworkPolicyList\nitems:\n-"])
 def test_a_file_that_was_cut_off_takes_no_policy_away(directory, source, text):
-    """Nothing was told of an empty file, and its pods were open."""
+    """The agent reported no error for an empty file, and its pods were open."""
     it = source.content.compiler
     (directory / "policies.yaml").write_text(text)
     settle(source)
@@ -191,7 +191,7 @@ def source(directory):
 
 
 def test_a_policy_that_was_never_read_isolates_its_pods(directory):
-    """What was read before is not known."""
+    """The agent does not know the policy's earlier content."""
     (directory / "policies.yaml").write_text(POLICIES + POLICIES.replace("closed", "wrong").replace(
         "podSelector: {}", "podSelector: {}, ingress: [{form: []}]"))
     it = Compiler()
@@ -220,7 +220,7 @@ def test_a_change_of_a_file_changes_the_compiler_and_a_mistake_opens_nothing(dir
 
 
 def test_only_files_that_have_changed_are_read(directory, source, monkeypatch):
-    """One label in one of 2,000 files cost the parsing of all."""
+    """A change of one label in one of 2,000 files made the agent parse all files."""
     asked = []
     monkeypatch.setattr(source._reader, "ask", asked.extend)
     (directory / "pods.json").write_text(json.dumps(POD))
@@ -324,7 +324,7 @@ def test_a_source_that_is_closed_leaves_nothing(directory):
 
 @pytest.mark.parametrize("parent", ["directory is a link", "a directory above is a link"])
 def test_a_link_that_leads_to_another_directory_is_followed(tmp_path, parent):
-    """As git-sync replaces it, in one step. The former directory counted until a restart."""
+    """git-sync replaces the link in one step. The agent read the previous directory until a restart."""
     above = parent != "directory is a link"
     for name, policy in (("one", POLICIES), ("two", POLICIES.replace("closed", "other"))):
         place = tmp_path / name / "in" if above else tmp_path / name
@@ -334,7 +334,7 @@ def test_a_link_that_leads_to_another_directory_is_followed(tmp_path, parent):
     files = Files(str(link / "in" if above else link), it := Compiler())
     try:
         assert list(it.cluster.policies) == ["default/closed"]
-        assert files.due <= monotonic() + RETRY_S           # there is no notification
+        assert files.due <= monotonic() + RETRY_S           # no notification arrives
         (tmp_path / "new").symlink_to("two")
         (tmp_path / "new").rename(link)
         settle(files)
@@ -363,7 +363,7 @@ TOUCHES = [os.utime, lambda path: path.chmod(0o640),
 
 @pytest.mark.parametrize("touch", TOUCHES, ids=["utime", "chmod", "chown", "another program"])
 def test_a_file_is_not_read_while_a_program_has_it_open_for_writing(directory, source, touch):
-    """The agent read half of the file, so the policies of the other half were gone."""
+    """The agent read half of the file, so the policies of the other half were lost."""
     it = source.content.compiler
     with (directory / "policies.yaml").open("w") as file:
         file.write(OTHER)
@@ -378,7 +378,7 @@ def test_a_file_is_not_read_while_a_program_has_it_open_for_writing(directory, s
 
 
 def test_a_new_file_is_read_when_its_program_closes_it(directory, source):
-    """A file was read from its creation on, and was reported as empty."""
+    """The agent read a file right after its creation, and reported it as empty."""
     it = source.content.compiler
     with (directory / "new.yaml").open("w") as file:
         settle(source)
@@ -420,7 +420,7 @@ def test_an_agent_that_starts_while_a_file_is_written_does_not_know_the_policies
 
 
 def test_a_program_that_opens_a_file_while_it_is_read_waits_and_no_signal_ends_the_reader(directory):
-    """A lease of the kernel sends SIGIO, which ends a process."""
+    """A lease of the kernel sends SIGIO, which ends a process without a handler."""
     with (directory / "policies.yaml").open("rb") as file:
         assert not is_written(file.fileno())
         with pytest.raises(BlockingIOError):
@@ -429,7 +429,7 @@ def test_a_program_that_opens_a_file_while_it_is_read_waits_and_no_signal_ends_t
 
 
 def test_where_each_lease_is_refused_a_file_is_read_nevertheless(directory, monkeypatch):
-    """NFS 4 and CIFS refuse a lease without telling why: no file would be read."""
+    """NFS 4 and CIFS reject a lease without a reason, so the agent would read no file."""
     with (directory / "policies.yaml").open("r+b") as file:
         assert is_written(file.fileno())
         monkeypatch.setattr(lease, "file_system", lambda fd: "nfs4")

@@ -1,4 +1,4 @@
-"""The Kubernetes API as a source, by an API whose lists and watches the test gives."""
+"""The Kubernetes API as a source, with an API whose lists and watches the test sets."""
 
 import os
 import queue
@@ -52,8 +52,8 @@ KINDS = {CLUSTER_GROUP: "clusternetworkpolicies", "/apis/cilium.io/v2": "ciliumn
 
 
 class FakeApi:
-    refusal = ""                    # of lists of the pods of other nodes
-    served = False                  # whether the CRDs of cluster policies and of Cilium's are there
+    refusal = ""                    # the error for lists of other nodes' pods
+    served = False                  # whether the CRDs of cluster policies and of Cilium's policies exist
 
     def __init__(self):
         self.objects = {PODS: [POD], NAMESPACES: [{"metadata": {"name": "shop", "resourceVersion": "1"}}],
@@ -62,7 +62,7 @@ class FakeApi:
                         NODES: [{"metadata": {"name": "here", "resourceVersion": "1"},
                                  "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}]}
         self.listed, self.selectors, self.gate = [], [], threading.Event()
-        self.gate.set()                 # without it a list of the pods of other nodes waits
+        self.gate.set()                 # if cleared, a list of other nodes' pods waits
         self.events = {path: queue.Queue() for path in (*self.objects, OTHER_PODS)}
 
     def get(self, path):
@@ -200,7 +200,7 @@ def test_what_went_while_the_api_server_was_away_is_deleted(source):
 
 
 class Reports:
-    """Events in the place of those that go to the API server."""
+    """Events are recorded here instead of sent to the API server."""
 
     def __init__(self):
         self.sent = []
@@ -214,7 +214,7 @@ class Reports:
 
 def test_each_error_of_an_object_becomes_one_event(source):
     source.events = Reports()
-    for operator in ("Foo", "Foo", "Bar"):          # the second one comes with each list after a lost connection
+    for operator in ("Foo", "Foo", "Bar"):          # the second report comes with each list after a lost connection
         document = policy("q", {"podSelector": {"matchExpressions": [{"key": "app", "operator": operator}]}})
         source.put(POLICIES, "shop/q", line_of(POLICIES, document))
     assert source.events.sent == [("NetworkPolicy", "q", "'Foo'"), ("NetworkPolicy", "q", "'Bar'")]
@@ -238,7 +238,7 @@ def test_cluster_policies_are_watched_when_the_crd_comes_and_go_with_it(source):
 
 
 def test_policies_stay_if_the_crd_is_missing_for_a_moment_only(source):
-    """An API server that is being started does not know all CRDs."""
+    """A starting API server does not know all CRDs."""
     source.api.objects[CLUSTER_POLICIES] = [cluster_policy("c", {"namespaces": {}})]
     source.api.served = True
     policies = source.content.compiler.cluster.policies

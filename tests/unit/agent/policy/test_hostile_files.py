@@ -1,4 +1,5 @@
-"""Files that anybody may have written, while the agent runs: what they close, and that nothing waits for them."""
+"""Files that any user may have written, while the agent runs: which pods they close, and that no request waits for
+them."""
 
 import json
 import time
@@ -21,7 +22,7 @@ HOSTILE = {
     "a harmless list": "kind: List\nitems:\n" + "".join(
         f"- {{kind: ConfigMap, metadata: {{name: c{each}, labels: {{app: web, tier: front}}}}}}\n"
         for each in range(6000))}
-WAIT_S = 5.0                    # far more than the 50 ms of an idle machine, and less than what each of these took
+WAIT_S = 5.0                    # far more than the 50 ms of an idle machine, and less than each of these files took
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
@@ -74,7 +75,7 @@ def test_the_log_metrics_and_doctor_name_file_document_and_key(running):  # noqa
 
 
 def test_the_log_metrics_and_doctor_name_a_policy_of_another_program(running):  # noqa: F811
-    """It was passed over, and its operator took it for enforced."""
+    """The agent skipped the document, and its operator took the policy for enforced."""
     (running.directory / "x.yaml").write_text("kind: AdminNetworkPolicy\n"
                                               "apiVersion: policy.networking.k8s.io/v1alpha1\n"
                                            "metadata: {name: all}\nspec: {}\n")
@@ -88,7 +89,7 @@ def test_the_log_metrics_and_doctor_name_a_policy_of_another_program(running):  
 
 
 def findings(running):  # noqa: F811
-    """What doctor says of the agent."""
+    """Return doctor's findings on the agent."""
     network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
         {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
     return list(checks_policy.agent(SimpleNamespace(networks=[network], agent_folder="")))

@@ -1,4 +1,5 @@
-"""Documents of kind CiliumNetworkPolicy, what stands in for those that cannot be read, and their place among others."""
+"""Documents of kind CiliumNetworkPolicy, the replacements of unreadable documents, and their place among other
+policies."""
 
 import json
 
@@ -44,7 +45,7 @@ def test_a_rule_has_the_peers_of_its_item_and_the_ports_and_requests_of_each_ite
     ([{"fromEndpoints": [{"matchLabels": {"k8s:io.kubernetes.pod.namespace": "shop"}}]}],
      (Rule((Group("shop", Selector()),)),))])
 def test_an_item_without_peers_and_ports_allows_nothing(items, rules):
-    """In a NetworkPolicy it would allow everything."""
+    """In a NetworkPolicy such an item would allow everything."""
     assert read(ingress=items).ingress == rules
 
 
@@ -79,7 +80,7 @@ def test_another_key_is_an_error_that_names_it(said):
 
 @pytest.mark.parametrize("said", UNREADABLE)
 def test_a_document_with_another_key_closes_what_it_selects(said):
-    """In the directions that it names, without any in both."""
+    """The document closes the directions that it names, or both if it names none."""
     spec = UNREADABLE[said]
     line = encode(reduced(policy(**spec)))
     entry = read_entry(line)
@@ -132,7 +133,8 @@ CLIENT, SERVER = read_ip("10.0.0.1"), read_ip("10.0.0.2")
     ([{"kind": "NetworkPolicy", "metadata": {"name": "a"}, "spec": {"podSelector": {}, "ingress": [{}]}}], True, True),
     ([{"kind": "NetworkPolicy", "metadata": {"name": "z"}, "spec": {"podSelector": {}}}], False, True)])
 def test_only_what_rules_by_requests_alone_allow_has_to_go_through_the_proxy(others, direct, proxied):
-    """A rule without requests allows each of them, whatever its policy's name. A proxied connection is not cut then."""
+    """A rule without requests allows every request, whatever its policy's name. Proxied connections are not cut for
+    it."""
     it = Compiler()
     it.put_pod(Pod("default", "web", {"app": "web"}, (SERVER,)))
     for each in (read(ingress=[http({"method": "GET"})]), *map(read_policy, others)):

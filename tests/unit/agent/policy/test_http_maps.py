@@ -1,4 +1,4 @@
-"""The maps that HAProxy searches: their patterns, and what their changes allow meanwhile. Needs no root."""
+"""The maps that HAProxy searches: their patterns, and what the maps allow during a change. Needs no root."""
 
 import itertools
 import re

@@ -1,4 +1,5 @@
-"""The processes of the HTTP proxy on the real kernel: changes of rules, and what ends. Needs root and haproxy."""
+"""The processes of the HTTP proxy on the real kernel: changes of rules, and the end of connections. Needs root and
+haproxy."""
 
 import contextlib
 import os
@@ -56,7 +57,7 @@ def test_websockets_and_tls_end_with_their_rule_and_those_of_other_rules_go_on(w
 
 
 def test_websockets_and_tls_end_when_a_label_changes_which_another_rule_does_not_ask_for(world):
-    """The kernel goes on with the connection: a rule still allows some requests on it."""
+    """The kernel continues the connection, because a rule still allows some of its requests."""
     documents = policy(ingress=[http({"path": "/any"})]), policy("labelled", ingress=[http(
         {"path": "/socket"}, {"host": r"api\.shop"}, fromEndpoints=CLIENTS)])
 
@@ -114,8 +115,8 @@ def test_an_ended_agent_opens_nothing_and_the_next_one_goes_on(world):
 
 @pytest.mark.parametrize("seconds", [0, 0.5])
 def test_a_killed_agent_leaves_no_proxy(tmp_path, seconds):
-    """The former proxy would not know what the next agent allows. seconds: until the proxy asks the kernel for a signal
-    at the end of the agent, which may have ended before."""
+    """A proxy of the killed agent would not know the rules of the next agent. seconds: how long the proxy takes until
+    it asks the kernel for a signal at the agent's end; the agent may have ended before."""
     late = tmp_path / "bin" / "setpriv"
     late.parent.mkdir()
     late.write_text(f"#!/bin/sh\nsleep {seconds}\nexec {shutil.which('setpriv')} \"$@\"\n")
@@ -142,14 +143,14 @@ def test_without_the_routing_rule_connections_are_closed_until_it_is_back(world,
     old = world.connect("a", "b")
     old.sendall(request("GET /public/1"))
     assert status(read(old)) == 200
-    sysctl.write("net/ipv4/tcp_early_demux", "0")       # with it the kernel itself does not forward such packets
+    sysctl.write("net/ipv4/tcp_early_demux", "0")       # otherwise the kernel itself does not forward such packets
     monkeypatch.setattr(part.redirect, "put_routes", lambda _: None)
     run("ip", "rule", "del", "pref", "90")
     with pytest.raises(TimeoutError):
         world.connect("a", "b", seconds=0.5)
     old.settimeout(0.5)
     old.sendall(request("GET /public/2"))
-    with pytest.raises(TimeoutError):           # the server would reset a connection that it does not know
+    with pytest.raises(TimeoutError):           # the server would reset an unknown connection
         old.recv(1)
     assert len(world.servers["b"].seen) == 1
     monkeypatch.undo()
@@ -173,7 +174,7 @@ def test_with_the_last_http_rule_the_proxy_and_its_traces_go(world, monkeypatch)
 @pytest.mark.parametrize("after", ((), (policy("more", ingress=[{"fromEndpoints": CLIENTS}]), READ_ONLY)),
                          ids=("no rule", "a rule without http more"))
 def test_a_client_uses_a_port_again_when_the_proxy_is_no_longer_needed(world, version, after):
-    """The kernel does not forward a first packet for which it finds a connection of the proxy in TIME_WAIT."""
+    """The kernel does not forward a first packet that matches a connection of the proxy in TIME_WAIT."""
     begin(world, READ_ONLY)
     ask_from_one_port(world, version, "GET /secret", 403)
     assert eventually(lambda: ":40001" in run("ss", "-Htn", "state", "time-wait", "sport", "= :80"))
@@ -200,7 +201,7 @@ def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world
     assert status(read(old)) == 200
     ended, answers = threading.Event(), []
     kept = [world.connect("a", "b") for _ in range(4)]
-    for it in kept:                         # HAProxy had chosen the server `websocket` for every second connection
+    for it in kept:                         # HAProxy chose the server `websocket` for every second connection
         it.sendall(request("GET /public/load"))
         assert status(read(it)) == 200
 
@@ -292,7 +293,7 @@ def test_a_slow_proxy_delays_no_other_change_and_goes_on_with_its_connections(wo
 
 
 def test_the_end_of_a_proxy_that_hangs_takes_no_time(tmp_path, monkeypatch):
-    """The thread that writes the rules waited for the effect of SIGTERM, which a process that hangs does not heed."""
+    """The thread that writes the rules waited for the effect of SIGTERM, which a hanging process ignores."""
     monkeypatch.setattr(process, "ANSWER_S", 30.0)
     (tmp_path / "haproxy.cfg").write_text("global\n stats socket unix@./stats.sock\n")
     it = process.Process(tmp_path, (), SimpleNamespace(maps={}))
@@ -306,7 +307,7 @@ def test_the_end_of_a_proxy_that_hangs_takes_no_time(tmp_path, monkeypatch):
 
 
 def test_the_agents_configuration_gives_no_warning(world):
-    """A warning of the start would be said to be the reason of an end."""
+    """The agent would report a warning of the start as the reason of an end."""
     proxy = begin(world, READ_ONLY)
     assert "WARNING" not in (proxy.directory / process.ERRORS).read_text()
     os.kill(proxy.process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""ICMP errors about connections of restricted pods: from whom they pass. Needs root."""
+"""ICMP errors about connections of restricted pods: the senders whose errors pass. Needs root."""
 
 import contextlib
 import socket
@@ -21,7 +21,7 @@ LABELS = {"app": "db"}                                          # NO_INGRESS sel
 
 
 def begin(site, source, destination, port=90):          # noqa: F811
-    """Let a pod send a datagram to another one. Return its socket, and the packet as an error tells of it."""
+    """Let a pod send a datagram to another pod. Return its socket, and the packet as an ICMP error quotes it."""
     with Inside(site.node.names[source]):
         it = socket.socket(socket.AF_INET6 if ":" in destination else socket.AF_INET, socket.SOCK_DGRAM)
     it.connect((destination, port))
@@ -35,7 +35,7 @@ def begin(site, source, destination, port=90):          # noqa: F811
 
 @pytest.mark.parametrize("family", (0, 1))
 def test_an_error_from_a_pod_that_is_no_end_of_the_connection_is_no_part_of_it(site, family):       # noqa: F811
-    """Any pod could tell a victim that its packets are too big, or that nobody is there."""
+    """Any pod could tell a victim that its packets are too big, or that the destination is unreachable."""
     site.write(NO_INGRESS)
     for name in "ad":
         site.add(name)
@@ -48,7 +48,7 @@ def test_an_error_from_a_pod_that_is_no_end_of_the_connection_is_no_part_of_it(s
         last = frames.arp(mac_of_pod("c"), mac_of_pod("c"), ADDRESSES["c"][0])
         own = {"a": sent["a"]}
         assert arrived(own, *site.names("a", "b"), last, site.node.names["c"]) == set()
-        # c is no pod of the agent's: it may be a router
+        # c is not a pod of the agent, so it may be a router
         assert arrived({"c": sent["c"]}, *site.names("c", "b"), last) == {"c"}
         to_node = make(mac_of_pod("d"), addresses["d"], addresses["b"], too_big(packet, 1290), to=site.gateway_mac("d"))
         frames.send(site.node.names["d"], to_node)
@@ -57,7 +57,8 @@ def test_an_error_from_a_pod_that_is_no_end_of_the_connection_is_no_part_of_it(s
 
 @pytest.mark.parametrize("family", (0, 1))
 def test_the_source_mac_of_a_pod_behind_a_link_of_its_own_makes_it_no_router_and_no_end(site, family):      # noqa: F811
-    """With a MAC that no pod has it counted as a router, with that of an end as this end."""
+    """With a MAC that no pod has, the pod counted as a router; with the MAC of an end of the connection, it counted as
+    that end."""
     site.write(NO_INGRESS)
     for name in "acd":
         site.add(name)
@@ -109,7 +110,8 @@ def test_errors_from_outside_are_limited(site):        # noqa: F811
 
 @pytest.mark.parametrize("name", "bd")
 def test_the_path_mtu_is_found_through_a_router(site, pod_netns, name):        # noqa: F811
-    """Both for a pod of a bridge and behind a link of its own, without ingress, from a router and from the node."""
+    """The test covers a pod on a bridge and a pod with a separate link, without ingress, and errors from a router and
+    from the node."""
     router, outside = pod_netns(), pod_netns()
     batch(None, f"link add up0 type veth peer eth0 netns {router}", "addr add 10.0.9.1/24 dev up0",
           "addr add fd00:9::1/64 dev up0 nodad", "link set up0 up", "route add 10.0.10.0/24 via 10.0.9.2",
@@ -138,8 +140,8 @@ def test_the_path_mtu_is_found_through_a_router(site, pod_netns, name):        #
 
 
 def learned(it, family):
-    """The path MTU after a large datagram."""
-    with contextlib.suppress(OSError):          # EMSGSIZE: it is known; ECONNREFUSED: of an earlier datagram
+    """Return the path MTU after a large datagram."""
+    with contextlib.suppress(OSError):          # EMSGSIZE: the MTU is known; ECONNREFUSED: from an earlier datagram
         it.send(bytes(1440))
     return mtu_of(it, family)
 

@@ -1,4 +1,4 @@
-"""What the command reads from the kernel, against what policies say and what packets do. Needs root."""
+"""The rules that the command reads from the kernel, compared with policies and with packets. Needs root."""
 
 import socket
 
@@ -29,7 +29,7 @@ def rules(host_netns):
 @settings(ON_A_NODE, max_examples=20)
 @given(st.lists(PODS, max_size=6), st.lists(POLICIES, min_size=1, max_size=5))
 def test_the_kernels_table_decides_as_the_policies_do(rules, pods, policies):
-    """Of a node with all pods, for each pair of addresses, three protocols with ports, and ICMP."""
+    """The node has all pods. Each pair of addresses is tested with three protocols with ports, and with ICMP."""
     compiler = Compiler()
     for pod in pods:
         compiler.put_pod(pod)
@@ -105,7 +105,7 @@ def read(name):
 
 
 def test_another_table_of_this_name_is_no_silent_yes(host_netns):
-    """A later version may have another chain: what it decides is not known here."""
+    """A later version may have another chain, whose decision this version cannot know."""
     run("nft", "add table bridge fastcni-policy; add chain bridge fastcni-policy forward "
                "{ type filter hook forward priority 0; }")
     found = decisions.decide(decisions.read(), Connection(read_ip("10.0.0.1"), read_ip("10.0.0.2"), 6, 80))

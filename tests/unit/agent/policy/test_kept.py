@@ -1,4 +1,4 @@
-"""What an agent has enforced goes on after a restart or a reboot, also if its source cannot be read. Needs root."""
+"""Enforced policies stay in force after a restart or a reboot, even if their source cannot be read. Needs root."""
 
 import json
 import os
@@ -118,7 +118,7 @@ def test_a_mount_point_of_another_source_does_not_count(tmp_path):
 
 
 def test_policies_of_other_programs_are_not_kept(tmp_path):
-    """An earlier version could not read the file again."""
+    """An earlier version could not read its file with such policies again."""
     line = encode(foreign({"kind": "AdminNetworkPolicy", "metadata": {"name": "x"}}))
     write(path := tmp_path / "kept", content(a=[*LINES, line], b=[line]))
     assert Kept(str(path), "x", Log()).read() == {"a": LINES}
@@ -144,7 +144,7 @@ def test_too_much_is_not_kept(tmp_path, monkeypatch):
 
 
 def test_what_was_kept_before_is_not_used_when_the_disk_takes_no_more(tmp_path):
-    """A policy that came after it went at the next start, if its file could not be read then."""
+    """A policy that was added later was lost at the next start, if its file could not be read then."""
     write(path := tmp_path / "kept", content(a=LINES[:1]))
     (tmp_path / ".kept.new").mkdir()
     assert [event for event, _ in write(path, content(a=LINES))] == ["policies_not_kept"]
@@ -153,7 +153,7 @@ def test_what_was_kept_before_is_not_used_when_the_disk_takes_no_more(tmp_path):
 
 @pytest.mark.needs("root")
 def test_what_was_kept_before_is_not_used_if_it_could_not_be_removed(tmp_path):
-    """On a read-only file system it replaced the policies that were in force in the kernel."""
+    """On a read-only file system, the kept policies replaced the policies in force in the kernel."""
     (directory := tmp_path / "var").mkdir()
     run("mount", "-t", "tmpfs", "tmpfs", str(directory))
     try:
@@ -198,7 +198,7 @@ def mount(directory):
 
 @pytest.fixture
 def mounts(running):  # noqa: F811
-    """For tests that mount something at the directory."""
+    """Return a mount helper, for tests that mount something at the directory."""
     yield
     while os.path.ismount(running.directory):
         run("umount", "-l", str(running.directory))
@@ -206,7 +206,7 @@ def mounts(running):  # noqa: F811
 
 @pytest.fixture
 def protected(running, node):  # noqa: F811
-    """An agent with a policy that lets the pod a reach the pod b, and not others."""
+    """Run an agent with a policy that lets only the pod a reach the pod b."""
     running.write(CLOSED)
     running.add("a", app="web")
     running.add("b", app="db")
@@ -246,7 +246,7 @@ KEPT = {"damaged": lambda it: it.write_bytes(it.read_bytes()[:-9]),
 @pytest.mark.parametrize("lost, damage", [*[(lost, "no JSON") for lost in KEPT], ("gone", "a dangling link"),
                                           ("damaged", "no namespace")])
 def test_what_nobody_can_read_any_longer_stays_in_the_kernel(protected, node, damage, lost):  # noqa: F811
-    """With nothing kept, the agent took a file that it could not read for one without policies."""
+    """Without kept policies, the agent took an unreadable file for a file without policies."""
     protected.stop()
     BREAK[damage](path := protected.directory / "all.json")
     KEPT[lost](kept := Path(protected.settings.state.replace("pods", "policies.kept")))
@@ -269,7 +269,7 @@ def test_what_nobody_can_read_any_longer_stays_in_the_kernel(protected, node, da
 
 
 def test_a_directory_without_policies_opens_no_pod_while_what_was_kept_cannot_be_read(protected, node):  # noqa: F811
-    """It may be the wrong directory, as one below a mount point."""
+    """The directory may be the wrong one, for example one below a mount point."""
     protected.stop()
     (protected.directory / "all.json").unlink()
     kept = Path(protected.settings.state.replace("pods", "policies.kept"))
@@ -284,7 +284,7 @@ def test_a_directory_without_policies_opens_no_pod_while_what_was_kept_cannot_be
 
 
 def test_a_file_that_goes_is_in_the_log(protected, node):  # noqa: F811
-    """As one that an editor or a backup renames."""
+    """An editor or a backup may rename a file."""
     (protected.directory / "all.json").rename(protected.directory / "all.json.bak")
     gone = {"event": "policy_file_gone", "path": str(protected.directory / "all.json")}
     assert eventually(lambda: gone in protected.log) and allowed(node, "a", "c", "d")
@@ -293,7 +293,7 @@ def test_a_file_that_goes_is_in_the_log(protected, node):  # noqa: F811
 def test_a_killed_agent_has_kept_what_it_enforced(protected, node):  # noqa: F811
     path = protected.settings.state.replace("pods", "policies.kept")
     with open(path, "rb") as file:
-        data = file.read()                  # as it is without the end of an agent
+        data = file.read()                  # the content as if the agent had not ended
     protected.stop()
     with open(path, "wb") as file:
         file.write(data)
@@ -306,7 +306,7 @@ def test_a_killed_agent_has_kept_what_it_enforced(protected, node):  # noqa: F81
 @pytest.mark.parametrize("fate", ["import os; os.kill(os.getpid(), 9);", "import time; time.sleep(999);"],
                          ids=["ends", "hangs"])
 def test_without_the_process_that_reads_files_what_was_kept_is_enforced(protected, node, fate, monkeypatch):  # noqa: F811
-    """Its death ended the agent at its start, which left all pods open after a reboot."""
+    """The death of this process ended the agent at its start, which left all pods open after a reboot."""
     protected.stop()
     run("nft", "delete", "table", "inet", TABLE)
     monkeypatch.setattr(reader, "MAIN", f"{fate} {reader.MAIN}")
@@ -331,7 +331,7 @@ def test_a_file_that_was_deleted_while_the_agent_was_down_counts_no_more(protect
 
 
 def test_without_the_directory_the_first_agent_adds_no_pod(running, node):  # noqa: F811
-    """It made an empty directory, so that a slip in its name let all pods do everything."""
+    """The agent made an empty directory, so a typing error in its name let all pods do everything."""
     running.stop()
     for name in ("policies", "pods", "policies.kept"):
         it = running.directory.parent / name
@@ -350,7 +350,8 @@ def test_without_the_directory_the_first_agent_adds_no_pod(running, node):  # no
 
 
 def test_an_api_server_that_is_away_after_a_reboot_opens_no_pod(node, tmp_path):  # noqa: F811
-    """Until it has answered completely: what it no longer has is still in force until then, and no pod is added."""
+    """Until the API server has answered completely, policies that it no longer has are still in force, and no pod is
+    added."""
     api = Api()
     api.listed.set()
     again = Running(tmp_path, directory="", api=lambda: api, node="here")
@@ -379,7 +380,7 @@ def test_an_api_server_that_is_away_after_a_reboot_opens_no_pod(node, tmp_path):
 
 
 def test_a_directory_that_is_no_longer_mounted_opens_no_pod(running, node, mounts):  # noqa: F811
-    """What is below the mount point is an empty directory."""
+    """The directory below the mount point is empty."""
     mount(running.directory)
     running.write(CLOSED)
     running.add("a", app="web")

@@ -51,7 +51,7 @@ class Policed:
             *packed(one[0], one[1]), one[2], one[3])).allowed}
 
     def check(self, asked):
-        """The kernel lets through what the policies allow. Return that."""
+        """Check that the kernel lets exactly the connections pass that the policies allow. Return these connections."""
         expected = self.expected(asked)
         self.node.forget_flows()
         assert self.node.reached(asked, expected) == expected
@@ -91,7 +91,7 @@ CASES = {
         {"from": [{"podSelector": app("web")}], "ports": [{"port": 80}]}]}],
     "named": [{"podSelector": app("web"), "policyTypes": ["Egress"], "egress": [
         {"to": [{"podSelector": app("db")}], "ports": [{"port": "http"}]}]}],
-    "both ends": [      # what the source may send, the destination need not take
+    "both ends": [      # the destination need not accept all that the source may send
         {"podSelector": app("web"), "policyTypes": ["Egress"], "egress": [{}]},
         {"podSelector": app("db"), "ingress": [{"ports": [{"port": 81}]}]}],
     "namespace": [
@@ -106,7 +106,7 @@ CASES = {
 
 
 def test_the_kernel_decides_as_the_policies_do(policed):
-    """Each case after the other, as differences."""
+    """The cases run one after the other, each as a difference to the case before."""
     asked = pairs((TCP, UDP), (80, 81))
     for name, specs in CASES.items():
         for key in [*policed.compiler.cluster.policies]:
@@ -129,8 +129,8 @@ def test_random_policies(policed, policies, values):
 
 
 def test_no_way_through_the_chains_branches_twice(policed):
-    """The check for loops of older kernels, 6.1 for one, follows each way from a base chain; maps behind maps multiply
-    them."""
+    """The loop check of older kernels, such as 6.1, follows each path from a base chain; a map behind a map multiplies
+    the paths."""
     policed.put(*CASES["both ends"], *CASES["named"], labels={"a": {"app": "web"}, "b": {"app": "db"}})
     listed = json.loads(subprocess.run(["nft", "-j", "list", "table", "inet", "fastcni-policy"], check=True,
                                        stdout=subprocess.PIPE).stdout)["nftables"]
@@ -143,7 +143,7 @@ def test_no_way_through_the_chains_branches_twice(policed):
 
 
 def read_policy_here(policy):
-    """The policy in the namespace of the pods."""
+    """Read the policy in the namespace of the pods."""
     return replace(policy, namespace="default", pods=replace(policy.pods, namespace="default"))
 
 
@@ -200,7 +200,8 @@ def test_a_restricted_pod_is_not_reached_by_its_link_local_address(policed):
 
 
 def test_a_restricted_pod_sends_nothing_from_its_link_local_address(policed):
-    """Each process may send from it. Pods on the same bridge got datagrams past the sender's policies."""
+    """Each process of a pod may send from this address. Pods on the same bridge got datagrams that the sender's
+    policies forbid."""
     client, server = (policed.node.names[name] for name in "ab")
     batch(client, "address add fe80::a/64 dev eth0 nodad")
 
@@ -246,7 +247,7 @@ def test_neighbour_discovery_passes_on_the_link_only(policed):
 
 
 def test_packets_in_a_vlan_of_the_bridge_are_seen(policed):
-    """The kernel leaves them out by default: those from and to a trunk, whose tags the bridge handles."""
+    """By default the kernel skips packets from and to a trunk, whose tags the bridge handles."""
     assert sysctl.read("net/bridge/bridge-nf-filter-vlan-tagged") == "1"
 
 
@@ -255,14 +256,14 @@ def test_sctp_has_ports_too(policed):
     with Inside(policed.node.names["b"]), socket.socket(socket.AF_INET, socket.SOCK_RAW, 132) as receiver:
         receiver.settimeout(10)
         with Inside(policed.node.names["a"]), socket.socket(socket.AF_INET, socket.SOCK_RAW, 132) as sender:
-            for port in (80, 81):           # the first one is dropped, so the other arrives first
+            for port in (80, 81):           # the first packet is dropped, so the other arrives first
                 init = bytes((1, 0, 0, 20)) + bytes((0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1))
                 sender.sendto((5000).to_bytes(2, "big") + port.to_bytes(2, "big") + bytes(8) + init, ("10.0.0.2", 0))
         assert receiver.recv(200)[22:24] == (81).to_bytes(2, "big")
 
 
 def tables():
-    """What nft prints, without handles, elements sorted."""
+    """Return nft's output, without handles, and with sorted elements."""
     found = json.loads(subprocess.run(["nft", "-j", "list", "table", "inet", "fastcni-policy"], check=True, text=True,
                                       capture_output=True).stdout)["nftables"]
     for one in found:
@@ -291,7 +292,8 @@ def test_the_table_after_differences_is_the_table_written_at_once(policed, polic
 
 @pytest.mark.parametrize("times, loads", [(2000, False), (400, True)])
 def test_no_denied_packet_passes_while_the_table_changes(policed, times, loads):
-    """Found by a flood: rules of a new chain counted later than the element that leads to it."""
+    """A flood of packets showed that the kernel applied the rules of a new chain later than the element that leads to
+    the chain."""
     web = [{"from": [{"podSelector": app("web")}]}]
     policed.put({"podSelector": {}, "ingress": web}, {"podSelector": app("db"), "ingress": web})
     listener = policed.node.listeners["c", socket.SOCK_DGRAM, 80]

@@ -1,6 +1,6 @@
-"""A pod whose DEL came before its link is gone: it stays held and protected until then. Needs root.
+"""A pod whose DEL comes before its link is deleted stays held and protected until the link is deleted. Needs root.
 
-The plugin `policy` is the last one of a network, so its DEL is the first one, and that of a later plugin may fail.
+The plugin `policy` is the last one of a network, so its DEL comes first, and the DEL of another plugin may fail later.
 """
 
 import os
@@ -33,19 +33,20 @@ def files(it):
 
 
 def policed():
-    """The elements of pods: of all sets but those that count ICMP errors, which packets fill."""
+    """Return the elements of all sets of pods, except the sets that count ICMP errors, which packets fill."""
     return {where: found for where, found in elements().items() if not where[1].startswith("errors")}
 
 
 def forgotten(it, name):
-    """Whether the agent forgets the pod: its attachment and its file."""
+    """Return whether the agent has forgotten the pod: its attachment and its file."""
     return eventually(lambda: ("net", f"c-{name}", "eth0") not in it.it.compiler.attachments
                       and f"c-{name}" not in files(it))
 
 
 @pytest.mark.parametrize("name", "ad")
 def test_a_pod_is_held_after_its_del_until_its_link_is_gone(site, name):      # noqa: F811
-    """Its forged packets passed, and those that its own policies forbid: for good if the DEL of `bridge` failed."""
+    """The pod's forged packets passed, and packets that its own policies forbid: for ever if the DEL of `bridge`
+    failed."""
     site.write(FROM_C, NO_EGRESS)
     assert eventually(lambda: site.it.ready)
     before = policed()
@@ -93,7 +94,7 @@ def test_the_agent_looks_for_the_link_without_an_event(it, monkeypatch):
 
 
 def test_a_repeated_del_forgets_a_pod_whose_link_is_gone_when_it_answers(it, monkeypatch):
-    """The DEL of `bridge` failed at first."""
+    """The first DEL of `bridge` failed."""
     monkeypatch.setattr(leaving, "LINK_WAIT_S", 60)
     it.add("a")
     it.call("DEL", "a")
@@ -138,7 +139,7 @@ def test_another_link_of_the_same_name_is_not_the_pods(it):
 
 @pytest.mark.parametrize("deleted", [True, False])
 def test_the_port_of_a_pod_whose_address_another_pod_gets_is_closed_until_its_link_is_gone(it, deleted):
-    """The port was let go: the former pod sent what it liked, from any address."""
+    """The agent no longer held the port: the earlier pod could send any packet, from any address."""
     it.add("a")
     if deleted:
         it.call("DEL", "a")
@@ -159,7 +160,7 @@ def test_the_port_of_a_pod_whose_address_another_pod_gets_is_closed_until_its_li
 
 
 def test_an_add_after_the_del_of_the_same_attachment_is_the_latest_of_its_pod(it):
-    """It had its former place in the order of ADDs, and its labels counted no more."""
+    """The ADD kept its earlier place in the order of ADDs, and its labels no longer counted."""
     for name, app in (("a", "db"), ("b", "web")):
         it.call("ADD", name, "K8S_POD_NAME=again", runtimeConfig={"labels": {"app": app}})
     it.call("DEL", "a")
@@ -170,4 +171,4 @@ def test_an_add_after_the_del_of_the_same_attachment_is_the_latest_of_its_pod(it
     for name in "ab":
         unlink(name)
     it.call("DEL", "b")
-    assert files(it) == {"c-a"}                                 # the former DEL no longer counts
+    assert files(it) == {"c-a"}                                 # the earlier DEL no longer counts

@@ -31,7 +31,7 @@ def answer(*documents, version="1", **metadata):
 
 
 class Pods(dict):
-    """The answers of a Service: to each list of pods what function() returns."""
+    """The answers of a Service: each list of pods contains the result of function()."""
 
     def __init__(self, function):
         super().__init__()
@@ -105,7 +105,7 @@ def test_the_agent_keeps_neither_the_answer_with_all_pods_nor_the_pods_other_key
 
 
 def test_a_pod_takes_the_agent_less_than_three_kilobytes():
-    """A pod took 3.8 kB: six copies of its key, and labels and ports of its own."""
+    """A pod took 3.8 kB: six copies of its key, and separate copies of its labels and ports."""
     source = Kubernetes(None, Compiler())
     tracemalloc.start()
     try:
@@ -124,7 +124,7 @@ def test_a_pod_takes_the_agent_less_than_three_kilobytes():
 
 
 def test_a_list_may_take_longer_than_a_request(monkeypatch):
-    """A list of 500 MB, which takes a network of 1 Gb/s 4 s, had the 5 s of each request."""
+    """A list of 500 MB, which takes 4 s in a network of 1 Gb/s, had the time limit of each request, 5 s."""
     monkeypatch.setattr(kubernetes, "LIST_SILENCE_S", 5.0)
     late = threading.Event()
 
@@ -157,7 +157,7 @@ def test_a_list_that_breaks_off_is_not_complete():
 
 
 def test_an_object_of_a_list_that_expired_is_deleted_if_the_next_list_lacks_it():
-    """The list comes in pages if the API server has no cache. The second page is too late."""
+    """The API server sends pages if it has no cache. The second page arrives too late."""
     lists = iter([(200, answer(pod(1), pod(2), **{"continue": "two"})), (410, {"code": 410}), (200, answer(pod(2)))])
     told, stop = [], threading.Event()
     with Service(Pods(lambda: next(lists))) as service:
@@ -172,7 +172,7 @@ def test_an_object_of_a_list_that_expired_is_deleted_if_the_next_list_lacks_it()
 
 
 def test_a_list_is_not_older_than_what_another_watch_of_the_path_has_seen():
-    """The pods of this node and of other nodes are two watches of one path. A list from etcd may be older: it was
+    """The pods of this node and of other nodes are two watches of one path. A list from etcd may be older if etcd was
     restored from a backup."""
     lists = iter([(200, answer(version="100")), (200, answer(version="95")), (410, {"code": 410}),
                   (200, answer(version="7")), (200, answer(version="8"))])

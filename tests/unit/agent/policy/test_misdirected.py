@@ -43,7 +43,7 @@ def test_frames_to_another_mac_show_no_pod_what_policies_forbid(site):  # noqa: 
 
 
 def test_a_pod_without_restrictions_may_route_for_others(site):  # noqa: F811
-    """As a gateway for other pods of the bridge."""
+    """For example, the pod is a gateway of other pods on the bridge."""
     site.write(NO_EGRESS)
     site.add("a")
     site.add("b")
@@ -53,7 +53,7 @@ def test_a_pod_without_restrictions_may_route_for_others(site):  # noqa: F811
 
 
 def test_a_routed_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F811
-    """As the port of a bridge."""
+    """The same holds for the port of a bridge."""
     site.add("d")
     site.add("c")
     assert eventually(lambda: {("inet", "link-senders4"), ("inet", "link-senders6")} <= elements().keys())
@@ -70,7 +70,7 @@ def test_a_routed_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F8
 
 
 def test_a_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F811
-    """The rules compare a link's index first, and the index of a new link is another one."""
+    """The rules compare a link's index first, and a new link has another index."""
     site.add("a")
     for name in "bc":
         site.add(name)

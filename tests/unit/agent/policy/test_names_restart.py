@@ -21,7 +21,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class Process(Running):
-    """The agent as the command runs it; its only node is the test's namespace."""
+    """The agent as the command runs it. The test's namespace is its only node."""
 
     def start(self):
         directory = self.directory.parent
@@ -36,7 +36,7 @@ class Process(Running):
                  *(word for address in RESOLVERS for word in ("--dns-server", address))], stdout=log, stderr=log)
 
     def listens(self):
-        """The socket's file exists before the agent listens."""
+        """Return whether the agent listens. The socket's file exists before."""
         with socket.socket(socket.AF_UNIX) as conn:
             return conn.connect_ex(self.settings.socket) == 0
 
@@ -116,7 +116,7 @@ def test_while_the_agent_hangs_queries_go_directly_and_names_stay_as_they_are(na
     it.put("a.test", host(1))
     it.put("x.b.test", host(2))
     assert it.told("a", "a.test") == [host(1)]
-    running.ended.set()                     # nobody renews the redirection
+    running.ended.set()                     # no process renews the redirection
     running.thread.join()
     for stream in (False, True):
         assert eventually(lambda stream=stream: it.told("a", "x.b.test", seconds=0.5, stream=stream)) == [host(2)]
@@ -131,7 +131,7 @@ def test_while_the_agent_hangs_queries_go_directly_and_names_stay_as_they_are(na
 @pytest.mark.parametrize("policies, goes_on", [(("a.test",), True), (("b.test",), False)])
 def test_a_connection_outlives_the_end_of_the_ttl_and_a_restart_while_its_name_is_in_the_policy(
         named_pods, running, monkeypatch, policies, goes_on):       # noqa: F811
-    """A restart cut it: the next agent knew the addresses that had not ended, and no others."""
+    """The restart cut the connection: the next agent knew only the addresses whose TTL had not ended."""
     it = named_pods
     monkeypatch.setattr(told, "MIN_TTL_S", 1.0)
     monkeypatch.setattr(told, "SLACK_S", 0.0)
@@ -144,7 +144,7 @@ def test_a_connection_outlives_the_end_of_the_ttl_and_a_restart_while_its_name_i
 
     with eventually(opened) as client, it.web.accept()[0] as server:
         assert eventually(lambda: not it.connects("a", host(1), 0.1))
-        running.it.stale = True             # the table is written again with what has ended
+        running.it.stale = True             # the table is written again with the addresses whose TTL has ended
         assert eventually(lambda: "policies_restored" in running.events())
         running.stop()
         running.write(named(*policies))
@@ -164,7 +164,8 @@ def test_a_connection_outlives_the_end_of_the_ttl_and_a_restart_while_its_name_i
 
 
 def test_a_connection_that_no_answer_has_opened_is_cut_at_the_start(named_pods, running):  # noqa: F811
-    """The policy with names comes while no agent runs, and the pod has a connection that it does not allow."""
+    """The policy with names is added while no agent runs, and the pod has a connection that the policy does not
+    allow."""
     it = named_pods
     running.write()
     assert eventually(lambda: it.connects("a", host(1)))

@@ -1,4 +1,5 @@
-"""What other programs do to the tables of policies: Linux 6.9 refuses it, on older kernels it is undone. Needs root."""
+"""Other programs change the tables of policies: Linux 6.9 rejects the change, on older kernels the agent undoes it.
+Needs root."""
 
 import socket
 import subprocess
@@ -31,13 +32,14 @@ CHANGES = [("delete", "table", "inet", TABLE), ("flush", "chain", "inet", TABLE,
 
 @pytest.fixture
 def older_kernel(monkeypatch):
-    """A kernel without owned tables: it refuses a flag that no kernel has, as older ones do NFT_TABLE_F_PERSIST."""
+    """Imitate a kernel without owned tables: the kernel rejects a flag that no kernel knows, as older kernels reject
+    NFT_TABLE_F_PERSIST."""
     if features.has(OWNED):
         monkeypatch.setattr(ruleset, "OWNED", 1 << 7)
 
 
 def flags():
-    """The flags of the table that nft prints."""
+    """Return the flags of the table that nft prints."""
     return [line.strip() for line in run("nft", "list", "table", "inet", TABLE).splitlines() if "flags owner" in line]
 
 
@@ -72,7 +74,7 @@ def test_another_program_cannot_change_the_table(running, words):  # noqa: F811
 
 @pytest.mark.needs(OWNED)
 def test_a_new_agent_takes_over_the_table_before_it_knows_the_policies(running, node):  # noqa: F811
-    """An API server may be away for long at its start."""
+    """When the agent starts, the API server may be unavailable for long."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     running.stop()

@@ -1,4 +1,4 @@
-"""Pods of other nodes, from the Kubernetes API: they are read from the first policy on that names pods."""
+"""Pods of other nodes, from the Kubernetes API: the agent reads them from the first policy on that names pods."""
 
 import pytest
 import structlog
@@ -28,7 +28,8 @@ def pod_of(node, name, address, **labels):
 
 @pytest.fixture
 def apart(monkeypatch, tmp_path):
-    """A function that starts a source on the node "here"; a pod is on that node, another one elsewhere."""
+    """Return a function that starts a source on the node "here". One pod is on that node, another pod is on another
+    node."""
     for name in ("RETRY_S", "ABSENT_S", "CONFIRM_S"):
         monkeypatch.setattr(f"fastcni.agent.policy.sources.kubernetes.{name}", 0.05)
     opened = []
@@ -77,8 +78,9 @@ def test_pods_of_other_nodes_are_not_asked_for_until_a_policy_names_pods(apart):
     {"podSelector": {}, "policyTypes": ["Egress"], "egress": [{"ports": [{"port": "http"}]}]}],
     ids=["podSelector", "namespaceSelector", "a port's name anywhere"])
 def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(apart, spec):
-    """Without the pods of other nodes, the policy would deny what it allows, or a cluster policy allow what it denies.
-    Later changes of policies keep their order, and changes of the node's pods do not wait for the list to end."""
+    """Without the pods of other nodes, the policy would deny connections that it allows, or a cluster policy would
+    allow connections that it denies. Later changes of policies keep their order, and changes of the node's pods do not
+    wait for the list to end."""
     it = apart()
     compiler = it.content.compiler
     wait(it, lambda: it.complete)
@@ -104,7 +106,7 @@ def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(
 
 
 def test_an_agent_whose_name_is_that_of_no_node_asks_for_all_pods(apart):
-    """The default of --node-name is the host's name, and nodes may have other names."""
+    """The default of --node-name is the host name, and the node may have another name."""
     it = apart(policy("from-pods", FROM_PODS), node="here.example.com")
     wait(it, lambda: it.complete)
     assert set(it.api.selectors) == {RUNNING}
@@ -197,7 +199,8 @@ def test_a_pod_of_a_stateful_set_that_moves_to_another_node_is_known_there(apart
 @pytest.mark.parametrize("watch, node", [(PODS, "here"), (OTHER_PODS, "there")])
 @pytest.mark.parametrize("first", ["the list that has the pod", "the list that lacks the pod"])
 def test_a_pod_of_a_restored_etcd_is_known_although_its_version_is_lower(apart, watch, node, first):
-    """The other watch had a later pod of this name. So this pod was left out, and its next event came hours later."""
+    """The other watch had a later version of this pod's name. So the agent ignored this pod, and its next event came
+    hours later."""
     it = apart(policy("from-pods", FROM_PODS))
     wait(it, lambda: it.complete)
     other = {PODS: OTHER_PODS, OTHER_PODS: PODS}[watch]
@@ -225,7 +228,7 @@ def test_a_pod_of_a_restored_etcd_is_known_although_its_version_is_lower(apart, 
 
 
 def test_a_late_event_from_before_a_restore_does_not_remove_a_pod(apart):
-    """One of two API servers still sent changes of the former etcd, with higher versions."""
+    """One of two API servers still sent changes of the earlier etcd, with higher versions."""
     it = apart(policy("from-pods", FROM_PODS))
     wait(it, lambda: it.complete)
     former = pod_of("here", "b", "10.0.0.9")

@@ -50,7 +50,8 @@ def test_what_is_asked_wrongly(run, words, text):
 
 
 def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path, monkeypatch):
-    """With policies in files, pods are known by their ADDs. A connection to one was said to be allowed."""
+    """With policies in files, the agent knows pods by their ADDs. The command said that a connection to such a pod is
+    allowed."""
     monkeypatch.setattr(decisions, "read", list)        # the machine's kernel has no table
     pods = tmp_path / "agent" / "pods"
     pods.mkdir(parents=True)
@@ -72,7 +73,7 @@ def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path, monkeypa
 
 @pytest.mark.parametrize("former, latest", [("c1", "c2"), ("c2", "c1")])
 def test_the_labels_of_the_latest_add_count(run, tmp_path, monkeypatch, former, latest):
-    """As in the agent, also while the former pod of the name has had no DEL."""
+    """The command decides as the agent does, also if the earlier pod of this name had no DEL."""
     monkeypatch.setattr(decisions, "read", list)
     pods = tmp_path / "agent" / "pods"
     pods.mkdir(parents=True)

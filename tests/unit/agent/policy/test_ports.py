@@ -1,4 +1,5 @@
-"""A pod's root with raw packets against policies, on the real kernel: what its port lets pass. Needs root."""
+"""A pod's root with raw packets against policies, on the real kernel: the packets that its port lets pass. Needs
+root."""
 
 import contextlib
 import json
@@ -50,7 +51,7 @@ def to(address, source, mac, to_mac, port=5000):
 # -- what arrives at a pod -------------------------------------------------------------------------------------------
 
 def test_broadcast_and_multicast_do_not_arrive_at_a_pod_without_ingress(site):
-    """The maps know no such destination: 16 of 18 datagrams arrived, without any capability of their sender."""
+    """The maps do not contain such destinations: 16 of 18 datagrams arrived, without any capability of their sender."""
     site.write(FROM_C)
     for name in "ac":
         site.add(name)
@@ -64,7 +65,7 @@ def test_broadcast_and_multicast_do_not_arrive_at_a_pod_without_ingress(site):
 
 
 def test_a_pod_without_ingress_gets_no_other_ethertypes_and_no_double_tags(site):
-    """From a pod that nothing holds, as one of another runtime on the bridge."""
+    """The sender is a pod that is not held, such as a pod of another runtime on the bridge."""
     site.write(FROM_C)
     site.add("b", app="db")
     sent = {f"{kind:x}": frames.ethernet(MAC_A, MAC_B, kind) for kind in (
@@ -107,7 +108,8 @@ def test_pods_resolve_each_other_and_reach_what_policies_allow(site):
 # -- what a pod sends ------------------------------------------------------------------------------------------------
 
 def test_a_pod_sends_from_its_own_addresses_only(site):
-    """30 of 33 forged sources passed: the policies of another pod's address, of nobody's, held for the packet."""
+    """30 of 33 forged sources passed: the policies of the other pod's address, or of an address without a pod, applied
+    to the packet."""
     for name in "abc":
         site.add(name)
     pod = frames.Pod(MAC_A, ADDRESSES["a"], ADDRESSES["b"], NODE[0], MAC_C)
@@ -133,7 +135,8 @@ def test_a_pod_behind_a_link_of_its_own_is_held_too(site):
 
 
 def test_a_forged_packet_makes_no_connection_for_the_other_direction(site):
-    """The victim's own address as source made an entry of conntrack. Then packets to the victim were its answers."""
+    """A packet with the victim's address as source made a conntrack entry. Later packets to the victim counted as
+    answers."""
     site.write(FROM_C)
     for name in "ac":
         site.add(name)
@@ -148,7 +151,7 @@ def test_a_forged_packet_makes_no_connection_for_the_other_direction(site):
 
 
 def test_a_pod_without_egress_gets_nothing_out_by_broadcast(site):
-    """It did, from 0.0.0.0."""
+    """Such a pod sent broadcasts from 0.0.0.0."""
     site.write(NO_EGRESS)
     site.add("a", egress="none")
     sent = {f"{source} to {address}": ipv4(MAC_A, source, address, udp(source=68, destination=67))
@@ -171,7 +174,7 @@ def test_a_pod_without_egress_gets_nothing_out_by_icmpv6(site):
 
 
 def test_a_bridge_hears_which_groups_a_pod_without_egress_listens_to(site):
-    """What the kernel sends of itself."""
+    """The test sends the reports that the kernel itself sends."""
     site.write(NO_EGRESS)
     site.add("a", egress="none")
     with Inside(site.names("a")[0]):
@@ -183,7 +186,7 @@ def test_a_bridge_hears_which_groups_a_pod_without_egress_listens_to(site):
 
 
 def test_no_pod_takes_the_mac_of_another_one(site):
-    """One frame stole its traffic; those to 01:80:c2:00:00:0e (LLDP) pass no hook."""
+    """One frame stole the other pod's traffic. Frames to 01:80:c2:00:00:0e (LLDP) pass no hook."""
     for name in "ab":
         site.add(name)
     sent = [frames.ethernet(MAC_B, f"01:80:c2:00:00:{last:02x}", frames.ETH_P_LLDP) for last in range(16)]
@@ -214,7 +217,7 @@ def test_ports_stay_held_while_the_agent_is_away_and_after_it_comes_back(site):
 
 @pytest.mark.parametrize("name", "ad")
 def test_a_port_is_held_before_the_add_answers(host_netns, pod_netns, name):
-    """The pod's own rules are written after that."""
+    """The pod's own rules are written after the answer."""
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
     with contextlib.closing(Node(pod_netns)) as node, contextlib.closing(Engine(AttachedCompiler())) as engine:
@@ -233,7 +236,7 @@ def test_a_port_is_held_before_the_add_answers(host_netns, pod_netns, name):
 
 
 def test_an_attachment_of_an_earlier_version_is_held_after_restore(site, tmp_path):
-    """Its file names no port, and its table has none."""
+    """The attachment's file names no port, and the table does not contain the port."""
     site.add("a")
     site.stop()
     run("nft", "delete", "table", "bridge", "fastcni-policy")
@@ -266,7 +269,7 @@ def test_elements_of_ports_go_with_the_pod(site):
 
 
 def elements():
-    """{(family, set): elements} of both tables."""
+    """Return {(family, set): elements} of both tables."""
     found = {}
     for family in ("inet", "bridge"):
         for each in json.loads(run("nft", "-j", "list", "table", family, TABLE))["nftables"]:
@@ -282,7 +285,7 @@ VIP, VIP6, VMAC = "10.0.0.100", "fd00::100", "00:00:5e:00:01:05"
 
 
 def test_allowed_address_pairs_let_a_virtual_router_work(site):
-    """As keepalived needs it: VRRP and gratuitous ARP from the virtual MAC, the service's packets from either MAC."""
+    """keepalived sends VRRP and gratuitous ARP from the virtual MAC, and the service's packets from either MAC."""
     site.pod("a", allowedAddressPairs=[{"ipAddress": VIP, "macAddress": VMAC}, {"ipAddress": VIP6}])
     site.add("b")
     vrrp = 112, bytes(16) + MARK
@@ -313,7 +316,7 @@ def test_policies_hold_for_a_further_address(site):
 
 @pytest.mark.parametrize("name", "ad")
 def test_a_prefix_passes_while_no_policy_restricts_the_pod(site, name):
-    """A prefix is in no map, so policies could not hold for it."""
+    """A prefix is not in the maps, so policies could not apply to it."""
     site.write(NO_EGRESS)
     pairs = {"allowedAddressPairs": [{"ipAddress": "10.9.0.0/16"}, {"ipAddress": "fd00:9::/64"}]}
     own = mac_of_pod(name)
@@ -400,7 +403,7 @@ def test_a_pod_whose_port_is_unknown_is_refused(site):
 
 @pytest.mark.parametrize("family", (0, 1))
 def test_an_echo_reply_without_a_request_passes_neither_from_nor_to_a_restricted_pod(site, family):
-    """conntrack takes no reply for a first packet, but lets it pass: replies of a connection that was cut arrived."""
+    """conntrack does not take a reply for a first packet, but lets it pass: replies of a cut connection arrived."""
     site.write(FROM_C)
     for name, labels in (("a", {}), ("b", {"app": "db"}), ("c", {})):
         site.pod(name, runtimeConfig={"labels": labels})

@@ -25,7 +25,7 @@ def reader(tmp_path):
 
 
 def begin(reader):
-    """Wait until its process is ready, so that the next file is read at once."""
+    """Wait until the reader's process is ready, so that it reads the next file immediately."""
     assert eventually(lambda: not reader.take() and reader._ready)
 
 
@@ -60,7 +60,7 @@ def test_each_file_is_answered_once_also_if_there_are_many(reader, tmp_path):
 
 
 def test_other_documents_and_keys_are_left_out(reader, tmp_path):
-    """A pod has 8 KB, of which 300 bytes matter."""
+    """A Pod has 8 KB, of which the agent needs 300 bytes."""
     pod = {"kind": "Pod", "metadata": {"name": "a", "annotations": {"x": "y" * 9999}}, "spec": {"volumes": [1]}}
     write(tmp_path, "a.json", text=json.dumps({"kind": "List", "items": [
         pod, {"kind": "Secret", "data": {"x": "y"}}, {**POLICY, "apiVersion": "projectcalico.org/v3"}]}))
@@ -71,7 +71,7 @@ def test_other_documents_and_keys_are_left_out(reader, tmp_path):
 
 
 def test_a_file_that_takes_too_long_ends_its_child_and_no_other_waits(tmp_path, monkeypatch):
-    """The parser that never ends is an endless loop here."""
+    """In this test the parser runs an endless loop."""
     monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
         "import fastcni.agent.policy.sources.reader as r; r.PROCESSOR_S = 0.2; old = r.read_file; "
         "r.read_file = lambda directory, name: "
@@ -220,7 +220,8 @@ def test_a_child_that_is_stopped_is_ended_and_only_its_first_file_is_refused(tmp
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: raises the priority of a process")
 def test_only_the_first_file_of_a_request_is_read_with_priority_and_only_if_it_is_small(tmp_path, monkeypatch):
-    """On a busy node the process that reads files waited for the processor for longer than the kernel's rules took."""
+    """On a busy node, the process that reads files waited for the processor longer than the change of the kernel's
+    rules took."""
     def read(directory, name):
         return module.Read(name, [("nice", b"%d" % os.getpriority(os.PRIO_PROCESS, 0))], [])
 

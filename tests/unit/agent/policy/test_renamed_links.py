@@ -30,7 +30,7 @@ def rename(old, new):
 
 
 def sent(site, name, gateway):                                  # noqa: F811
-    """{title: frame} of the pod to b: from its own address, and from two other ones."""
+    """Return {title: frame} from the pod to b: from its own address, and from two other addresses."""
     own = ADDRESSES[name]
     return {source: to(ADDRESSES["b"][0], (source, ""), mac_of_pod(name), gateway)
             for source in (own[0], ADDRESSES["c"][0], "8.8.8.8")}
@@ -44,8 +44,8 @@ def held(port):
 @pytest.mark.parametrize("name", "ad")
 @pytest.mark.parametrize("away", [False, True])
 def test_a_pod_is_held_at_its_renamed_link(site, name, away):   # noqa: F811
-    """The elements have the link's name: the renamed link passed all, and a DEL forgot the pod before its link was
-    gone."""
+    """The elements have the link's name: the renamed link let all packets pass, and a DEL forgot the pod before its
+    link was deleted."""
     assert eventually(lambda: site.it.ready)
     before = policed()
     site.add("b")
@@ -78,7 +78,8 @@ def attachment(container, packed, name, index, mac=HOST_MAC, sequence=1):
 
 
 def followed(links, *attachments):
-    """{container: (name, index) of its port, or None} after the agent has seen the links; names in the kernel's set."""
+    """Return {container: (name, index) of its port, or None} after the agent has seen the links, and the names in the
+    kernel's set."""
     it = AttachedCompiler()
     for each in attachments:
         it.attach(each)
@@ -119,7 +120,7 @@ def test_links_that_exchange_their_names_keep_their_pods():
 
 
 def test_a_link_with_the_index_of_a_deleted_link_is_not_the_pods():
-    """As after a reboot, or moved here from another namespace."""
+    """After a reboot a new link may have this index, or a link moved here from another namespace."""
     assert followed([link("other", 3, OTHER_MAC)], attachment("a", ONE, "veth1", 3)) == {"a": ("veth1", 3)}
 
 

@@ -36,7 +36,7 @@ WEB_ONLY = {"kind": "NetworkPolicy", "metadata": {"name": "web-only"}, "spec": {
 
 
 class Running:
-    """Policies in a thread, as the agent runs them. addresses: of the pods that the plugin is called for."""
+    """Policies in a thread, as the agent runs them. addresses: those of the pods in the plugin's calls."""
 
     addresses = ADDRESSES
 
@@ -71,7 +71,7 @@ class Running:
         return [each["event"] for each in self.log]
 
     def write(self, *documents):
-        """Write the file, and wait until the agent has read it, if one runs."""
+        """Write the file. If an agent runs, wait until it has read the file."""
         (self.directory / "new").write_text(json.dumps({"kind": "List", "items": documents}))
         (self.directory / "new").rename(file := self.directory / "all.json")
         assert self.ended.is_set() or eventually(
@@ -125,7 +125,7 @@ def running(host_netns, tmp_path):
 
 
 def allowed(node, *sources):
-    """Whether these, of the pods a, c and d, are those that reach the pod b."""
+    """Return whether exactly these pods, of a, c and d, reach the pod b."""
     asked = {source: (source, ADDRESSES["b"][0], TCP, 80) for source in "acd"}
     expected = {asked[source] for source in sources}
     return node.reached(set(asked.values()), expected) == expected
@@ -209,7 +209,7 @@ def test_without_the_agent_no_pod_is_added_and_each_is_deleted(running, tmp_path
     assert "forgets the pod when another one has its address" in warning
     running.start()
     assert len(running.it.compiler.attachments) == 1
-    running.call("ADD", "a", "K8S_POD_NAME=other")              # its DEL did not reach the agent
+    running.call("ADD", "a", "K8S_POD_NAME=other")              # the DEL did not reach the agent
     assert [each.pod for each in running.it.compiler.attachments.values()] == ["default/other"]
     assert len(list((tmp_path / "pods").iterdir())) == 1
 
@@ -227,7 +227,8 @@ def test_a_restarted_agent_knows_its_pods_and_they_stay_protected_meanwhile(runn
 
 @pytest.mark.parametrize("former, latest", [("c", "a"), ("a", "c")])        # the first and the last container ID
 def test_a_pod_that_was_added_again_has_its_new_labels(running, node, former, latest):
-    """The former pod of the name had no DEL yet, and its labels counted: a policy for the new ones closed nothing."""
+    """The earlier pod of this name had no DEL yet, and its labels counted: a policy for the new labels closed no
+    pod."""
     running.write({"kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": DB})
     assert eventually(lambda: running.it.figures()["policies"] == 1)
 
@@ -263,7 +264,7 @@ def test_an_agent_whose_directory_is_removed_listens_again_and_keeps_its_records
 
 
 def test_traffic_between_two_pods_on_a_bridge_is_seen_again_after_a_request(running):
-    """`sysctl --system` may switch it off, and the kernel does not announce that."""
+    """`sysctl --system` may switch the filter off, without a notification of the kernel."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     for name in BRIDGED:
@@ -275,7 +276,7 @@ def test_traffic_between_two_pods_on_a_bridge_is_seen_again_after_a_request(runn
 
 @pytest.mark.parametrize("name", BRIDGED)
 def test_traffic_between_two_pods_on_a_bridge_is_seen_again_without_a_request(running, name):
-    """It passed the policies by until the next ADD or DEL."""
+    """The traffic bypassed the policies until the next ADD or DEL."""
     sysctl.write(name, "0")
     assert eventually(lambda: sysctl.read(name) == "1")
     assert eventually(lambda: running.events().count("bridge_filter_restored") == 1)
@@ -283,7 +284,7 @@ def test_traffic_between_two_pods_on_a_bridge_is_seen_again_without_a_request(ru
 
 
 def test_a_filter_of_bridges_that_cannot_be_switched_on_is_told_once(running, monkeypatch):
-    """The table was written again each time, which mends nothing."""
+    """The agent wrote the table again each time, which does not help."""
     assert eventually(lambda: running.it.ready)
     looks = []
 
@@ -337,7 +338,7 @@ def test_a_file_that_cannot_be_read_is_named_once(running):
 
 
 def test_policies_stay_while_their_directory_is_away(running):
-    """That ended the agent; the next one made an empty directory, and opened all pods."""
+    """The missing directory ended the agent. The next agent made an empty directory, and opened all pods."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     assert eventually(lambda: running.it.figures()["policies"] == 1)
@@ -352,8 +353,8 @@ def test_policies_stay_while_their_directory_is_away(running):
 
 
 def test_an_attempt_to_start_that_fails_leaves_nothing_open(running):
-    """Another agent has the socket. Each attempt, one in five seconds, left descriptors, and threads that watch the API
-    server."""
+    """Another agent has the socket. Each attempt, one every five seconds, left descriptors, and threads that watch the
+    API server."""
     def attempt():
         with pytest.raises(ConfigurationError):
             Policies(Settings(api=Api, socket=running.settings.socket, state=running.settings.state), running.it.log)
@@ -425,7 +426,7 @@ def test_an_add_waits_for_the_pods_object_and_takes_its_labels(node, tmp_path, m
         api.listed.set()
         assert eventually(lambda: running.it.ready)
         with pytest.raises(CniError, match="has not shown the pod default/b so far"):
-            running.add("b", app="db")                      # what the runtime says of labels does not count
+            running.add("b", app="db")                      # the runtime's labels do not count
         monkeypatch.setattr(answers, "POD_WAIT_S", 30)
         added = threading.Thread(target=running.call, args=("ADD", "b", "K8S_POD_NAME=b;K8S_POD_UID=new"))
         added.start()
@@ -436,7 +437,7 @@ def test_an_add_waits_for_the_pods_object_and_takes_its_labels(node, tmp_path, m
         added.join()
         assert allowed(node)
         assert running.it.compiler.cluster.pods["default/b"].labels == {"app": "db"}
-        running.it.compiler.delete_pod("default/b")         # its object goes before its DEL
+        running.it.compiler.delete_pod("default/b")         # the object is deleted before the DEL
         assert running.it.compiler.cluster.pods["default/b"] == Pod(
             "default", "b", {"app": "db"}, running.it.compiler.cluster.pods["default/b"].addresses, "here")
         running.delete("b")

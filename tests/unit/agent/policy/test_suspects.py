@@ -1,4 +1,4 @@
-"""Each connection that a change forbids is looked at by the cut. Answers on those that are allowed again are let."""
+"""The cut checks each connection that a change forbids. Answers on connections that are allowed again pass."""
 
 from socket import IPPROTO_ICMP, IPPROTO_UDP
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def test_each_forbidden_connection_has_an_end_that_is_suspected(before, changes)
 
 @pytest.mark.parametrize("server, client", [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")])
 def test_answers_are_let_by_the_port_of_their_connection(server, client):
-    """A port that is not read lets no answer, or the answers of all ports."""
+    """If the port cannot be read, no answers pass, or the answers of all ports."""
     ends, version = (read_ip(server), read_ip(client)), "6" if ":" in server else "4"
     it = Compiler()
     it.put_pod(make_pod("server", server))
@@ -51,7 +51,8 @@ def test_answers_are_let_by_the_port_of_their_connection(server, client):
 
 
 def test_what_a_pod_sends_to_its_own_node_is_not_cut(monkeypatch):
-    """The node's addresses are read only if a flow seems forbidden, and then each of these is looked at again."""
+    """The agent reads the node's addresses only if a flow seems forbidden, and then checks each of these flows
+    again."""
     monkeypatch.setattr(cut, "node_addresses", lambda: {read_ip("192.0.2.1")})
     it = Compiler()
     it.put_pod(make_pod("client", "10.0.0.1"))

@@ -22,7 +22,7 @@ PORTS = {"10.0.0.254": 8472, "fd00::fe": 8473}          # of the tunnels, by the
 
 
 def make_tunnels(site):        # noqa: F811
-    """One that takes packets over IPv4, one over IPv6. Returns when the agent has seen them."""
+    """Make a tunnel over IPv4 and a tunnel over IPv6. Returns when the agent has seen both."""
     for number, (address, port) in enumerate(PORTS.items(), 1):
         run("ip", "link", "add", f"tunnel{number}", "address", f"02:00:00:00:01:0{number}", "type", "vxlan", "id",
             f"{number}", "dstport", f"{port}", "local", address)
@@ -31,7 +31,7 @@ def make_tunnels(site):        # noqa: F811
 
 
 def around(sender, to_mac, target, mark=MARK, **more):
-    """A pod's VXLAN packet (RFC 7348) to an address, with a datagram of the pod c to the pod b in it."""
+    """Return a pod's VXLAN packet (RFC 7348) to an address, which contains a datagram of the pod c to the pod b."""
     make, number = (ipv6, 2) if ":" in target else (ipv4, 1)
     inner = ipv4("02:00:00:00:00:aa", ADDRESSES["c"][0], ADDRESSES["b"][0], udp(mark, destination=5000),
                  to=f"02:00:00:00:01:0{number}")
@@ -40,7 +40,7 @@ def around(sender, to_mac, target, mark=MARK, **more):
 
 
 def fragments(frame):
-    """The two parts of a frame with IPv4, the first one with the UDP header alone."""
+    """Return the two fragments of an IPv4 frame. The first fragment has only the UDP header."""
     head, data = bytearray(frame[14:34]), frame[34:]
     found = []
     for at, part in ((0, data[:8]), (8, data[8:])):
@@ -53,7 +53,7 @@ def fragments(frame):
 
 
 def fragments6(frame):
-    """The same with IPv6: a fragment header behind the IP header."""
+    """Return the two fragments of an IPv6 frame: a fragment header follows the IP header."""
     head, data = frame[14:54], frame[54:]
     found = []
     for at, part in ((0, data[:8]), (8, data[8:])):
@@ -63,7 +63,7 @@ def fragments6(frame):
 
 
 def to_the_node(site, sender):        # noqa: F811
-    """{title: frame} of a pod, to the addresses of its node. The marks are as marked() would make them."""
+    """Return {title: frame} of a pod to the addresses of its node. The marks are as marked() would make them."""
     gateway = site.gateway_mac(sender)
     targets = dict.fromkeys((*NODE, *(ROUTED_NODE if sender == "d" else ())))
     whole, whole6 = (around(sender, gateway, target, f"frame {f'whole{target[0]}':>10}".encode()) for target in NODE)
@@ -76,7 +76,7 @@ def to_the_node(site, sender):        # noqa: F811
 
 
 def test_a_pods_packet_of_a_tunnel_brings_no_packet_of_another_source_to_a_pod(site):        # noqa: F811
-    """All of these arrived at a pod that only the inner source was allowed to reach."""
+    """All of these packets arrived at a pod that only the inner source was allowed to reach."""
     make_tunnels(site)
     site.write(FROM_C)
     site.add("b", app="db")
@@ -90,7 +90,8 @@ def test_a_pods_packet_of_a_tunnel_brings_no_packet_of_another_source_to_a_pod(s
 
 
 def test_a_pods_packet_of_a_tunnel_does_not_leave_the_node(site):        # noqa: F811
-    """Another node would take it for this node's, if its source is masqueraded. The pods a and d stand for it."""
+    """If the source is masqueraded, another node would take the packet for this node's. In this test the pods a and d
+    are other nodes."""
     make_tunnels(site)
     for name in "acd":
         site.add(name)
@@ -167,7 +168,7 @@ def test_the_protocols_of_tunnels_over_ip_are_known(kind, protocols):
 
 
 def test_packets_of_a_tunnel_over_ip_do_not_pass(site, monkeypatch):        # noqa: F811
-    """A link of the kind ipip is added to those that the kernel has, which need not know this kind."""
+    """The test adds a link of the kind ipip to the links of the kernel, which need not know this kind."""
     monkeypatch.setattr(find, "all_links", lambda sock: [link("ipip")])
     assert eventually(lambda: site.it.compiler.state.elements["tunnel-protocols"])
     for name in "acd":
@@ -185,12 +186,12 @@ def test_the_node_is_asked_for_its_links_only_when_a_tunnel_changes(site, monkey
     monkeypatch.setattr(find, "all_links", lambda sock, listed=find.all_links: asked.append(1) or listed(sock))
     run("ip", "link", "add", "other", "type", "veth", "peer", "name", "other-peer")
     run("ip", "link", "set", "other", "up")
-    site.add("a")                                           # the agent has handled what came before
+    site.add("a")                                           # the agent has handled the earlier notifications
     assert asked == []
-    assert "jump tunnels" not in run("nft", "list", "ruleset")          # each packet of UDP paid for it
+    assert "jump tunnels" not in run("nft", "list", "ruleset")        # otherwise each UDP packet would pass these rules
     make_tunnels(site)
     assert asked and eventually(lambda: run("nft", "list", "ruleset").count("jump tunnels") == 1)     # of bridges
-    site.add("d")                                           # the first pod with a link of its own
+    site.add("d")                                           # the first pod with a separate link
     assert eventually(lambda: run("nft", "list", "ruleset").count("jump tunnels") == 2)
     run("ip", "link", "del", "tunnel1")
     assert eventually(lambda: len(site.it.compiler.state.elements["tunnel-ports"]) == 1)

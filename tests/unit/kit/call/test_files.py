@@ -70,7 +70,7 @@ def test_a_link_is_followed_to_be_read_and_never_written(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backup_that_is_no_file_is_refused(tmp_path, kind):
-    """A pipe was read as an empty backup; the write to it then waited for a reader."""
+    """A pipe was read as an empty backup; the write to the pipe then waited for a reader."""
     backup = Backup(Request, str(tmp_path))
     KINDS[kind](backup.path)
     assert refused(backup.read).startswith(f"read {backup.path}: ")
@@ -93,7 +93,7 @@ def test_a_backup_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch,
 
 
 def test_a_write_to_a_full_disk_is_an_error(tmp_path):
-    """The first bytes were written and the rest was not, and that was taken for success."""
+    """The plugin wrote only the first bytes, and returned success."""
     path = str(tmp_path / "file")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))
@@ -105,7 +105,7 @@ def test_a_write_to_a_full_disk_is_an_error(tmp_path):
 
 
 def test_a_second_add_on_a_full_disk_keeps_the_backup_of_the_first(tmp_path):
-    """The file was emptied and written again with the same content, and the disk was full."""
+    """The plugin emptied the file and wrote the same content again, which failed on a full disk."""
     backup, saved = Backup(Request, str(tmp_path)), Saved(str(tmp_path), "pod", "net")
     undone = []
     for _ in range(2):
@@ -123,7 +123,7 @@ def test_a_second_add_on_a_full_disk_keeps_the_backup_of_the_first(tmp_path):
 
 
 def test_whatever_the_umask_nobody_else_may_write_to_the_directories(tmp_path, umask):
-    """With umask 0 the directories above were made 0777."""
+    """With umask 0 the parent directories were made with mode 0777."""
     umask(0)
     files.write(str(tmp_path / "var" / "lib" / "flannel" / "pod"), b"{}")
     Backup(Request, str(tmp_path / "run" / "cni" / "tuning")).write({"mtu": 1400})
@@ -152,7 +152,8 @@ def test_a_file_system_without_directories_is_an_error():
 
 
 def test_a_process_that_is_killed_while_it_writes_a_new_file_leaves_none(tmp_path):
-    """A killed ADD left an empty address file in one of a hundred cases. No DEL removes that, since it names no pod."""
+    """In one of a hundred cases a killed ADD left an empty address file. No DEL removes this file, because the file
+    names no pod."""
     code = ("import os, posix, resource, signal, sys\nfrom fastcni._system import write_file\n"
             "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
             "flags = posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW\n"

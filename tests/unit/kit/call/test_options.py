@@ -1,4 +1,4 @@
-"""What bridge and ptp do only if their keys ask for it: modules that the plugin goes through."""
+"""Options of bridge and ptp: modules that the plugin calls only if the configuration asks for them."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_plugin_goes_through_its_options_forwards_and_in_del_backwards(calls, 
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_del_releases_the_address_after_its_options(calls, monkeypatch, kind):
-    """So another pod gets the address when nothing of this pod is left for it."""
+    """Another pod gets the address only when nothing of this pod is left for it."""
     conf, held, delete = calls.conf(kind, ipMasq=True), [], masquerade.delete
     assert calls("ADD", conf)[0] == 0
     monkeypatch.setattr(masquerade, "delete", lambda *args: held.append(calls.held()) or delete(*args))

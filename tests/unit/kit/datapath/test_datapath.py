@@ -1,4 +1,5 @@
-"""The datapath "ebpf" of ptp on the real kernel: which packets the host's stack sees, and which go from pod to pod."""
+"""The datapath "ebpf" of ptp on the real kernel: the packets that the host's stack sees, and those that pass from pod
+to pod."""
 
 import contextlib
 import json
@@ -55,7 +56,7 @@ def test_the_next_connection_to_a_port_is_redirected_from_its_first_packet_on(da
         return forwarded() - before
 
     assert connect() == 2
-    assert eventually(lambda: connect() == 0)       # within a second after one that the host has seen
+    assert eventually(lambda: connect() == 0)       # within a second after a connection that the host has seen
 
 
 def test_a_closed_and_a_reset_connection_leave_no_flow(datapath_pods):
@@ -74,7 +75,7 @@ def test_a_closed_and_a_reset_connection_leave_no_flow(datapath_pods):
     ("10.22.0.3", socket.IPPROTO_IP, IP_RECVTTL, socket.IP_TTL),
     ("fd00:22::3", socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, socket.IPV6_HOPLIMIT)], ids=["IPv4", "IPv6"])
 def test_a_redirected_packet_has_passed_a_router(datapath_pods, address, level, option, kind):
-    """Its TTL is one less, and its checksum is right: the receiver takes it."""
+    """The redirected packet's TTL is one less, and its checksum is right, so the receiver accepts it."""
     with Udp(*datapath_pods, address) as udp:
         udp.server.setsockopt(level, option, 1)
         udp.there_and_back()
@@ -87,7 +88,7 @@ def test_a_redirected_packet_has_passed_a_router(datapath_pods, address, level, 
 
 @pytest.mark.parametrize("protocol", ["udp", "tcp"])
 def test_a_service_answers_with_its_own_address(datapath_pods, protocol):
-    """A service's DNAT is undone by the host only: its pods' answers are not redirected."""
+    """Only the host undoes a Service's DNAT, so answers of its pods are not redirected."""
     run("nft", "table ip service { chain pre { type nat hook prerouting priority -100; "
         f"ip daddr 10.96.0.1 {protocol} dport 53 dnat to 10.22.0.3:5353; }}; }}")
     one, two = datapath_pods
@@ -191,7 +192,7 @@ def test_bandwidth_takes_a_pod_out_of_the_datapath(node, datapath_pods, datapath
 
 def test_check_passes_for_a_pod_that_bandwidth_took_out_of_the_datapath(node, datapath_conf, pod):
     """The map kept the pod's addresses, so CHECK missed the filters, and `fastcni datapath load` added them again: the
-    limits did not hold any more."""
+    limits no longer applied."""
     result = node.add(datapath_conf, pod)
     limits = {"cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "ingressRate": 8_000_000,
               "ingressBurst": 8_000_000, "prevResult": result}
@@ -279,7 +280,7 @@ def test_a_pod_for_which_the_map_has_no_room_works_without_the_datapath(node, da
     node.add(datapath_conf, one)
     reply = node.call("ADD", datapath_conf, two)
     assert reply.status == 0 and b"the map of pods is full" in reply.stderr
-    assert len(pods_in_map()) == 2              # one of its addresses would have fitted
+    assert len(pods_in_map()) == 2              # there was room for one of its addresses
     with Udp(one, two, "10.22.0.3") as udp:
         udp.there()
         udp.there_and_back(3)
@@ -355,7 +356,7 @@ def test_the_server_sweeps_every_30_seconds(datapath_pods, monkeypatch):
 
 
 def test_the_server_logs_once_why_it_cannot_sweep_until_a_sweep_succeeds(monkeypatch):
-    """It did not say so again when the same error came back after sweeps that succeeded."""
+    """If the same error returned after successful sweeps, the server did not log it again."""
     refused = PermissionError(1, "Operation not permitted")
     logged = []
     monkeypatch.setattr(redirect, "sweep", Mock(side_effect=[refused, refused, None, refused]))

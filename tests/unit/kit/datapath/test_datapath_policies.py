@@ -1,4 +1,4 @@
-"""A policy begins to restrict a pod whose flows are redirected: forbidden ones end, allowed ones go on."""
+"""A policy begins to restrict a pod whose flows are redirected: forbidden flows end, allowed flows continue."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ EGRESS = {"metadata": {"name": "client"}, "spec": {
 
 @pytest.fixture
 def engine(datapath_pods):
-    """The agent's part that writes policies, and both pods, which no policy restricts."""
+    """Return the agent's part that writes policies, for two pods that no policy restricts."""
     found = Engine(AttachedCompiler())
     found.compiler.put_namespace("default", {})
     for number, (name, addresses) in enumerate((("client", ONE), ("web", TWO))):
@@ -56,12 +56,12 @@ def enforce(engine, policy):
 
 
 def restricted():
-    """The addresses that are restricted in the kernel's map."""
+    """Return the addresses that are restricted in the kernel's map."""
     return {packed for packed, value in pods_in_map().items() if u32(value, 4) & RESTRICTED}
 
 
 def arrives(sender, receiver):
-    """Whether bytes still go from one socket to another one."""
+    """Return whether bytes still arrive from one socket at another."""
     sender.send(b"still there?")
     found = bool(select.select([receiver], [], [], QUIET_S)[0])
     if found:
@@ -102,7 +102,7 @@ def test_forbidden_redirected_flows_end_before_the_list_of_all_flows(engine, dat
         assert not arrives(forbidden_udp.client, forbidden_udp.server)
         assert arrives(allowed.server, allowed.client)
         engine.begin_cut()
-        assert engine.end_cut() >= 2                # with those that commit() has ended
+        assert engine.end_cut() >= 2                # including the flows that commit() has ended
         engine.begin_cut()
         assert engine.end_cut() == 0
 
@@ -156,7 +156,7 @@ def test_an_agent_that_starts_again_restricts_what_was_added_meanwhile(engine, n
 
 
 def blind(monkeypatch, refused):
-    """The agent cannot open the pins: they are in no bpffs that it sees, or it lacks the right."""
+    """Hide the pins from the agent: its bpffs lacks them, or the agent lacks the right."""
     def get(path):
         raise OSError(refused, os.strerror(refused), path)
     monkeypatch.setattr(objects, "get", get)
@@ -165,7 +165,7 @@ def blind(monkeypatch, refused):
 @pytest.mark.parametrize("refused", [errno.ENOENT, errno.EPERM])
 def test_an_agent_that_cannot_end_redirected_flows_takes_the_links_out_of_the_datapath(engine, datapath_pods,
                                                                                       monkeypatch, refused):
-    """Forbidden flows went on, and nothing said so."""
+    """Forbidden flows continued, without an error."""
     pods = (*datapath_pods, "10.22.0.3")
     with Tcp(*pods, 81) as forbidden, Udp(*pods, 5000) as allowed_udp, Udp(*pods, 5001) as forbidden_udp:
         for each in (forbidden, allowed_udp, forbidden_udp):
@@ -184,7 +184,7 @@ def test_an_agent_that_cannot_end_redirected_flows_takes_the_links_out_of_the_da
 
 def test_an_agent_that_cannot_see_the_maps_takes_a_new_restricted_pod_out_and_no_other(engine, node, datapath_pods,
                                                                                       datapath_conf, monkeypatch):
-    """Only its own link: a pod without filters has no flow that is redirected, in neither direction."""
+    """Only the pod's own link is taken out: without filters, the pod has no redirected flow in either direction."""
     enforce(engine, INGRESS)
     node.delete(datapath_conf, datapath_pods[1])
     ipam = {"type": "static", "addresses": [{"address": "10.22.0.3/24", "gateway": "10.22.0.1"},

@@ -40,7 +40,7 @@ def test_removal_leaves_links_that_pass_packets_through_the_host(datapath_pods, 
 
 
 def test_programs_are_replaced_while_flows_run(datapath_pods, bpffs):
-    """An earlier version's programs have other pins; those are removed."""
+    """An earlier version's programs have other pins, which are removed."""
     with Tcp(*datapath_pods, "10.22.0.3") as tcp, contextlib.closing(wire.open_socket()) as sock:
         tcp.there_and_back()
         where = pins.directory(sock)
@@ -130,7 +130,7 @@ def test_churn_and_new_programs_lose_no_packet_of_a_flow_and_leave_nothing(datap
                 sent += 2
             churning.result()
         assert pods_in_map() == kept
-        assert forwarded() - before < sent      # of UDP one packet in 10 s, of each direction
+        assert forwarded() - before < sent      # the host sees one UDP packet in 10 s in each direction
     for each in datapath_pods:
         node.delete(datapath_conf, each)
     with contextlib.closing(wire.open_socket()) as sock:

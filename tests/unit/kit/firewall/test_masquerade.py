@@ -14,7 +14,7 @@ def conf(node):
 
 
 def fixed():
-    """The ruleset without elements: tables, chains, maps, rules."""
+    """Return the ruleset without elements: tables, chains, maps, rules."""
     found = rules()
     for item in found:
         item.get("map", {}).pop("elem", None)

@@ -20,7 +20,7 @@ def conf(node):
 
 
 def nat(program="iptables"):
-    """The nat table's rules and user-defined chains, as `iptables -S` prints them."""
+    """Return the nat table's rules and user-defined chains, as `iptables -S` prints them."""
     return [line for line in run(program, "-t", "nat", "-S").splitlines() if not line.startswith("-P")]
 
 
@@ -56,7 +56,7 @@ def test_two_interfaces_of_one_container_share_a_chain(node, pod, conf):
 
 @pytest.mark.parametrize("known", ["prevResult", "nothing"])
 def test_del_without_netns_leaves_no_rule(node, pod_netns, conf, known):
-    # The reference plugins leak here: they know addresses only from the link.
+    # The reference plugins leave rules here, because they read addresses only from the link.
     pod, other = pod_netns(), pod_netns()
     result = node.add(conf, pod)
     node.add(conf, other)
@@ -143,7 +143,7 @@ def test_the_error_contains_the_output_of_iptables(node, pod, conf, tmp_path):
      "iptables-restore: the xtables lock was not free within 30 s"),
     ("exec sleep 1000", 0.3, "iptables-restore did not end within 0.3 s, and was killed")])
 def test_a_lock_or_a_program_that_hangs_is_reported_in_time(node, pod, conf, tmp_path, monkeypatch, script, limit, msg):
-    """fastcni used to wait for both without a limit."""
+    """fastcni waited for both without a limit."""
     monkeypatch.setattr(waiting, "PROGRAM_TIMEOUT_S", limit)
     hangs = tmp_path / "iptables-restore"
     hangs.write_text(f"#!/bin/sh\n{script}\n")

@@ -31,7 +31,7 @@ class Directory:
         return os.path.join(self.path, FILE)
 
     def filled(self, count):
-        """An index with that many addresses, signed and closed."""
+        """Make an index with that many addresses, signed and closed."""
         index = self.open()
         for n in range(count):
             assert index.hold(v4(n), b"owner %d" % n)

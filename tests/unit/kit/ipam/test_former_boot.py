@@ -32,7 +32,7 @@ class Node:
         self.boot(1)
 
     def boot(self, number, began_ns=0):
-        """Go on in this boot; it began now, by default."""
+        """Change to another boot, which begins now by default."""
         began_ns = began_ns or time.time_ns() + 1
         self.patch.setattr(store_module, "known_boot_id", f"{number:036}".encode())
         self.patch.setattr(former, "boot_began_ns", lambda: began_ns)
@@ -83,7 +83,7 @@ def test_next_store_of_the_same_boot_releases_nothing(node):
 
 
 def test_container_that_is_started_again_gets_its_address_again(node):
-    """Its old file made the ADD a duplicate."""
+    """The container's old file made the ADD a duplicate."""
     node.reboot()
     node.add(_2=OLD)
     assert node.held() == {"10.1.0.2"}
@@ -132,7 +132,7 @@ def test_note_and_file_of_an_old_version_stay(node, content):
 
 
 def test_index_of_another_machine_that_runs_releases_nothing(node):
-    """Its last change came after this machine's boot: the boots overlap."""
+    """The index's last change is later than this machine's boot, so the boots overlap."""
     node.boot(2, began_ns=time.time_ns() - 60 * 10**9)
     node.add()
     assert node.held() == {"10.1.0.2", "10.1.0.3"}

@@ -1,4 +1,4 @@
-"""The index of held addresses: against a model, with other threads, with memory alone."""
+"""The index of held addresses: compared with a model, with other threads, and in memory alone."""
 
 import os
 import subprocess
@@ -140,7 +140,7 @@ steps = st.lists(st.tuples(st.sampled_from(["hold", "hold", "drop", "free", "reo
 
 
 def plain(address):
-    """As the index gives it back: a mapped address is an IPv4 address."""
+    """Return the address as the index returns it: a mapped address becomes an IPv4 address."""
     return address[12:] if address.startswith(b"\0" * 10 + b"\xff\xff") else address
 
 

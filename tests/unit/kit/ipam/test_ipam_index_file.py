@@ -104,14 +104,14 @@ assert index.hold({address!r}, b"x") and index.sign()
 
 @pytest.mark.parametrize("call", ["pwrite64", "utimensat"])
 def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_used(directory, call):
-    """The n-th call that changes something is not made and the process is killed: a half-written index is no index."""
+    """The process is killed before the n-th call that changes something. A half-written index is not used."""
     if not which("strace"):
         pytest.skip("needs strace: kills a process at a system call")
-    directory.filled(5000)                      # header and block on the first page, owner on another one
+    directory.filled(5000)                      # header and block are on the first page, the owner is on another page
     killed = 0
     for n in range(1, 10):
         (directory.path / "10.0.0.50").unlink(missing_ok=True)
-        index = directory.open()                # as the file system has it now
+        index = directory.open()                # the index in the file system now
         index.clear()
         for held in range(5000):
             index.hold(v4(held), b"owner %d" % held) if held != 50 else None
@@ -132,7 +132,7 @@ def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_used(direct
 
 
 def test_that_a_directory_is_plain_is_known_until_the_directory_changes(directory):
-    """So host-local need not look for the directory of a space of cluster-wide addresses at each request."""
+    """So host-local need not check each time whether the directory belongs to cluster-wide addresses."""
     index = directory.open()
     assert not index.plain
     index.plain = True
@@ -278,7 +278,7 @@ assert index.hold({address!r}, b"x") and index.sign()
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 8192])
 def test_a_file_that_is_cut_short_while_it_is_open_ends_no_process(directory, size):
-    """The file was mapped: touching what was cut off ended the server by SIGBUS."""
+    """The file was mapped: an access to the missing part ended the server by SIGBUS."""
     directory.filled(300)
     code = LIVE.format(path=os.fspath(directory.path), file=directory.file(), boot=BOOT, size=size, address=v4(299))
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
@@ -336,7 +336,7 @@ assert not index.fresh and index.hold(b"1234", b"a") and index.sign()
 
 @pytest.mark.parametrize("kept", [0, 256, 4096])
 def test_a_sparse_file_on_a_full_disk_ends_no_process(tmp_path, kept):
-    """Such a file was mapped: the first write to a hole ended the server, and after each restart again."""
+    """Such a file was mapped: the first write to a hole ended the server, and again after each restart."""
     in_a_mount_namespace(SPARSE.format(where=str(tmp_path), boot=BOOT, kept=kept))
 
 

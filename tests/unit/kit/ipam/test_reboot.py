@@ -23,7 +23,7 @@ def plugin(tmp_path_factory):
 
 
 def in_new_boot(tmp_path):
-    """The beginning of a command line that runs the rest as after a reboot."""
+    """Return the beginning of a command line that runs the rest as after a reboot."""
     (tmp_path / "boot_id").write_text(f"{uuid.uuid4()}\n")
     began = int(time.clock_gettime(time.CLOCK_BOOTTIME))
     words = ["unshare", "--mount", "--time", "--fork", f"--boottime=-{began}",
@@ -45,7 +45,7 @@ def test_plugin_releases_addresses_of_the_former_boot(plugin, tmp_path):
     for pod in ("p1", "p2", "p3", "p4", "p5"):
         assert run(plugin, stdin=conf, env=request("ADD", pod))[0] == 0
     assert run(plugin, stdin=conf, env=request("ADD", "p6"))[1]["code"] == 11, "the range is full"
-    time.sleep(1.1)                     # then the boot begins after the last change
+    time.sleep(1.1)                     # so that the boot begins after the last change
     after = in_new_boot(tmp_path)
     assert run(*after, plugin, stdin=conf, env=request("STATUS", ""))[0] == 0
     status, answer, stderr = run(*after, plugin, stdin=conf, env=request("ADD", "p6"))

@@ -1,4 +1,4 @@
-"""The address files of a network: taken, released, torn, changed by others. The index only helps."""
+"""The address files of a network: taken, released, torn, changed by others. The index only saves time."""
 
 import fcntl
 import os
@@ -163,10 +163,10 @@ def test_an_index_that_cannot_be_a_file_is_reported_and_not_used(place):
 
 
 def test_an_index_of_an_earlier_boot_is_read_anew(place, monkeypatch):
-    """After a power failure the index and the files can be of different moments."""
+    """After a power failure, the index and the files can be from different times."""
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
-        store.index.drop(ip("10.1.0.2"), POD)       # what an older index says
+        store.index.drop(ip("10.1.0.2"), POD)       # as an older index would
     with place() as store:
         assert store.addresses_of(POD) == []        # the same boot: believed
     monkeypatch.setattr(store_module, "boot_id", lambda: b"1" * 36)
@@ -213,7 +213,7 @@ def test_the_file_of_another_owner_is_left_and_authoritative(place):
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
         store.take(ip("10.1.0.3"), POD)
-        place.put("10.1.0.2", b"other\r\neth0")             # in place: no trace in the directory
+        place.put("10.1.0.2", b"other\r\neth0")             # written in place, without a change of the directory
         os.unlink(place.path / "10.1.0.3")
         assert store.addresses_of(POD) == []
         assert store.addresses_of(OTHER) == [ip("10.1.0.2")]
@@ -223,7 +223,7 @@ def test_the_file_of_another_owner_is_left_and_authoritative(place):
 
 
 def test_an_index_that_missed_a_removal_is_corrected_when_the_address_is_allocated(place):
-    """A program without the lock removed a file meanwhile. Then the next owner of the address is recorded."""
+    """A program without the lock removed a file. The index records the next owner of the address."""
     with place() as store:
         store.take(ip("10.1.0.2"), OTHER)
         os.unlink(place.path / "10.1.0.2")
@@ -315,7 +315,7 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path):
 
 
 def test_a_write_that_fails_leaves_no_file(place):
-    """A full disk: the file could be made, its content not written."""
+    """On a full disk the file could be created, but its content could not be written."""
     with place() as store:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))
@@ -381,7 +381,7 @@ def test_fsync_is_done_for_the_file_and_the_directory(place, monkeypatch):
 
 
 def test_two_processes_never_take_the_same_address(place):
-    """Each takes what it can of 300 addresses, in the same order, under the lock each time."""
+    """Both processes try to take 300 addresses in the same order, under the lock each time."""
     with place():
         pass
     children = []

@@ -1,4 +1,4 @@
-"""host-local's files where one cannot be read, is no file, or lies on a file system that hangs."""
+"""host-local's files if one cannot be read, is not a regular file, or is on a file system that hangs."""
 
 import errno
 import os
@@ -27,7 +27,8 @@ def node(tmp_path):
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """refuse(errno, name...): reading a file of these names fails from now on; no names: of none."""
+    """Return a function refuse(errno, name...): from now on, reading a file of these names fails; without names, no
+    read fails."""
     read_file, refused = address_files.read_file, {}
 
     def read(name, *args, **more):
@@ -101,7 +102,8 @@ def test_gc_keeps_and_names_what_it_cannot_read_and_releases_the_rest(node, refu
 
 
 def test_del_of_half_a_pod_reports_the_file_it_cannot_read(node, refuse):
-    """Of two addresses one can be read: that one is released, and the DEL fails until the other is."""
+    """The pod has two addresses, and one file can be read. DEL releases this address, and fails until the other file
+    can be read."""
     ranges = {"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/64"}]]}
     node.add(ranges)
     (node.path / ".fastcni.index").unlink()
@@ -166,7 +168,7 @@ print(*node.warnings, sep="\\n")
 
 
 def run(node, command, *wrapper):
-    """Return what one plugin call in a new process prints; `wrapper` is a command line that runs it."""
+    """Return the output of one plugin call in a new process. wrapper: the beginning of the command line."""
     code = CALL.format(root=ROOT, where=str(node.root), command=command)
     done = subprocess.run([*wrapper, sys.executable, "-c", code], check=False, capture_output=True, text=True,
                           timeout=60)
@@ -175,7 +177,7 @@ def run(node, command, *wrapper):
 
 
 def test_without_the_right_to_read_a_file_del_says_so(node):
-    """The unit has no CAP_DAC_OVERRIDE: a file of another user cannot be read by the server."""
+    """The server's unit has no CAP_DAC_OVERRIDE, so the server cannot read another user's file."""
     if os.geteuid() != 0 or not which("setpriv"):
         pytest.skip("needs root and setpriv: runs DEL without CAP_DAC_OVERRIDE")
     node.add(SMALL)
@@ -205,7 +207,7 @@ def test_a_disk_that_fails_to_read_a_file_once_loses_nothing(node, command):
 
 @pytest.fixture(params=KINDS)
 def put(request, node):
-    """put(name): something other than a file in its place."""
+    """Return a function put(name) that puts something other than a file in the place of a file."""
     def put(name):
         node.path.mkdir(exist_ok=True)
         KINDS[request.param](str(node.path / name))
@@ -213,7 +215,7 @@ def put(request, node):
 
 
 def test_a_lock_that_is_no_file_is_refused_and_not_waited_for(node, put):
-    """The open of a pipe waits for a writer; it did so with Python's lock, and all requests of the server waited."""
+    """The open of a pipe waits for a writer. The server waited with the GIL, so all its requests waited."""
     put("lock")
     for command in ("ADD", "DEL"):
         assert f"CniError lock {node.path}/lock: " in run(node, command)
@@ -236,7 +238,7 @@ def test_an_index_that_is_no_file_is_named_and_not_used(node, put):
 
 
 def test_an_address_that_is_no_file_is_held_by_nobody_and_stays(node, put):
-    """A pipe was taken for an empty file and its address was given; GC removed a socket."""
+    """A pipe was taken for an empty file and its address was given. GC removed a socket."""
     put(FIRST)
     before = os.lstat(node.path / FIRST)
     assert node.add(SMALL) == [SECOND]
@@ -283,7 +285,7 @@ thread.join()
     ("ADD", "close", "net/lock"), ("ADD", "linkat", SECOND), ("ADD", "openat", "last_reserved_ip.0"),
     ("DEL", "openat", FIRST), ("DEL", "read", f"net/{FIRST}"), ("DEL", "unlinkat", FIRST)])
 def test_a_file_system_that_hangs_holds_up_its_own_request_only(node, command, call, name):
-    """The lock and the index were opened, and pages of the map were read, with Python's lock."""
+    """The server opened the lock and the index, and read pages of the map, with the GIL."""
     if not which("strace"):
         pytest.skip("needs strace: delays a system call")
     node.add(SMALL, "pod" if command == "DEL" else "other")

@@ -1,4 +1,4 @@
-"""Waits for announcements of the kernel: the right one, in time, also if notifications are dropped."""
+"""Waits for notifications of the kernel: the right one, in time, also if the kernel drops notifications."""
 
 import struct
 from errno import EBUSY, ENOBUFS, ENODEV
@@ -22,7 +22,7 @@ def notice(kind, index, family=uapi.AF_UNSPEC):
 
 
 def state(up, master=4):
-    """The kernel's answer to a request for port 7: it is on a bridge, and operationally up or not."""
+    """Return the kernel's answer to a request for port 7, which is on a bridge, and operationally up or not."""
     link = Link(7, "veth0", "veth")
     link.master, link.flags = master, uapi.IFF_UP | uapi.IFF_LOWER_UP if up else 0
     return Node().encoded("host", link)
@@ -56,7 +56,7 @@ def test_a_delete_returns_when_the_kernel_announces_that_the_link_is_gone(queue)
 
 
 def test_each_link_is_a_request_of_its_own():
-    """In one request the kernel begins with the second link after the grace period of the first, 17 ms later."""
+    """In one request, the kernel begins with the second link only after the grace period of the first, 17 ms later."""
     deferred = []
     watcher = Socket([notice(uapi.RTM_DELLINK, 8), notice(uapi.RTM_DELLINK, 7)])
     deletion.delete(watcher, lambda *args: deferred.append(args), (7, "veth0"), (8, "ifb0"))
@@ -73,7 +73,7 @@ def test_the_refusal_of_one_link_is_raised_after_the_others_are_gone(refused):
 
 
 def test_a_port_that_leaves_its_bridge_is_not_gone_yet(monkeypatch):
-    """The bridge announces it in its own family before the link itself is gone."""
+    """The bridge notifies of the port in its own family before the link is deleted."""
     monkeypatch.setattr(deletion, "DELETE_TIMEOUT_S", 0.05)
     with pytest.raises(CniError) as caught:
         deletion.delete(Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]), deletion.send_out, (7, "veth0"))
@@ -99,7 +99,7 @@ def test_a_port_that_is_up_is_not_waited_for():
                          ids=["announced", "dropped"])
 def test_a_port_is_waited_for_until_it_is_up(queue, monkeypatch):
     monkeypatch.setattr(announced, "open_watcher", lambda: Socket(queue))
-    sock = Looks(state(False), state(False), state(True))       # it is read once more when the watcher listens
+    sock = Looks(state(False), state(False), state(True))       # the state is read once more when the watcher listens
     announced.port_up(sock, 7, 4)
     assert len(sock.sent) == 3
 
@@ -123,7 +123,7 @@ def test_a_port_that_lost_its_bridge_is_not_waited_for(monkeypatch):
 # -- addresses ---------------------------------------------------------------------------------------------
 
 class Addresses(Looks):
-    """The nth list of addresses has one with the nth of `flags`; the link is up as `up` says."""
+    """A kernel whose nth list of addresses has an address with the nth of `flags`. The link is up as `up` says."""
 
     def __init__(self, *flags, up=True):
         super().__init__(*flags)

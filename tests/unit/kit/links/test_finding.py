@@ -7,7 +7,7 @@ from fastcni.kit.links import find
 
 
 def test_a_link_that_has_vanished_has_no_addresses(pod):
-    """A DEL met the end of the link that an earlier, killed DEL had begun to delete, and failed."""
+    """An earlier DEL was killed while the kernel deleted the link. The next DEL saw the link disappear, and failed."""
     with Inside(pod):
         sock = wire.open_socket()
     try:

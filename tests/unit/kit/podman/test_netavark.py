@@ -15,7 +15,7 @@ NETWORK = {"name": "net", "id": "2f259bab93aa", "driver": "fastcni", "network_in
 
 
 def made(own=None, container=None, **keys):
-    """The list for a container, and its capability arguments."""
+    """Return the list for a container, and its capability arguments."""
     document = {"network": {**NETWORK, **keys}, "network_options": {
         "interface_name": "eth0", "static_ips": ["10.1.0.5"], **(own or {})}, **(container or {})}
     found = network.attachment(Section(document))

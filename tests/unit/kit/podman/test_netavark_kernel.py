@@ -29,7 +29,7 @@ WEB = {"container_port": 80, "host_port": 8080, "protocol": "tcp", "range": 1, "
 
 
 def setup(*subnets, ips=("10.88.0.50",), ports=(), mac=None, container=ID, interface="eth0", **keys):
-    """podman's JSON for a container of the network "podman-net". keys: of the network."""
+    """Return podman's JSON for a container of the network "podman-net". keys: those of the network."""
     network = {"name": "podman-net", "id": "2f259bab93", "driver": "fastcni", "network_interface": "podman1",
                "internal": False, "ipv6_enabled": False, "dns_enabled": False, "options": None,
                "ipam_options": {"driver": "host-local"}, "subnets": list(subnets or (SUBNET,)), **keys}
@@ -45,7 +45,7 @@ class Podman:
         self.mode = mode
 
     def __call__(self, command, document, pod):
-        """Return (exit status, what netavark gets, warnings)."""
+        """Make a request. Return (exit status, netavark's document, warnings)."""
         path = f"/run/netns/{pod}" if pod else "/run/netns/gone"
         env, stdin = netavark.as_cni({"CNI_COMMAND": command, "CNI_NETNS": path, "PATH": os.environ["PATH"]},
                                      json.dumps(document).encode())
@@ -164,7 +164,7 @@ def test_teardown_succeeds_twice_without_a_record_and_with_the_namespace_gone(po
     podman.teardown(document, pod)
     assert "10.88.0.50" not in run("nft", "list", "ruleset")
     podman.setup(document, pod)
-    podman.teardown(document, None)             # its path is gone, and the kernel removes the links with the namespace
+    podman.teardown(document, None)     # its path no longer exists, and the kernel removes the links with the namespace
     assert "10.88.0.50" not in run("nft", "list", "ruleset") and records(results) == []
 
 
@@ -178,7 +178,7 @@ def test_a_failed_setup_leaves_nothing(podman, node, pod, results):
 
 
 def test_a_setup_deletes_what_an_earlier_one_has_left_in_another_namespace(podman, pod_netns, results):
-    """A node that lost power, or a process that was killed, has called no teardown."""
+    """The node lost power, or a process was killed, before a teardown."""
     old, new = pod_netns(), pod_netns()
     podman.setup(setup(ports=[WEB]), old)
     podman.setup(setup(ips=["10.88.0.60"], ports=[{**WEB, "host_port": 8081}]), new)
@@ -199,7 +199,8 @@ def test_a_damaged_record_does_not_keep_rules(podman, pod, results, content):
 
 
 def test_ports_lead_to_the_first_network_of_each_family(podman, pod, results):
-    """netavark gives a container's ports to each of its networks: the second one was refused, as the port was taken."""
+    """netavark gives a container's ports to each of its networks. The second network failed, because the port was
+    taken."""
     first = setup(ports=[WEB])
     second = setup({"subnet": "10.89.0.0/16", "gateway": "10.89.0.1"}, SUBNET6, ips=["10.89.0.5", "fd88::5"],
                    ports=[WEB, {**WEB, "host_port": 8081, "host_ip": "198.51.100.1"}], interface="eth1", name="two",
@@ -257,7 +258,8 @@ def test_the_record_is_what_libcni_writes(podman, pod, results):
 
 
 class Installed:
-    """The installed file and servers, in a mount namespace whose /var/lib/cni is empty. Mounts of pods come into it."""
+    """The installed file and servers, in a mount namespace whose /var/lib/cni is empty. Mounts of pods' namespaces
+    propagate to it."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -323,7 +325,8 @@ def test_the_installed_file_speaks_the_protocol_one_shot_and_by_a_server(install
 
 
 def test_a_server_that_is_killed_during_a_setup_costs_nothing_and_leaves_nothing(installed, node, pod, tmp_path):
-    """netavark calls no teardown for it. So the launcher runs the setup again, which first deletes the rest."""
+    """netavark calls no teardown for such a setup. So the launcher runs the setup again, which first deletes the
+    remains."""
     document = setup(ports=[WEB])
     stdin, path = json.dumps(document).encode(), f"/run/netns/{pod}"
     installed("setup", path, stdin=stdin)       # the tables exist from here on

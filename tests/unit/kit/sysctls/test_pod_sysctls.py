@@ -1,4 +1,4 @@
-"""Keys of sysctls: as the reference reads them, then as sysctl(8) does, and never out of net/."""
+"""Keys of sysctls: read as the reference does, otherwise as sysctl(8) does, and never outside net/."""
 
 import pytest
 from hypothesis import given

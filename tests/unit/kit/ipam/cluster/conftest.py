@@ -1,4 +1,4 @@
-"""Nodes on one local store, see watched.py."""
+"""Nodes on one local store; see watched.py."""
 
 import pytest
 from unit.kit.ipam.cluster.node import Node

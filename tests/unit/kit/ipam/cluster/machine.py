@@ -19,11 +19,11 @@ from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 NODES = ("n1", "n2", "n3")
-IPAM = {                        # network: its keys. All have blocks of four addresses
+IPAM = {                        # {network: its keys}. All networks have blocks of four addresses
     "wide": {"range": "10.0.0.0/28"},
     "overlapping": {"range": "10.0.0.8-10.0.0.23/27"},
     "dual": {"ipRanges": [{"range": "10.0.0.0/28"}, {"range": "fd00::/124"}]},
-    "tiny": {"range": "10.0.0.12/30", "block_size": 32},        # each address is claimed by itself
+    "tiny": {"range": "10.0.0.12/30", "block_size": 32},        # each address is claimed separately
     "sticky": {"range": "10.0.0.0/28", "sticky": "pod"},
     "fixed": {"range": "10.0.0.0/28"},
     "other-space": {"range": "10.0.0.0/28", "network_name": "other"},
@@ -39,7 +39,8 @@ fault = st.one_of(st.none(), st.none(), st.tuples(st.sampled_from(FAULTS), st.in
 
 
 class Pod:
-    """A pod of the model. addresses: those of its last result. live: it has them. ended: its DEL is due."""
+    """A pod of the model. addresses: those of its last result. live: whether the pod uses them. ended: whether its DEL
+    is due."""
 
     def __init__(self, node, network, container, args):
         self.node, self.network, self.container, self.args = node, network, container, args
@@ -53,8 +54,8 @@ class Pod:
 
 
 class ClusterMachine(RuleBasedStateMachine):
-    """The machine on a store in memory; real_stores.py has the others. current: the machine that runs. steps: of all
-    machines since take_steps()."""
+    """The machine on a store in memory; real_stores.py has the machines on other stores. current: the running machine.
+    steps: the steps of all machines since take_steps()."""
 
     current, steps = None, 0
 
@@ -81,7 +82,8 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @invariant()
     def former_epochs_write_nothing(self):
-        """An active block has the present epoch of its node: what was declared dead has not written since."""
+        """Check that an active block has the present epoch of its node: a node that was declared dead has not written
+        since."""
         store = self.open_store()
         nodes = {node.name: node for node in store.nodes()}
         for block in store.blocks():
@@ -183,7 +185,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.began(pod.node, process, lambda reply: self.answered(pod, command, reply))
 
     def began(self, node, process, answered):
-        """A process has ended or paused: note what it has done, or that it will go on."""
+        """Record the actions of a process that has ended or paused, or that it will continue."""
         if process.paused:
             node.process = process, answered
         elif process.reply is not None:
@@ -206,7 +208,7 @@ class ClusterMachine(RuleBasedStateMachine):
             assert owner is pod, f"{key} has two live owners: {owner} and {pod}"
 
     def end(self, pod):
-        """The pod does not use its addresses any more."""
+        """End the pod's use of its addresses."""
         for key in pod.places():
             if self.owners.get(key) is pod:
                 del self.owners[key]
@@ -224,7 +226,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(node.process for node in self.nodes))
     @rule(choice=number)
     def go_on(self, choice):
-        """A paused process goes on."""
+        """Let a paused process continue."""
         paused = [node for node in self.nodes if node.process]
         self.resume(paused[choice % len(paused)])
 
@@ -245,12 +247,12 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(at=nodes)
     def change_reach(self, at):
-        """A partition begins or ends."""
+        """Begin or end a partition."""
         self.nodes[at].reachable = not self.nodes[at].reachable
 
     @rule(at=nodes)
     def change_power(self, at):
-        """Power off: the node's pods are gone. Power on: another boot."""
+        """Switch a node off, which ends its pods, or on, with another boot id."""
         node = self.nodes[at]
         if node.up:
             self.kill(node)
@@ -283,8 +285,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.now += seconds
 
     def take_backup(self):
-        """Return a backup of a store that a node has joined: an earlier one would show no restore to a new node. None:
-        no node has, or this machine restores nothing."""
+        """Return a backup of a store that a node has joined: a restore of an earlier backup would not show to a new
+        node. Return None if no node has joined, or if this machine restores no backup."""
         return self.memory.backup() if self.memory.logged else None
 
     def put_back(self, saved):
@@ -297,7 +299,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule(order=st.permutations(range(len(NODES))), networks=st.lists(st.sampled_from(list(IPAM)), max_size=3))
     def restore(self, order, networks):
-        """The store is restored, and each node asks it within a minute, in any order; other ADDs come between."""
+        """Restore the store. Each node asks it within a minute, in any order, between other ADDs."""
         self.repair()
         for node in self.nodes:
             self.kill(node)
@@ -314,19 +316,19 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(at=nodes, observer=nodes, fault=fault)
     def declare_dead(self, at, observer, fault):
-        """An operator or a server declares a node dead that has given no sign of life."""
+        """Let an operator or a server declare a node dead whose heartbeats have stopped."""
         self.of_operator(at, observer, fault, LOST, lambda store, record: store.declare_dead(record))
 
     @rule(at=nodes, observer=nodes)
     def lose(self, at, observer):
-        """A partition that lasts until another node declares this one dead."""
+        """Cut a node off until another node declares it dead."""
         self.nodes[at].reachable = False
         self.cluster.now += 61.0
         self.declare_dead(at, observer, None)
 
     @rule(at=nodes, observer=nodes)
     def remove(self, at, observer):
-        """An operator takes a node out of the cluster: power off, declared dead, forgotten. It may come back."""
+        """Let an operator remove a node from the cluster: power off, declare dead, forget. The node may return."""
         if self.nodes[at].up:
             self.change_power(at)
         self.lose(at, observer)
@@ -335,7 +337,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not node.up for node in self.nodes))
     @rule(at=nodes, observer=nodes, fault=fault)
     def forget(self, at, observer, fault):
-        """By A1, only a node without power."""
+        """Forget a node without power, as rule A1 requires."""
         if not self.nodes[at].up:
             self.of_operator(at, observer, fault, DEAD, lambda store, record: store.forget(record))
 
@@ -348,7 +350,7 @@ class ClusterMachine(RuleBasedStateMachine):
         node = self.nodes[observer]
         if is_free(node) and observer != at:
             if fault and fault[0] == PAUSE:
-                fault = None                    # a forget() that waits would be one without A1
+                fault = None                    # a forget() that waits would break A1
             node.run(quietly(work), fault)
 
 
@@ -371,5 +373,5 @@ def quietly(work):
 
 
 def is_free(node):
-    """Return whether the node can begin a process: the simulation has one a node."""
+    """Return whether the node can begin a process: in the simulation a node has one process at a time."""
     return node.up and not node.process

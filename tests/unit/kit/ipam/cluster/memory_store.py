@@ -1,4 +1,4 @@
-"""A store in memory, as the contract has it and nothing more: the reference for tests, quick and without files.
+"""A store in memory that does only what the contract requires: the reference for tests, quick and without files.
 
 `Memory` is the stored state, with a clock. Each `MemoryStore` is the connection of one process to it.
 """
@@ -17,8 +17,8 @@ from fastcni.kit.ipam.cluster.stores import rules
 class Memory:
     """The stored state. nodes: {name: Node}; blocks, singles, uses: {(space, cidr or address): record}.
 
-    now() is the store's clock in seconds. unrevised: the number of entries in the store's log without a revision. A
-    record in here is never given out: callers get copies."""
+    now() is the store's clock in seconds. unrevised: the number of entries in the store's log without a revision.
+    Callers get copies of the records."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now, self.revision, self.unrevised, self.id, self.lock = now, 0, 1, "memory", threading.Lock()
@@ -85,7 +85,7 @@ class MemoryStore:
         return node if self.memory.now() - node.seen < NODE_TTL_S else states.silence(node)
 
     def _own(self, me):
-        """The node's record as a copy, if it may write."""
+        """Return a copy of the node's record. Raises if the node may not write."""
         return states.heartbeat(self._node(me.name), me)
 
     def declare_dead(self, node):
@@ -124,7 +124,7 @@ class MemoryStore:
                 if space in ("", block.space) and node in ("", block.node)]
 
     def claim(self, me, wanted):
-        with self.memory.lock:                  # threads of the contract's tests claim at once
+        with self.memory.lock:                  # threads of the contract's tests claim at the same time
             self._own(me)
             found = [self._block(*key) for key in wanted]
             claimed = [states.claim(block, me) for block in found]
@@ -224,7 +224,7 @@ class MemoryStore:
 
 
 def place(item):
-    """The order of records: by space, family and address."""
+    """Return the sort key of a record: space, family and address."""
     (space, text), _ = item
     network = ipaddress.ip_network(text)
     return space, network.version, network

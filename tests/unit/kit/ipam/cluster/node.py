@@ -1,4 +1,4 @@
-"""A node of a cluster: its own state directory and name, on a store that it shares with others."""
+"""A node of a cluster, with its own state directory and name, on a store that other nodes use, too."""
 
 import os
 
@@ -61,5 +61,5 @@ class Node:
 
 
 def pod(name, namespace="ns"):
-    """The CNI_ARGS of a pod."""
+    """Return the CNI_ARGS of a pod."""
     return f"IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID=x"

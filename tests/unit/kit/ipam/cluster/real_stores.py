@@ -1,4 +1,4 @@
-"""The state machine of machine.py on the stores that nodes use, in place of the one in memory."""
+"""The state machine of machine.py on the stores that nodes use, instead of the store in memory."""
 
 import itertools
 import os
@@ -15,7 +15,8 @@ NEVER_S = 86400                 # node_ttl: the lease of a node ends when the si
 
 
 class LocalMachine(ClusterMachine):
-    """On the file of the store `local`. Its changes of files are calls of the process, which may crash at each."""
+    """The machine on the file of the store `local`. Each change of a file is a call of the process, which may crash
+    there."""
 
     def open_store(self):
         return LocalStore({"path": str(self.directory / "store")})
@@ -59,9 +60,9 @@ class SimulatedEtcd(EtcdStore):
 
 
 class EtcdMachine(ClusterMachine):
-    """On a real etcd, below a prefix for each machine. etcd: an Etcd of cluster/etcd.py; a subclass has it.
+    """The machine on a real etcd, with a prefix for each machine. etcd: an Etcd of cluster/etcd.py, set by a subclass.
 
-    signs: when each node gave its last sign of life, by the simulated clock.
+    signs: the time of each node's last heartbeat, by the simulated clock.
     """
 
     etcd, store = None, SimulatedEtcd
@@ -74,14 +75,14 @@ class EtcdMachine(ClusterMachine):
         return self.store(self)
 
     def end_leases(self):
-        """End the leases of the nodes that are silent for too long, as etcd does."""
+        """End the leases of nodes whose heartbeats have stopped for too long, as etcd does."""
         for name, when in list(self.signs.items()):
             if self.cluster.now - when >= NODE_TTL_S:
                 self.etcd.end_lease(self.prefix, name)
                 del self.signs[name]
 
     def take_backup(self):
-        return None                 # etcd starts again for each restore: RestoredEtcdMachine
+        return None                 # RestoredEtcdMachine restarts etcd for each restore
 
     def teardown(self):
         super().teardown()
@@ -90,7 +91,7 @@ class EtcdMachine(ClusterMachine):
 
 
 class RestoredEtcdMachine(EtcdMachine):
-    """With restores of etcd from backups, with the previous token."""
+    """The machine with restores of etcd from backups, with the previous token."""
 
     def take_backup(self):
         return self.etcd.backup() if self.etcd.keys(f"{self.prefix}/log") else None

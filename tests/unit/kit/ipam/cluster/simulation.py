@@ -2,8 +2,8 @@
 stopped.
 
 A `Process` runs one request of the plugin in a thread. Only one thread runs at any time: the simulation waits until the
-process ends, or pauses at a call of the store. A fault makes a chosen call fail, or is the end of the process. As after
-kill -9, nothing that comes later has an effect: each further call raises Crash, too.
+process ends, or pauses at a call of the store. A fault makes a chosen call fail, or ends the process. As after kill -9,
+later calls have no effect: each of them raises Crash, too.
 """
 
 import contextlib
@@ -38,11 +38,12 @@ here = threading.local()        # .process: the Process of this thread
 
 
 class Crash(Crowded):
-    """The process was killed. A Crowded, which handle() does not turn into an answer."""
+    """The process was killed. The class is a Crowded, which handle() does not turn into an answer."""
 
 
 class Process:
-    """One request. fault: (kind, number of the call from 1 or its name), or None. reply: if it has ended by itself."""
+    """One request. fault: (kind, number of the call from 1, or its name), or None. reply: the answer, if the process
+    was not killed."""
 
     def __init__(self, node, work, fault=None):
         self.node, self.work, self.fault = node, work, fault
@@ -53,7 +54,7 @@ class Process:
         self.resume()
 
     def resume(self):
-        """Let it run until it ends or pauses."""
+        """Let the process run until it ends or pauses."""
         self.paused = False
         self.node.begin()
         self.proceed.release()
@@ -81,7 +82,7 @@ class Process:
             self.stopped.release()
 
     def call(self, of_store, function, *args, **named):
-        """Make a call that has an effect, with the fault if it is the chosen one."""
+        """Make a call that has an effect. If it is the chosen call, apply the fault."""
         self._check()
         kind = ""
         if self.fault and (of_store or self.fault[0] not in OF_STORE):
@@ -112,7 +113,7 @@ class Process:
 
 
 class FaultyStore:
-    """The store as a process has it."""
+    """The store as seen by a process."""
 
     def __init__(self, process, store):
         self.process, self.store, self.name, self.seen = process, store, store.name, None
@@ -126,7 +127,7 @@ class FaultyStore:
         return call
 
     def history(self):
-        """As of the last answer. It is no call of its own after another one."""
+        """Return the history at the last answer. This does not count as a call."""
         return self.seen or self.process.call(True, self.store.history)
 
     def close(self):
@@ -134,7 +135,7 @@ class FaultyStore:
 
 
 class SimulatedMode(Mode):
-    """One-shot, with the simulation's store."""
+    """The one-shot mode, with the simulation's store."""
 
     __slots__ = ("cluster",)
 
@@ -150,7 +151,8 @@ class SimulatedMode(Mode):
 
 
 class SimulatedNode:
-    """A node. up: it has power. reachable: it has a way to the store. skew: of its wall clock, in seconds."""
+    """A node. up: whether it has power. reachable: whether it reaches the store. skew: the difference of its wall
+    clock, in seconds."""
 
     def __init__(self, cluster, name, directory):
         self.cluster, self.name, self.directory = cluster, name, directory
@@ -161,7 +163,7 @@ class SimulatedNode:
         self.boot_id, self.booted, self.up = str(uuid.UUID(int=next(self.cluster.numbers))), self.cluster.now, True
 
     def begin(self):
-        """The next code that runs is this node's."""
+        """Let the next code run as this node."""
         self.cluster.running = self
         files_store.known_boot_id = self.boot_id.encode()
 
@@ -182,7 +184,8 @@ class SimulatedNode:
 
 
 class Cluster:
-    """Nodes and a store. open_store(): a connection to it. now: seconds, of all nodes' clocks since START_S."""
+    """Nodes and a store. open_store(): returns a connection to the store. now: the seconds of all nodes' clocks since
+    START_S."""
 
     def __init__(self, directory, names, open_store):
         self.now, self.numbers, self.running = START_S, itertools.count(1), None
@@ -214,7 +217,7 @@ class Cluster:
         self.now += seconds
 
     def readable(self, fd, seconds, kind):
-        """waiting.readable() without a descriptor is a wait, too."""
+        """Wait as waiting.readable() does, also without a descriptor."""
         if fd >= 0:
             return waiting_readable(fd, seconds, kind)
         self.sleep(seconds)
@@ -222,7 +225,7 @@ class Cluster:
 
 
 class Hook:
-    """A module in which some functions are calls of the Process, if the thread has one."""
+    """A module in which some functions are calls of the thread's Process, if there is one."""
 
     def __init__(self, module):
         self.module = module
@@ -244,7 +247,7 @@ def changing(function):
 def simulated_modules(cluster):
     """Let the modules of IPAM use the cluster's clock, and make their changes of files calls of the thread's Process.
 
-    cluster(): the Cluster that runs now."""
+    cluster(): the running Cluster."""
     import posix
 
     for found in pkgutil.walk_packages(ipam.__path__, "fastcni.kit.ipam."):     # some are imported late, where used

@@ -90,7 +90,7 @@ class StatesContract:
         asked = list(itertools.product(RECORDS, OF_BLOCKS, (states.EMPTY, states.USED)))
         for number, ((state, whose), event, use) in enumerate(asked):
             if use == states.USED and (event != states.RETURN or state == states.FREE):
-                continue                        # only RETURN depends on it
+                continue                        # only RETURN depends on addresses in the block
             what = f"{event} of a block in {state} {whose}, {use}"
             block = states.free("s", f"10.{number // 250}.{number % 250}.0/26", 1.0)
             if use == states.USED:

@@ -1,8 +1,8 @@
-"""What every store of cluster-wide addresses does (kit/ipam/cluster/contract.py), as tests.
+"""The contract of every store of cluster-wide addresses (kit/ipam/cluster/contract.py), as tests.
 
 The module of a store's tests has a class TestX(StoreContract) with three fixtures: `store`, new and empty; `lose`, a
-function that makes a node look as if it had given no sign of life for NODE_TTL_S; and `put`, a function that writes a
-block as the caller has it. `other`, if it is given, is a second client of the same store.
+function that makes a node look as if its heartbeats had stopped for NODE_TTL_S; and `put`, a function that writes a
+block without a check. The fixture `other`, if it exists, is a second client of the same store.
 """
 
 import threading
@@ -74,7 +74,7 @@ class StoreContract(StatesContract, HistoryContract):
 
     @pytest.mark.parametrize("new", [False, True])
     def test_a_node_that_joins_for_a_space_finds_what_it_has_there(self, store, other, a, b, new):
-        """Also if it believes that the store does not know it."""
+        """This holds for a node that assumes that the store does not know it."""
         store.grid("s", {"4": 26})
         mine, _ = store.claim(a, [("s", CIDR), ("t", CIDR)])
         other.claim(b, [("s", CIDR2)])
@@ -156,7 +156,7 @@ class StoreContract(StatesContract, HistoryContract):
         assert store.claim(back, [("s", CIDR)]) == [block]
 
     def test_a_block_that_is_active_with_an_old_epoch_is_adopted_before_it_is_used(self, store, a, lose, put):
-        """declare_dead() raises the epoch first. If it is killed there, the node's blocks stay ACTIVE."""
+        """declare_dead() raises the epoch first. If its process is killed then, the node's blocks stay ACTIVE."""
         store.claim(a, [("s", CIDR)])
         lose("a")
         store.declare_dead(store.nodes()[0])
@@ -251,7 +251,7 @@ class StoreContract(StatesContract, HistoryContract):
         assert len(store.blocks()) == 5
 
     def test_many_nodes_that_want_one_block_get_it_once(self, store):
-        """Threads that start at once; exactly one wins."""
+        """Threads start at the same time; exactly one thread gets the block."""
         nodes = [store.join(f"n{i}", "boot") for i in range(6)]
         start, won = threading.Barrier(len(nodes)), []
 

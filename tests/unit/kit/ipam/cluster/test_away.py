@@ -1,4 +1,4 @@
-"""A cluster whose store is away, was restored, or declares nodes dead."""
+"""A cluster whose store is unavailable, was restored, or declares nodes dead."""
 
 import json
 from ipaddress import ip_address, ip_network
@@ -45,7 +45,8 @@ OTHERS = [{"path": "/other"}, {"type": "etcd", "endpoints": ["http://10.0.0.1:23
 
 @pytest.mark.parametrize("settings", OTHERS)
 def test_no_address_is_given_while_the_configuration_names_another_store_that_is_away(a, settings):
-    """Blocks of the former store were given as before: another node may have them in the new one."""
+    """The node gave addresses of its blocks in the previous store, although another node may have these blocks in the
+    new store."""
     a.add(NET, "c1")
     a.store = a.store | settings
     a.mode.watched.away = True
@@ -68,9 +69,9 @@ def test_the_blocks_of_a_former_store_are_claimed_in_the_next_one_before_they_ar
 
 
 def test_a_store_with_another_address_is_asked_once(a):
-    """It is the same store, and knows the node: nothing is suspect, and the next ADD asks nothing."""
+    """It is the same store, and knows the node, so the next ADD asks nothing."""
     a.add(NET, "c1")
-    a.store = {"type": "etcd", "endpoints": ["http://10.0.0.1:2379"]}       # the watched store stays what it is
+    a.store = {"type": "etcd", "endpoints": ["http://10.0.0.1:2379"]}       # the watched store does not change
     calls(a)
     assert a.add(NET, "c2")
     assert calls(a) == ["keep_alive", "join_space"]
@@ -101,7 +102,7 @@ def test_a_single_is_released_later_if_the_store_is_away(a, b):
 
 
 def test_a_single_that_a_failed_add_has_claimed_is_released_later(a, b):
-    """The address is claimed, then the store is away: nothing is left when it is back."""
+    """The ADD claims the address, then the store is unavailable. When the store is back, the claim is released."""
     a.add(TINY, "c0")
     a.mode.watched.lost = ("claim_single", "single")
     assert a.refused("ADD", TINY, "c1").code == 11
@@ -113,7 +114,7 @@ def test_a_single_that_a_failed_add_has_claimed_is_released_later(a, b):
 
 
 def test_a_kept_address_that_another_node_took_over_stays_held_here(a, b):
-    """The note of a DEL comes to the store when the pod has its address on another node already."""
+    """The store gets the record of a DEL when the pod already has its address on another node."""
     first = a.add(STICKY, "c1", args=pod("db-0"))
     a.mode.watched.away = True
     a.delete(STICKY, "c1")
@@ -155,7 +156,7 @@ def confirm_is_due(monkeypatch):
 
 @pytest.mark.parametrize("state", [QUARANTINE, ACTIVE])
 def test_a_node_that_was_declared_dead_adopts_its_blocks(a, b, monkeypatch, state):
-    """The blocks are ACTIVE if the node that declared it dead was killed before it changed them."""
+    """The blocks are ACTIVE if the process that declared the node dead was killed before it changed them."""
     a.add(NET, "c1")
     declare_dead(b, "a")
     (block,) = store_of(a).blocks()
@@ -176,7 +177,7 @@ def test_a_node_that_was_forgotten_gives_nothing_of_a_block_that_another_has(a, 
     store_of(b).claim(other, [("default", block.cidr)])
     confirm_is_due(monkeypatch)
     (second,) = a.add(NET, "c2")
-    assert first in a.files()                   # the pod that runs keeps it
+    assert first in a.files()                   # the running pod keeps it
     assert second.rpartition(".")[2] != str(int(first.rpartition(".")[2]) + 1)
     assert [one.node for one in store_of(a).blocks() if one.cidr == block.cidr] == ["b"]
     assert any("is not this node's any more" in text for text in a.warnings)
@@ -212,7 +213,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def restored(a, b, tmp_path, clock):
-    """A store that was restored from a backup, which lacks blocks of node a. b has noticed it. Returns the addresses of
+    """Restore the store from a backup that lacks blocks of node a. b has noticed the restore. Return the addresses of
     a's pods."""
     a.add(NET, "a0")
     b.add(NET, "b0")
@@ -239,8 +240,7 @@ def ended(node, text):
 
 
 def test_after_a_restore_claims_wait_for_each_node_that_the_store_knows(a, b, restored, clock, monkeypatch):
-    """With node_ttl 6, a node claimed blocks of others that came back to the restored store after 20 s: 11 addresses
-    were given twice."""
+    """With node_ttl 6, a node claimed other nodes' blocks 20 s after the restore: 11 addresses were given twice."""
     lose(b, "a")
     clock[0] += 61
     assert ended(b, "until a are back or dead")
@@ -262,8 +262,8 @@ def test_after_a_restore_claims_wait_no_longer_than_until_a_lost_node_would_be_d
 
 
 def test_a_sign_of_life_notices_that_blocks_are_missing(a, b, restored, monkeypatch):
-    """The revision of a restored store may be higher by then: a one-shot node saw only that, and another node got its
-    blocks."""
+    """The revision of a restored store may be higher by then. A one-shot node compared only the revision, and another
+    node got its blocks."""
     with store_of(a).open() as doc:
         doc.data["revision"] += 1000
     confirm(a, monkeypatch)
@@ -272,7 +272,7 @@ def test_a_sign_of_life_notices_that_blocks_are_missing(a, b, restored, monkeypa
 
 
 def test_a_sign_of_life_remembers_the_revision_that_a_restored_store_lacks(a, b, tmp_path, monkeypatch):
-    """A node that had claimed nothing since the backup did not notice the restore, and claimed a block of another."""
+    """A node that had claimed nothing since the backup did not notice the restore, and claimed another node's block."""
     a.add(NET, "a1")
     b.add(NET, "b0")
     backup = (tmp_path / "store/store.json").read_bytes()
@@ -284,7 +284,7 @@ def test_a_sign_of_life_remembers_the_revision_that_a_restored_store_lacks(a, b,
 
 
 def confirm(node, monkeypatch):
-    """The store has not confirmed the node for so long that its next ADD asks for that."""
+    """Make the store's last confirmation of the node so old that its next ADD asks for a confirmation."""
     now = released.boottime() + 301
     with monkeypatch.context() as patch:
         for module in ("allocate", "released"):
@@ -318,7 +318,7 @@ def test_the_pause_after_a_restore_does_not_outlive_its_boot(b, restored, clock,
 
 
 def test_the_end_of_a_pause_without_its_boot_is_of_no_boot(b, restored, clock):
-    """An earlier version wrote the CLOCK_BOOTTIME at which the pause ends."""
+    """An earlier version recorded only the CLOCK_BOOTTIME at which the pause ends."""
     note_hold(b, 30 * 86400.0)
     assert ended(b, "for another 5 s")
 
@@ -334,7 +334,7 @@ def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkey
     owners = sorted(content.split(b"\r\n")[0] for content in a.files().values())
     assert owners == [b"c3", b"fastcni:single ns/db-0"]
     assert {one.cidr for one in store_of(a).blocks(node="a")} == blocks
-    a.add({"range": "10.77.0.0/24"}, "c4")      # a claim tells the store what has ended
+    a.add({"range": "10.77.0.0/24"}, "c4")      # a claim also reports ended pods to the store
     assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
 
 
@@ -349,10 +349,10 @@ def open_as_host_local(node, how):
 
 @pytest.mark.parametrize("how", ["server's start", "adopt", "host-local"])
 def test_a_space_in_a_directory_of_host_local_keeps_its_index(a, monkeypatch, how):
-    """The server's start opened spaces below /var/lib/cni/networks as networks of host-local. After a reboot it signed
-    an index whose owners were the whole files: DEL released nothing."""
+    """At its start, the server opened address spaces below /var/lib/cni/networks as networks of host-local. After a
+    reboot it signed an index with whole files as owners: DEL released nothing."""
     given = [a.add(NET, f"c{i}")[0] for i in range(3)]
-    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1)         # no file is from before it
+    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1)     # so that no file is older than the boot
     monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
     _ipam_bitmap.forget()
     if how == "adopt":
@@ -370,7 +370,7 @@ def test_a_space_in_a_directory_of_host_local_keeps_its_index(a, monkeypatch, ho
 
 @pytest.mark.parametrize("how", ["server's start", "host-local"])
 def test_only_requests_of_a_space_release_its_addresses_of_the_former_boot(a, monkeypatch, how):
-    """They also tell the store what has ended."""
+    """These requests also report ended pods to the store."""
     given = [a.add(NET, f"c{i}")[0] for i in range(3)]
     monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
     monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)

@@ -199,7 +199,7 @@ def test_the_last_addresses_of_a_large_range_can_be_given(a):
 
 
 def test_a_released_address_is_given_last(a, clock):
-    """The addresses that were never given come first, then the one that was released longest ago."""
+    """Addresses that were never given come first, then the address that was released longest ago."""
     given = [a.add(NET, f"c{i}")[0] for i in range(7)]
     for name in ("c3", "c1", "c5"):
         a.delete(NET, name)
@@ -233,7 +233,7 @@ def test_an_address_that_cools_down_waits_while_one_is_free_in_the_last_of_many_
     clock[0] += 31
     for i in range(55):
         a.delete(ipam, f"c{i}")
-    clock[0] += 2                       # a release is noted in whole seconds, rounded up
+    clock[0] += 2                       # a release is recorded in whole seconds, rounded up
     assert a.add(ipam, "d0")[0] not in given[:55]
 
 

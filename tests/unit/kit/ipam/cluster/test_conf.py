@@ -1,4 +1,4 @@
-"""The keys of cluster-wide addresses: ranges as whereabouts reads them, its flat file, and what is warned of."""
+"""The keys of cluster-wide addresses: ranges as whereabouts reads them, its flat file, and warnings."""
 
 import json
 
@@ -181,7 +181,8 @@ def test_the_flat_file_is_the_base_and_the_networks_keys_win(a, flat):
 @pytest.mark.parametrize("key, flat_value, own", [
     ("cool_down", 7, 0), ("serve_after_loss", 7, 0), ("fsync", True, False), ("exclude_gateway", True, False)])
 def test_a_networks_own_0_and_false_win(a, flat, key, flat_value, own):
-    """They counted as empty: with exclude_gateway in the flat file no network could give its gateway to a pod."""
+    """These values counted as empty: with exclude_gateway in the flat file no network could give its gateway to a
+    pod."""
     flat({key: flat_value})
     ipam = {"range": "10.5.0.0/24", "gateway": "10.5.0.1"}
     base, keys = keys_of(a, ipam), keys_of(a, ipam | {key: own})

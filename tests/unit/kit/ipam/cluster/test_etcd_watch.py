@@ -1,4 +1,4 @@
-"""The watch of the etcd store goes on after the last change it has seen, whatever the header of a message says."""
+"""The watch of the etcd store continues after its last change, whatever revision the header of a message has."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ def block(number, revision, node="a"):
 
 
 def message(header, *pairs, **more):
-    """A message of the watch. header: etcd's revision when it sent the message."""
+    """Return a message of the watch. header: etcd's revision when it sent the message."""
     events = [{"kv": {"key": encode(pair.key), "value": encode(pair.value), "mod_revision": str(pair.revision)}}
               for pair in pairs]
     return {"result": {"header": {"revision": str(header)}, **({"events": events} if events else {}), **more}}
@@ -30,7 +30,7 @@ class Etcd:
     """A Client that lists nothing at revision 10, and answers each watch with the next of `answers`.
 
     answers: messages, and "leave" where requests go to another endpoint, and "lose" where the connection is lost.
-    started: the revision after which each watch was asked for. lists: how often all was listed.
+    started: the revision after which each watch was asked for. lists: the number of lists.
     """
 
     def __init__(self, *answers):
@@ -88,9 +88,9 @@ CREATED = message(99, created=True)         # etcd has changes up to 99, and 11 
     ([message(10, created=True), message(50)], 50),
 ], ids=["no change", "some of the changes", "all changes", "progress"])
 def test_a_watch_goes_on_after_the_last_change_that_was_seen(messages, last, end, monkeypatch):
-    """The header of the first message has the revision of changes that the next messages bring. The watch took this
-    revision for its own, and missed the changes if it went to another endpoint at that moment. If the connection was
-    lost, it began again where it had begun first, and reported old records."""
+    """The header of the first message has the revision of changes in later messages. The watch took this revision for
+    its own, and missed the changes if it moved to another endpoint at that moment. If the connection was lost, the
+    watch began again at its first revision, and reported old records."""
     etcd, _ = run([*messages, end], [message(100, created=True)], monkeypatch=monkeypatch)
     assert etcd.started == [10, last]
     assert etcd.lists == 1

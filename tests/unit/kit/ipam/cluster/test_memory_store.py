@@ -1,4 +1,4 @@
-"""The store in memory keeps the contract, so the model's runs are of a true store."""
+"""The store in memory keeps the contract, so the model runs on a correct store."""
 
 import time
 

@@ -3,8 +3,8 @@
     Invariant: no address of a space has two live owners.
 
 An owner is live from the result of its ADD until its DEL begins, its node loses power, or another sandbox takes its
-pod's place. Neither the loss of the store nor a declaration that its node is dead ends it. A second invariant is about
-the store: what a node writes by an epoch that was raised meanwhile has no effect.
+pod's place. Neither the loss of the store nor the declaration of its node as dead ends the owner. A second invariant is
+about the store: a write of a node has no effect if its epoch was raised before.
 
 The assumption, as docs/ipam.md has it:
 
@@ -73,10 +73,10 @@ WALK = (
     ("lose", 2, 1), ("declare_dead", 2, 1, None), ("repair",), ("fill", 2, "wide"),
     *[("delete", 0, None)] * 40, ("return_idle", 2, None), ("remove", 0, 1),
 )
-# What no request and no operator of the machine can cause. states_contract.py has all transitions, on each store.
+# Neither a request nor an operator of the machine causes these. states_contract.py has all transitions, on each store.
 NEVER = {
     (ACTIVE, states.RETURN, states.USED),           # an address was claimed while the block was returned
-    (ACTIVE, states.ADOPT, states.FORMER),          # declare_dead() was killed
+    (ACTIVE, states.ADOPT, states.FORMER),          # the process of declare_dead() was killed
     (DEAD, states.DECLARE, states.RAISED),
     (ACTIVE, states.ADOPT, states.LATER),           # somebody has deleted the node's record
     (QUARANTINE, states.ADOPT, states.LATER),
@@ -110,7 +110,7 @@ def test_requests_and_operators_make_each_transition_of_the_table(monkeypatch, k
 # -- planted faults: the machine finds them ----------------------------------------------------------------------------
 
 class WithoutCompare(MemoryStore):
-    """claim() takes a block whoever has it."""
+    """A wrong store: claim() takes a block that another node has."""
 
     def claim(self, me, wanted):
         for key in wanted:
@@ -119,7 +119,7 @@ class WithoutCompare(MemoryStore):
 
 
 class WithoutEpoch(MemoryStore):
-    """The epoch of a node is not compared."""
+    """A wrong store: the epoch of a node is not compared."""
 
     def _own(self, me):
         try:
@@ -129,7 +129,7 @@ class WithoutEpoch(MemoryStore):
 
 
 class WithoutQuarantine(MemoryStore):
-    """The blocks of a dead node are free at once."""
+    """A wrong store: the blocks of a dead node are free immediately."""
 
     def declare_dead(self, node):
         dead = super().declare_dead(node)
@@ -139,7 +139,7 @@ class WithoutQuarantine(MemoryStore):
 
 
 class NotedFirst:
-    """claims.claim_blocks() that notes a block as own before it claims it."""
+    """A wrong claims.claim_blocks() that records a block as own before it claims the block."""
 
     def __init__(self, function):
         self.function = function
@@ -174,13 +174,14 @@ FORGOTTEN = (("fill", 0, "wide"), ("remove", 0, 1), ("fill", 1, "wide"), ("fill"
 
 
 def test_a_node_that_boots_without_its_store_gives_nothing_of_its_former_blocks():
-    """It was forgotten while it had no power, and another node has its blocks. It went on with those that it had noted,
-    because the store was away."""
+    """The node was forgotten while it had no power, and another node has its blocks. The node used its recorded blocks
+    again, because the store was unavailable."""
     steps(*FORGOTTEN)
 
 
 def test_a_sandbox_gets_no_address_of_its_pods_former_sandbox_in_a_block_that_another_node_has():
-    """The clock was set back, so the files of the former boot were kept, and a pod of the same name took them over."""
+    """The clock was set back, so the files of the previous boot were kept, and a pod of the same name took them
+    over."""
     steps(*FORGOTTEN[:-2], ("jump_clock", 0, -86400.0), ("repair",), FORGOTTEN[-1])
 
 
@@ -197,8 +198,8 @@ SETTLED = (*BEATS, ("fill", 0, "wide"), ("fill", 2, "wide"), ("pass_time", 31.0)
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("network", list(IPAM))
 def test_nodes_that_the_store_has_shown_nothing_wait_after_a_restore(network, first):
-    """With the previous token the store has the same id, and the revision of the first node's last answer is not after
-    the backup's. The third node never asked before. Both got addresses of the second node's pods."""
+    """With the previous token the store has the same id, and the revision in the first node's last answer is not higher
+    than the backup's. The third node never asked before. Both nodes got addresses of the second node's pods."""
     known = "other-space" if network == "other-space" else "overlapping"
     steps(("add", 0, known, 0, "", None), ("back_up",), ("fill", 1, network),
           ("restore", (first, 1, 2 - first), [network]), *SETTLED, ("fill", 0, network), ("fill", 2, network))
@@ -207,7 +208,8 @@ def test_nodes_that_the_store_has_shown_nothing_wait_after_a_restore(network, fi
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
 @pytest.mark.parametrize("known", [True, False])
 def test_an_address_in_another_nodes_block_is_asked_for_again_after_a_restore(order, known):
-    """The restored store lacks the Single and, if `known` is False, the block, too, until its node has claimed it."""
+    """The restored store lacks the Single and, if `known` is False, also the block, until its node has claimed the
+    block."""
     saved = [("add", 1, "wide", 0, "", None), ("add", 0, "overlapping", 0, "", None), ("back_up",)]
     machine = steps(*(saved if known else saved[1:]), ("fill", 1, "wide"), ("delete", 4 if known else 3, None),
                     ("add", 0, "fixed", 0, "10.0.0.14", (PAUSE, "single")), ("answer", 1, None), ("go_on", 0),
@@ -224,7 +226,7 @@ def test_a_sticky_address_that_a_pod_got_again_after_the_backup_is_not_kept_for_
 
 
 def test_a_node_that_has_lost_its_blocks_file_claims_its_single_addresses_again_after_a_restore():
-    """The block sizes of the space were in this file, too."""
+    """The lost file also had the block sizes of the address space."""
     with simulated_modules(lambda: ClusterMachine.current.cluster):
         machine = ClusterMachine()
         try:

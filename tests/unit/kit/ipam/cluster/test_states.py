@@ -1,4 +1,4 @@
-"""The table of states.py: its drawing, and a machine that drives each store by it."""
+"""The table of states.py: its drawing, and a machine that drives each store by the table."""
 
 import textwrap
 
@@ -19,8 +19,8 @@ def arrows(of):
 
 
 def drawing(of):
-    """Return the drawing of one machine: a column for each state, a line for each arrow. An arrow back to its own state
-    is only a text."""
+    """Return the drawing of one machine: a column for each state, a line for each arrow. An event that does not change
+    the state is only a text."""
     lines = ["".join(state.upper().ljust(WIDTH) for state in of)]
     for (state, after, event), guards in arrows(of).items():
         guards = [guard for guard in guards if guard != states.ANY]

@@ -1,4 +1,4 @@
-"""The local store keeps the contract, and what it says when its directory is bad."""
+"""The local store keeps the contract. Also its errors for a bad directory."""
 
 import json
 

@@ -1,6 +1,7 @@
-"""An ADD whose launcher was killed, beside the DEL of its runtime: nothing stays held, whichever is first at any step.
+"""An ADD whose launcher was killed, and the concurrent DEL of its runtime: no address stays held, whichever is first at
+any step.
 
-The server goes on with such an ADD until it notices that its caller has left, at the latest when the answer cannot be
+The server continues such an ADD until it notices that its caller has left, at the latest when the answer cannot be
 delivered. The runtime's DEL is one-shot, and runs while the ADD asks the store."""
 
 import contextlib
@@ -28,7 +29,7 @@ class Undelivered(OSError):
 
 
 def add_undelivered(node, ipam, args):
-    """An ADD that is done, and rolled back because its caller has left."""
+    """Make an ADD that succeeds, and is rolled back because its caller has left."""
     req = node.request("ADD", ipam, "c1", args=args)
     conf = cluster.read(req)
     with contextlib.suppress(Undelivered, CniError), Undo() as undo:
@@ -64,6 +65,6 @@ def test_an_add_that_cannot_be_answered_leaves_nothing_beside_a_del(tmp_path, mo
     one_shot = Node(tmp_path, "a", settings, WatchedMode(settings))
     server.mode.watched = delete_at(server.mode.watched, step, lambda: one_shot.delete(ipam, "c1", args=args))
     add_undelivered(server, ipam, args)
-    one_shot.add(NET | {"range": "10.77.0.0/24"}, "c9")         # a claim tells the store what has ended
+    one_shot.add(NET | {"range": "10.77.0.0/24"}, "c9")         # a claim also reports ended pods to the store
     assert [content for content in one_shot.files().values() if content.startswith(b"c1")] == []
     assert [single for single in store_of(one_shot).singles() if single.state == HELD] == []

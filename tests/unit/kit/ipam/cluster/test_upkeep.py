@@ -1,4 +1,4 @@
-"""What a server does for a space of its node."""
+"""The server's maintenance of an address space of its node."""
 
 import ipaddress
 import threading
@@ -91,7 +91,7 @@ def test_a_block_with_a_pod_is_not_given_back(a, store):
 
 @pytest.mark.parametrize("done", [False, True])
 def test_no_address_of_a_block_is_given_if_it_may_have_been_returned(a, b, store, monkeypatch, done):
-    """The answer to its return was lost: it may be another node's by now."""
+    """The answer to the block's return was lost, so another node may have the block now."""
     fill(a, 1)
     a.delete(NET, "p0")
     (block,) = store.blocks()
@@ -113,7 +113,7 @@ def test_no_address_of_a_block_is_given_if_it_may_have_been_returned(a, b, store
 
 
 def after(name):
-    """The next address."""
+    """Return the next address."""
     return str(ipaddress.ip_address(name) + 1)
 
 
@@ -137,7 +137,8 @@ def test_a_free_address_is_given_to_the_node_that_asks(a, store):
 
 
 def test_a_question_that_comes_twice_leaves_the_address_held(a, store):
-    """A list answers it, then the watch brings it again. The file was removed, and the address given to a pod."""
+    """A list answers the request, then the watch brings it again. The file was removed, and another pod got the
+    address."""
     (first,) = fill(a, 1)
     wanted = after(first)
     single = ask(store, "b", wanted)
@@ -187,8 +188,8 @@ def test_another_nodes_pod_gets_a_fixed_address_when_the_server_answers(a, b, st
 
 @pytest.mark.parametrize("restored", [False, True])
 def test_a_block_that_only_the_store_has_is_the_nodes_own_unless_the_store_was_restored(a, store, restored):
-    """A claim whose process was killed before it recorded the block; or a block of a backup, which another node may
-    have had since."""
+    """The block is of a claim whose process was killed before it recorded the block, or of a backup, and another node
+    may have had it since."""
     a.add(NET, "c1")
     keys, cidr = keys_of(a), "10.0.0.128/28"
     (me,) = store.nodes()

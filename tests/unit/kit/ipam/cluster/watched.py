@@ -1,4 +1,4 @@
-"""A local store that counts its calls, can be away, and can lose an answer; and what tests do with it."""
+"""A local store that counts its calls, can be unavailable, and can lose an answer; and helpers of tests."""
 
 from unit.kit.ipam.cluster.node import NET
 
@@ -13,7 +13,7 @@ CALLS = ("grid", "join", "join_space", "keep_alive", "nodes", "blocks", "claim",
 
 
 class Watched:
-    """A store that counts its calls, and can be away, or lose the answer of a call that it carried out."""
+    """A store that counts its calls, and can be unavailable, or lose the answer of a call that it has made."""
 
     def __init__(self, store):
         self.store, self.calls, self.away, self.lost = store, [], False, ()
@@ -50,13 +50,13 @@ def store_of(node):
 
 
 def calls(node):
-    """The calls since the last time."""
+    """Return the calls since the last time."""
     found, node.mode.watched.calls = node.mode.watched.calls, []
     return found
 
 
 def lose(node, name):
-    """Make a node look as if it had been silent for long."""
+    """Make a node look as if its heartbeats had stopped long ago."""
     store = store_of(node)
     with store.open() as doc:
         me = doc.get("nodes", name)
@@ -74,7 +74,7 @@ def add_until_refused(node, ipam=NET):
 
 
 def a_block(node):
-    """The number of addresses that the node's only block can give."""
+    """Return the number of addresses that the node's only block can give."""
     (block,) = store_of(node).blocks()
     return 16 - (block.cidr.partition("/")[0] in ("10.0.0.0", "10.0.0.240"))
 
