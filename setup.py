@@ -15,9 +15,10 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 from setuptools.errors import CCompilerError
 
-FAST = ["_acceptor", "_ipam_bitmap", "_netlink", "_rtnetlink"]
+FAST = ["_ipam_bitmap", "_netlink", "_rtnetlink"]
+OF_SERVER = ["_acceptor", "_steps"]                     # not in plugin files
 SMALL = ["_abandoned", "_processes", "_run_token", "_system"]         # in few instructions: mostly system calls
-PACKED = [*FAST[1:], *SMALL]                            # what plugin files need
+PACKED = [*FAST, *SMALL]                                # what plugin files need
 LAUNCHER, HEADERS = "fastcni/launcher/launcher.c", glob("fastcni/launcher/*.h")
 # They stand after the flags of the environment and of Python's own build, so these win: there is no libc
 # under the launcher, hence nothing that a canary, a fortified call or an unwinder could use.
@@ -146,7 +147,7 @@ class build_all(build_ext):
 
 def leaf(name):
     """One compiled leaf; `depends` is what puts the sources into the sdist."""
-    speed = "-O2" if name in FAST else "-Os"
+    speed = "-Os" if name in SMALL else "-O2"
     return Extension(
         f"fastcni.{name}",
         [f"fastcni/{name}.pyx"],
@@ -156,5 +157,5 @@ def leaf(name):
     )
 
 
-setup(ext_modules=[leaf(name) for name in (*FAST, *SMALL)],
+setup(ext_modules=[leaf(name) for name in (*PACKED, *OF_SERVER)],
       cmdclass={"build_ext": build_all, "build_py": with_programs, "sdist": sdist_with_programs})

@@ -13,8 +13,8 @@ from fastcni.launcher.strip import stripped
 ROOT = Path(fastcni.__file__).parent
 # A module imports from rows above its own here, or from its own package.
 ROWS = [
-    {"_abandoned", "_acceptor", "_ipam_bitmap", "_netlink", "_processes", "_rtnetlink", "_run_token", "_system",
-     "spec"},
+    {"_abandoned", "_acceptor", "_ipam_bitmap", "_netlink", "_processes", "_rtnetlink", "_run_token", "_steps",
+     "_system", "spec"},
     {"kernel"},
     {"clients"},
     {"kit"},

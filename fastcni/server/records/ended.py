@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from fastcni.server.records.stories import Steps
+    from fastcni._steps import Steps
     from fastcni.server.requests.request_queue import Call
 
     Phase = tuple[int | str, int, int]      # kind, begin (perf_counter_ns()), duration in nanoseconds

@@ -12,7 +12,6 @@ bytes beyond MAX_BYTES, which the story lacks.
 
 from __future__ import annotations
 
-from time import perf_counter_ns
 from typing import Any
 
 from fastcni.server.records import secrets
@@ -20,33 +19,13 @@ from fastcni.spec import json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fastcni._steps import Step
     from fastcni.server.records.ended import Ended
 
-    Step = tuple[int, str, bytes]       # time by perf_counter_ns(), ">" sent or "<" received or "!" text, the bytes
-
 MAX_BYTES = 32 << 10            # bytes for the steps of one request
-STEP_BYTES = 100                # bytes of memory of a step, in addition to its datagram
 MAX_INPUT = 16 << 10            # bytes of a configuration or an error document
 MAX_VALUE = 1024                # characters of an environment variable
 KINDS = {">": "sent", "<": "received", "!": "step"}
-
-
-class Steps:
-    """The steps of a running request. note() is called as kernel.waiting.Request.show()."""
-
-    __slots__ = ("dropped", "entries", "left")
-
-    def __init__(self) -> None:
-        self.entries: list[Step] = []
-        self.left, self.dropped = MAX_BYTES, 0
-
-    def note(self, way: str, data: bytes) -> None:
-        size = len(data) + STEP_BYTES
-        if size <= self.left:
-            self.left -= size
-            self.entries.append((perf_counter_ns(), way, data))
-        else:
-            self.dropped += len(data)
 
 
 class Story:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from time import monotonic
 
 from fastcni._run_token import give_token, take_token
+from fastcni._steps import Steps
 from fastcni.kernel import waiting
 from fastcni.server.records.ended import Phases
-from fastcni.server.records.stories import Steps
+from fastcni.server.records.stories import MAX_BYTES
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -50,8 +51,7 @@ class Running(waiting.Request):
         self.phases = Phases()
         self.spent = self.phases.note
         if queue.recording:
-            steps = self.phases.steps = Steps()
-            self.show = steps.note
+            self.show = self.phases.steps = Steps(MAX_BYTES)
 
     def step(self, text: str) -> None:
         if self.show:

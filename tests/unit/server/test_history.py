@@ -5,10 +5,13 @@ import time
 
 import pytest
 
+from fastcni._steps import Steps
 from fastcni.server import control
 from fastcni.server.records import history, secrets, stories
 from fastcni.server.records.ended import Ended, Phases
 from fastcni.testing.witnesses import eventually
+
+STEP_BYTES = 100        # of _steps.pyx
 
 
 class Message:
@@ -26,7 +29,7 @@ class Call:
 
 def ended(number=1, outcome="0", error="", **more):
     phases = Phases()
-    phases.steps = stories.Steps()
+    phases.steps = Steps(stories.MAX_BYTES)
     return Ended(Call(Message(number, **more)), outcome, 0.05, 0.2, phases, error)
 
 
@@ -138,12 +141,21 @@ def test_steps_of_successful_requests_are_kept_only_for_a_while_after_a_reader_a
 def test_steps_have_their_time_since_the_end_of_the_queue():
     past, one = history.History(), ended(1, "11")
     start = one.call.arrived + one.queued
-    one.phases.steps.entries += [(int((start + 0.002) * 1e9), ">", b"\x01\xff"),
-                                 (int((start + 0.003) * 1e9), "!", b"rollback")]
+    one.phases.steps.entries.extend([(int((start + 0.002) * 1e9), ">", b"\x01\xff"),
+                                     (int((start + 0.003) * 1e9), "!", b"rollback")])
     past.note(one)
     assert asked(past)["requests"][0]["story"]["steps"] == [
         {"ms": pytest.approx(2, abs=0.01), "kind": "sent", "data": "01ff"},
         {"ms": pytest.approx(3, abs=0.01), "kind": "step", "text": "rollback"}]
+
+
+def test_a_step_has_the_time_of_perf_counter():
+    steps, before = Steps(STEP_BYTES + 3), time.perf_counter_ns()
+    steps(">", b"abc")
+    steps("<", b"")                     # no memory is left
+    steps("<", b"de")
+    (at, way, data), = steps.entries
+    assert (way, data, steps.dropped) == (">", b"abc", 2) and before <= at <= time.perf_counter_ns()
 
 
 def test_stories_are_few_and_small():
@@ -151,12 +163,12 @@ def test_stories_are_few_and_small():
     for number in range(history.MAX_STORIES + 3):
         one = ended(number, "999", container="c" * 10_000, stdin=b"[" + b"0," * 100_000 + b"0]")
         for _ in range(100):
-            one.phases.steps.note("<", bytes(4096))
+            one.phases.steps("<", bytes(4096))
         past.note(one)
     entries = asked(past)["requests"]
     assert ["story" in entry for entry in entries] == [False] * 3 + [True] * history.MAX_STORIES
     assert len(json.dumps(entries[-1])) < 160_000 and len(entries[-1]["container"]) == history.MAX_NAME
-    fit = stories.MAX_BYTES // (4096 + stories.STEP_BYTES)
+    fit = stories.MAX_BYTES // (4096 + STEP_BYTES)
     assert len(entries[-1]["story"]["steps"]) == fit and entries[-1]["story"]["dropped"] == 4096 * (100 - fit)
     assert entries[-1]["story"]["configuration"] == "more than 16384 bytes"
 
