@@ -21,8 +21,7 @@ def configure_host(pod: Pod, host: Link, result: dict[str, Any], *, dad: bool) -
     if any(":" in ip["address"] for ip in result["ips"]):
         configure.check_mtu(host)
     batch = Batch()
-    for text in dict.fromkeys(ip["gateway"] for ip in result["ips"]):
-        gateway = addresses.read_ip(text)
+    for gateway, text in {addresses.read_ip(ip["gateway"]): ip["gateway"] for ip in result["ips"]}.items():
         rtnl.new_address(batch, host.index, gateway, 8 * len(gateway), nodad=not dad,
                          what=f"failed to add IP addr ({text}) to veth")
     for ip in result["ips"]:
