@@ -45,7 +45,7 @@ from fastcni.launcher.closure import modules_of
 from fastcni.launcher.core import LIBRARIES_BYTES, NO_CORE, Core, libraries_of
 from fastcni.launcher.interpreters import version
 from fastcni.launcher.modules import LEAVES, LIBRARY, Module, PackError, read
-from fastcni.launcher.needs import ASKS_IPAM, FINDS_LINKS, common, in_one_part, late_groups, needed
+from fastcni.launcher.parts import Division, divide
 from fastcni.spec.errors import EXHAUSTED
 from fastcni.spec.version import ALL, version_reply
 from fastcni.third_party import ThirdParty
@@ -113,17 +113,9 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     elf = read(os.path.join(HERE, "launcher.elf"))
     own = modules.own({plugin.kind: plugin.module for plugin in third_party})
     theirs = {plugin.kind: modules_of(plugin, own) for plugin in third_party}
-    needs = needed(own, theirs)
-    every = common(needs.values())
-    shared = {"ipam": common(names for names in needs.values() if shared_part(names) == "ipam"),
-              "links": common(names for names in needs.values() if shared_part(names) == "links"), "": every}
-    rests = {kind: [name for name in names if name not in shared[shared_part(names)]] for kind, names in needs.items()}
-    together = late_groups(own, every)
-    grouped = {name for group, _ in together for name in group}
-    alone = {name: kind for name, kind in in_one_part(rests).items()
-             if name in own and name not in grouped and not any(name in names for names in shared.values())}
-    late = {name: module for name, module in own.items() if not any(name in of for of in (every, grouped, alone))}
-    late |= modules.daemon() | modules.library() | (modules.codecs() if core else {})
+    division = divide(own, theirs)
+    every = division.shared[""]
+    late = division.late | modules.daemon() | modules.library() | (modules.codecs() if core else {})
     for found in theirs.values():
         late |= found
     blob, offsets = joined(late)
@@ -142,18 +134,12 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
         if core:
             add(out, image, "python-LICENSE", read(os.path.join(HERE, "python_core.LICENSE")))
         late_parts = [add(out, image, f"part/late-{number}", marshal.dumps(packed(own, group)))
-                      for number, (group, _) in enumerate(together, 1)]
-        for group, numbers in together:
+                      for number, (group, _) in enumerate(division.together, 1)]
+        for group, numbers in division.together:
             late_index |= dict.fromkeys(group, ("group", [late_parts[number] for number in numbers], 0))
         index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
-        places_of = {name: [add(out, image, f"part/{name}", marshal.dumps(packed(own, names, every)))] if name else []
-                     for name, names in shared.items()}
-        parts, written = {}, {}
-        for kind, names in rests.items():
-            if tuple(names) not in written:
-                written[tuple(names)] = add(out, image, f"part/of-{kind}", marshal.dumps(packed(own, names)))
-            parts[kind] = [*places_of[shared_part(needs[kind])], written[tuple(names)]]
-        late_index |= {name: ("group", parts[kind], 0) for name, kind in alone.items()}
+        parts = add_parts(out, image, own, division)
+        late_index |= {name: ("group", parts[kind], 0) for name, kind in division.alone.items()}
         contents = index, marshal.dumps(late_index), modules.extensions(), packed(own, every), parts
         places = {
             "refuse": add(out, image, "refuse.py", interpreters.refusal(pythons)),
@@ -162,16 +148,30 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
         add(out, image, "__main__.py", bootstrap_text(places, BY_PYTHON))
     by_launcher = bootstrap_text(places, BY_LAUNCHER)
     if core:
-        status = os.stat(interpreter)
-        by_launcher = b"#!%b %d %d\n%b" % (os.fsencode(interpreter), status.st_size, int(status.st_mtime), by_launcher)
+        by_launcher = built_for(interpreter) + by_launcher
     return configured(image.getvalue(), pythons, by_launcher, server, libraries_of(interpreter), described, deadlines,
                       as_versions(version_answers(third_party)))
 
 
-def shared_part(names: Container[str]) -> str:
-    """Return the name of the shared part, "ipam" or "links", that a plugin with these modules loads before its own
-    part; "": none."""
-    return "ipam" if ASKS_IPAM in names else "links" if FINDS_LINKS in names else ""
+def add_parts(out: zipfile.ZipFile, image: io.BytesIO, own: dict[str, Module],
+              division: Division) -> dict[str, list[tuple[int, int]]]:
+    """Add the parts that plugins load at their start. Return {plugin: the places of its parts}. Plugins with the same
+    modules have one part."""
+    every = division.shared[""]
+    shared = {name: [add(out, image, f"part/{name}", marshal.dumps(packed(own, names, every)))] if name else []
+              for name, names in division.shared.items()}
+    parts, written = {}, {}
+    for kind, names in division.rests.items():
+        if tuple(names) not in written:
+            written[tuple(names)] = add(out, image, f"part/of-{kind}", marshal.dumps(packed(own, names)))
+        parts[kind] = [*shared[division.shared_of[kind]], written[tuple(names)]]
+    return parts
+
+
+def built_for(interpreter: str) -> bytes:
+    """Return the first line of a program for python_core.elf: the interpreter's path, size and modification time."""
+    status = os.stat(interpreter)
+    return b"#!%b %d %d\n" % (os.fsencode(interpreter), status.st_size, int(status.st_mtime))
 
 
 def packed(
