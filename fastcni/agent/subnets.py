@@ -43,9 +43,9 @@ def fits(family: Family, subnet: Prefix) -> bool:
         int(family.first.network_address) <= int(subnet.network_address) <= int(family.last.network_address)
 
 
-def overlap(one: Mapping[int, Prefix], two: Mapping[int, Prefix]) -> bool:
+def overlap(first: Mapping[int, Prefix], second: Mapping[int, Prefix]) -> bool:
     """Return whether the subnets of two nodes have an address in common."""
-    return any(subnet.overlaps(two[family]) for family, subnet in one.items() if family in two)
+    return any(subnet.overlaps(second[family]) for family, subnet in first.items() if family in second)
 
 
 def usable(conf: NetworkConf, me: Node, nodes: Collection[Node]) -> tuple[list[Node], dict[str, str]]:

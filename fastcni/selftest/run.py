@@ -110,31 +110,31 @@ class Network:
 
     # -- the probes of packets -----------------------------------------------------------------------------------------
 
-    def _probes(self, one: Pod, two: Pod) -> Iterator[tuple[str, Probe]]:
+    def _probes(self, first: Pod, second: Pod) -> Iterator[tuple[str, Probe]]:
         """Yield (name, probe) for each address family that both pods have, and for the network's name servers."""
-        for family in sorted(one.texts.keys() & two.texts.keys()):
+        for family in sorted(first.texts.keys() & second.texts.keys()):
             suffix = "-ipv6" if family == 6 else ""
-            yield f"pod{suffix}", self._between(partial(self._pod_to_pod, one, two, family))
-            yield f"mtu{suffix}", self._between(partial(self._full_size, one, two, family))
+            yield f"pod{suffix}", self._between(partial(self._pod_to_pod, first, second, family))
+            yield f"mtu{suffix}", self._between(partial(self._full_size, first, second, family))
             if not self.types.intersection(NOT_REACHED):
-                yield from self._probes_of_node(one, two, family, suffix)
+                yield from self._probes_of_node(first, second, family, suffix)
             if self.peer:
-                yield from self._probes_of_peer(self.peer, one, family, suffix)
+                yield from self._probes_of_peer(self.peer, first, family, suffix)
         for name in sorted(self.passed):
             yield TESTED[name], partial(str, f"not tested: multus passes {name} to the plugins of the pod's networks")
-        for address in (one.result.get("dns") or {}).get("nameservers") or ():
-            yield "dns", partial(self._dns, one, address)
+        for address in (first.result.get("dns") or {}).get("nameservers") or ():
+            yield "dns", partial(self._dns, first, address)
 
-    def _probes_of_node(self, one: Pod, two: Pod, family: int, suffix: str) -> Iterator[tuple[str, Probe]]:
-        leaves = family in self.outside.host and sockets.has_route(one.namespace, self.outside.host[family])
-        if gateway := one.gateways.get(family):
+    def _probes_of_node(self, first: Pod, second: Pod, family: int, suffix: str) -> Iterator[tuple[str, Probe]]:
+        leaves = family in self.outside.host and sockets.has_route(first.namespace, self.outside.host[family])
+        if gateway := first.gateways.get(family):
             on_node = self.gives_gateway or sockets.has_address(gateway)
-            yield f"gateway{suffix}", (partial(self._gateway, one, gateway) if on_node or leaves else
+            yield f"gateway{suffix}", (partial(self._gateway, first, gateway) if on_node or leaves else
                                        partial(str, "not tested: no route of the pod leads over the gateway, and the "
                                                     "network does not give the node its address"))
             if sockets.has_address(gateway):
-                yield f"host{suffix}", partial(self._to_host, one, gateway)
-            yield f"host-to-pod{suffix}", (partial(self._from_host, two, family) if on_node else
+                yield f"host{suffix}", partial(self._to_host, first, gateway)
+            yield f"host-to-pod{suffix}", (partial(self._from_host, second, family) if on_node else
                                            partial(str, "not tested: the network gives the node no address in the "
                                                         "pods' subnet"))
         if family not in self.outside.host:
@@ -142,11 +142,11 @@ class Network:
         if not leaves:
             yield f"outside{suffix}", lambda: "not tested, nor is host-port: the network gives its pods no route there"
             return
-        yield f"outside{suffix}", partial(self._to_outside, one, family)
+        yield f"outside{suffix}", partial(self._to_outside, first, family)
         if self.host_port:
             yield f"host-port{suffix}", partial(self._host_port, self.outside.namespace, "the outside host", family)
             if self._can_hairpin():
-                yield f"hairpin{suffix}", self._between(partial(self._host_port, two.namespace, "the pod itself",
+                yield f"hairpin{suffix}", self._between(partial(self._host_port, second.namespace, "the pod itself",
                                                                 family))
 
     def _probes_of_peer(self, peer: Peer, pod: Pod, family: int,
@@ -177,9 +177,9 @@ class Network:
         except OSError as e:
             raise Failed(hop, f"{what}: TCP to {address}:{port}: {e.strerror or e}", command) from None
 
-    def _pod_to_pod(self, one: Pod, two: Pod, family: int) -> None:
-        self._tcp(one.namespace, two.texts[family], two.server.port, "between two pods",
-                  f"{one.name} ({one.texts[family]}) does not reach {two.name}")
+    def _pod_to_pod(self, first: Pod, second: Pod, family: int) -> None:
+        self._tcp(first.namespace, second.texts[family], second.server.port, "between two pods",
+                  f"{first.name} ({first.texts[family]}) does not reach {second.name}")
 
     def _gateway(self, pod: Pod, gateway: str) -> None:
         with sending("the pod's route", f"{pod.name} cannot send to its gateway {gateway}"):
@@ -218,13 +218,13 @@ class Network:
         self._tcp(namespace, self.outside.node[family], self.host_port, "the host port",
                   f"{who} does not reach the pod by port {self.host_port} of the node", "fastcni restore")
 
-    def _full_size(self, one: Pod, two: Pod, family: int) -> None:
-        size = one.mtu()
-        what = f"a packet of {size} bytes, the MTU of {one.name}'s link,"
-        with sending("the MTU", f"{what} cannot be sent to {two.name}", "ip link"):
-            arrived = sockets.datagram(one.namespace, two.texts[family], two.server.port, size, PROBE_S)
+    def _full_size(self, first: Pod, second: Pod, family: int) -> None:
+        size = first.mtu()
+        what = f"a packet of {size} bytes, the MTU of {first.name}'s link,"
+        with sending("the MTU", f"{what} cannot be sent to {second.name}", "ip link"):
+            arrived = sockets.datagram(first.namespace, second.texts[family], second.server.port, size, PROBE_S)
         if not arrived:
-            raise Failed("the MTU", f"{what} does not reach {two.name}", "ip link")
+            raise Failed("the MTU", f"{what} does not reach {second.name}", "ip link")
 
     def _dns(self, pod: Pod, address: str) -> None:
         with sending("the name server", f"{pod.name} cannot ask the name server {address}"):
@@ -232,10 +232,10 @@ class Network:
         if not answered:
             raise Failed("the name server", f"the name server {address} of the network does not answer {pod.name}")
 
-    def _require_limit(self, one: Pod, two: Pod) -> None:
-        found = sockets.rate(one.namespace, self._end(two)[0], two.server, BULK_S)
+    def _require_limit(self, first: Pod, second: Pod) -> None:
+        found = sockets.rate(first.namespace, self._end(second)[0], second.server, BULK_S)
         if not 0 < found <= RATE * ALLOWED:
-            raise Failed("the bandwidth limit", f"{two.name} receives {found / 1e6:.1f} Mbit/s, its limit is "
+            raise Failed("the bandwidth limit", f"{second.name} receives {found / 1e6:.1f} Mbit/s, its limit is "
                          f"{RATE / 1e6:.0f}", "tc qdisc show")
 
 

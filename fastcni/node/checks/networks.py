@@ -115,36 +115,35 @@ def shared_networks(node: Node) -> Iterator[Finding]:
     """No two networks give the same addresses, or have one subnet on two bridges, or one bridge for two subnets."""
     places = [place for net in node.networks if (place := place_of(net))]
     ranges = {place.network.name: list(ranges_of([place.network])) for place in places}
-    for one, other in combinations(places, 2):
-        pairs = [(a, b) for a in ranges[one.network.name] for b in ranges[other.network.name] if same_subnet(a, b)]
-        names = f"networks {one.network.name} and {other.network.name}"
-        one_link = bool(one.where) and one.where == other.where
-        clash = next((it for it in pairs if clashes(one, other, *it)), None)
+    for first, other in combinations(places, 2):
+        pairs = [(a, b) for a in ranges[first.network.name] for b in ranges[other.network.name] if same_subnet(a, b)]
+        names = f"networks {first.network.name} and {other.network.name}"
+        one_link = bool(first.where) and first.where == other.where
+        clash = next((it for it in pairs if clashes(first, other, *it)), None)
         if clash:
             yield Finding(WARNING, f"{names} have one subnet, {clash[0].range.network()}", "pods of both get the same "
                           "addresses, or the node reaches the pods of only one", "give the networks ranges that do not "
-                          f"overlap, on bridges of their own subnets: {one.file}, {other.file}")
-        elif one_link and one.where[0] == "bridge" and not pairs and (
-                (one.routed and other.routed) or (ranges[one.network.name] and ranges[other.network.name])):
-            yield Finding(WARNING, f"{names} have one bridge, {one.where[1]}", "pods of both reach each other past "
+                          f"overlap, on bridges of their own subnets: {first.file}, {other.file}")
+        elif one_link and first.where[0] == "bridge" and not pairs and (
+                (first.routed and other.routed) or (ranges[first.network.name] and ranges[other.network.name])):
+            yield Finding(WARNING, f"{names} have one bridge, {first.where[1]}", "pods of both reach each other past "
                           "firewalls and policies that tell the networks apart",
                           f'set another "bridge" in {other.file}, or a "vlan" in both')
 
 
-def same_subnet(one: NetworkRange, other: NetworkRange) -> bool:
+def same_subnet(a: NetworkRange, b: NetworkRange) -> bool:
     """Return whether the subnets of two ranges overlap."""
-    first, second = one.range, other.range
-    prefix = min(first.prefix, second.prefix)
-    return len(first.subnet) == len(second.subnet) and (
-        address.network(first.subnet, prefix) == address.network(second.subnet, prefix))
+    prefix = min(a.range.prefix, b.range.prefix)
+    return len(a.range.subnet) == len(b.range.subnet) and (
+        address.network(a.range.subnet, prefix) == address.network(b.range.subnet, prefix))
 
 
-def clashes(one: Place, other: Place, a: NetworkRange, b: NetworkRange) -> bool:
+def clashes(first: Place, other: Place, a: NetworkRange, b: NetworkRange) -> bool:
     """Return whether two ranges of one subnet give the same addresses, or give addresses whose routes conflict."""
     overlap = a.range.overlaps(b.range)
-    if one.routed and other.routed:
-        return overlap or (bool(one.where and other.where) and one.where != other.where)
-    return overlap and bool(one.where) and one.where == other.where
+    if first.routed and other.routed:
+        return overlap or (bool(first.where and other.where) and first.where != other.where)
+    return overlap and bool(first.where) and first.where == other.where
 
 
 def bridge_gateways(node: Node) -> Iterator[Finding]:

@@ -105,10 +105,10 @@ class Requests:
                     {key: it.copy() for key, it in self.phases.items()})
 
 
-def histogram(them: dict[tuple[str, str], Histogram], key: tuple[str, str]) -> Histogram:
-    it = them.get(key)
+def histogram(histograms: dict[tuple[str, str], Histogram], key: tuple[str, str]) -> Histogram:
+    it = histograms.get(key)
     if it is None:
-        it = them[key] = Histogram()
+        it = histograms[key] = Histogram()
     return it
 
 

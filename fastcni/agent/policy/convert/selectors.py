@@ -61,9 +61,9 @@ def expand(tree: Tree, negated: bool) -> list[Alternative]:
     return found
 
 
-def both(one: Iterable[Alternative], other: list[Alternative]) -> list[Alternative]:
-    """Return the alternatives that match what `one` and `other` both match. Raises SelectorError."""
-    return bounded((*left, *right) for left in one for right in other)
+def both(first: Iterable[Alternative], other: list[Alternative]) -> list[Alternative]:
+    """Return the alternatives that match what `first` and `other` both match. Raises SelectorError."""
+    return bounded((*left, *right) for left in first for right in other)
 
 
 def bounded(found: Iterable[Alternative]) -> list[Alternative]:

@@ -129,21 +129,21 @@ class Plan:
 
     __slots__ = ("parts", "spans", "starts")
 
-    def __init__(self, blocks: Iterable[Own], prefix: int, one: Range) -> None:
+    def __init__(self, blocks: Iterable[Own], prefix: int, range_: Range) -> None:
         self.parts: list[tuple[int, int, int]] = []
         self.starts: dict[int, int] = {}
-        for block in sorted((block for block in blocks if block.bits == one.bits), key=lambda b: b.first):
-            if block.last >= one.first and block.first <= one.last and prefix:
+        for block in sorted((block for block in blocks if block.bits == range_.bits), key=lambda b: b.first):
+            if block.last >= range_.first and block.first <= range_.last and prefix:
                 self.starts[block.at] = len(self.parts)
                 self.parts += ((first, last, block.at + first - block.first)
-                               for first, last in one.inside(block.first, prefix))
+                               for first, last in range_.inside(block.first, prefix))
         merged: list[list[int]] = []
         for first, last, _ in self.parts:
             if merged and merged[-1][1] + 1 == first:
                 merged[-1][1] = last
             else:
                 merged.append([first, last])
-        self.spans = [(to_packed(one.bits, first), to_packed(one.bits, last)) for first, last in merged]
+        self.spans = [(to_packed(range_.bits, first), to_packed(range_.bits, last)) for first, last in merged]
 
 
 def make_range(bits: int, network: int, prefix: int, bounds: Span, excluded: Iterable[Span]) -> Range:
