@@ -43,9 +43,10 @@ def rows(table):
 
 
 def test_make_bench_collects_every_benchmark():
-    """It runs pytest on benchmarks alone, without the tests' conftest.py."""
+    """`make bench` runs pytest on benchmarks alone, without the tests' conftest.py, and without pytest-xdist."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
     found = subprocess.run([sys.executable, "-m", "pytest", "--benchmark-only", "--collect-only", "-q", "benchmarks"],
-                           capture_output=True, text=True, check=False)
+                           env=env, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
 
 

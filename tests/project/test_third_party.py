@@ -268,7 +268,7 @@ def test_a_plugin_is_found_wherever_its_distribution_is(tmp_path, monkeypatch, w
 
 
 def test_a_server_without_plugins_of_others_does_not_import_the_search_for_them():
-    """importlib.metadata took each server 30 ms."""
+    """Each server imported importlib.metadata, for 30 ms."""
     code = ("import logging, sys\nfrom fastcni.server.requests.workers import preload, preload_third_party\n"
             "preload()\npreload_third_party(logging)\nassert 'importlib.metadata' not in sys.modules")
     call(sys.executable, "-c", code)

@@ -151,7 +151,8 @@ def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
 
 
 def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(monkeypatch):
-    """The agent sent the Events in order, and tried the first one again until it was sent. Its namespace was gone."""
+    """The agent sent the Events in order, and tried the first Event again until it was sent. But the Event's
+    namespace had been deleted."""
     monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
     sent = []
 

@@ -134,7 +134,7 @@ def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(events, mo
     for network in ("bad", "a", "b"):
         receive(events, **{**FULL, "network": network})
     events.send_due()
-    assert sent == []                   # the API server may be away
+    assert sent == []                   # the API server may be unavailable
     events.send_due()
     assert sent == ["a", "b"]
 

@@ -95,7 +95,7 @@ def test_a_cache_file_of_an_old_libcni_is_read(directories):
     ({**RESULT, "cniVersion": "9.9.9"}, 'unsupported CNI result version "9.9.9"'), ([], "decoding version"),
     ({**RESULT, "ips": 1}, "result.ips: ")])
 def test_a_cached_result_that_cannot_be_read_is_named(directories, result, why):
-    """doctor said nothing, and CHECK of the pod failed. The attachment stays known."""
+    """doctor reported nothing, and CHECK of the pod failed. The node still lists the attachment."""
     directories.cached("c1", netns="/run/netns/p", result=result)
     unseen = []
     ((sighting, cached),) = caches.read_cache(Cache(directories.cache), unseen)

@@ -342,7 +342,7 @@ def test_guards_and_isolation_that_were_flushed_alone_are_found(directories, hos
 
 def test_rules_that_a_saved_ruleset_has_added_again_are_found_and_restore_replaces_them(
         directories, host_netns, pod_netns, fastcni, bin_dir):
-    """`nft -f` without a flush adds each rule again. GC kept the chain of a subnet for ever."""
+    """`nft -f` without a flush adds each rule again. With such rules, GC kept the chain of a subnet for ever."""
     bridge, portmap = LIST["plugins"]
     directories.configure({**LIST, "plugins": [bridge, portmap, {   # nft reads no rules of ipspoofchk
         "type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}]})

@@ -43,7 +43,7 @@ def test_pod_down_without_a_cached_result_needs_the_namespace(host, pod_netns, f
 
 
 def test_pod_down_lists_the_node_once_if_all_results_are_cached(host, pod_netns, fastcni, plugin_files, monkeypatch):
-    """It listed all attachments of the node two or three times."""
+    """pod down listed all attachments of the node two or three times."""
     listed = []
     monkeypatch.setattr(pod_command, "collect", lambda places: listed.append(places) or collect(places))
     host.add("c1", pod_netns())

@@ -69,7 +69,7 @@ def test_gc_releases_and_reports_a_leak_in_every_version(node, bin_dir, tmp_path
 
 
 def test_gc_releases_a_pod_whose_namespace_s_path_another_pod_has(node, bin_dir, tmp_path, pod_netns):
-    """The pod ended without DEL, and its address stayed taken as long as the path existed."""
+    """gc kept the address of a pod that ended without DEL as long as the path existed."""
     it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=InProcess()), "1.1.0")
     pod = pod_netns()
     it.add(pod)
@@ -87,8 +87,8 @@ def test_gc_releases_a_pod_whose_namespace_s_path_another_pod_has(node, bin_dir,
 
 
 def test_gc_keeps_a_pod_that_runs_without_the_path_that_another_pod_has(node, bin_dir, tmp_path, pod_netns):
-    """A GC of all but the other pod sent a DEL with the path, which deleted the other pod's interface, as libcni does.
-    """
+    """Like libcni's GC, a GC of all but the other pod sent a DEL with the path. This DEL deleted the other pod's
+    interface."""
     it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=InProcess()), "1.1.0")
     pod = pod_netns()
     first = it.add(pod)

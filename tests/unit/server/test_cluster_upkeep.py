@@ -152,7 +152,7 @@ def test_a_claim_without_a_file_ends_with_its_pod(cluster_node, sticky):
 
 
 def test_an_address_whose_pod_s_namespace_path_a_later_pod_has_is_released(cluster_node):
-    """The pod ended without DEL. Its address stayed taken as long as the later pod ran."""
+    """The server kept the address of a pod that ended without DEL as long as the later pod ran."""
     a = cluster_node(reconcile_s=0.01, apart_s=0.02)
     a.states["/run/netns/p"] = "alive"
     addresses = [a.add(cid, netns="p") for cid in ("c1", "c2")]

@@ -40,7 +40,8 @@ def test_a_caller_cannot_flood_the_log(monkeypatch):
 
 
 def test_one_event_hides_no_other():
-    """A store that changed and a space that could not be read were one limit: the log had only the first line."""
+    """The events of a changed store and of a space that could not be read had one limit: the log had only the first
+    line."""
     lines = []
     failed = log.RateLimited(lambda event, **fields: lines.append((event, fields["left_out"])))
     for event in ("cluster_changed", "cluster_failed", "cluster_changed"):

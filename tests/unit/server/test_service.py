@@ -419,7 +419,7 @@ def test_a_user_without_permission_is_not_served(reachable):
         assert server.lines("user_refused", "uid=54321") and not server.lines("command=VERSION")
         for _ in range(5):
             as_user(54321)
-        # One line in ten seconds, see RateLimited: a line a connection would fill the disk
+        # One line in ten seconds, see RateLimited: a line for each connection would fill the disk
         assert len(server.lines("user_refused")) <= 1 + (time.monotonic() - began) // 10
         assert "supportedVersions" in as_user(12345)
         assert len(server.lines("user_refused")) == len(server.lines("uid=54321"))

@@ -110,7 +110,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path):
 
 
 def test_an_answer_longer_than_the_limit_is_an_error_with_a_remedy(answered, monkeypatch):
-    """The answer was cut, so that commands said: invalid JSON."""
+    """The client cut the answer, so that commands said: invalid JSON."""
     size = 1 << 20
     monkeypatch.setattr(control, "MAX_MEMORY_BYTES", size)
     before = len(os.listdir("/proc/self/fd"))

@@ -152,7 +152,8 @@ def test_a_fault_of_the_sdk_costs_its_spans_and_no_others(sender):
 
 
 def test_a_request_whose_spans_cannot_be_made_costs_the_spans_of_no_other(sender, monkeypatch):
-    """The requests before it in the batch counted as lost although they were sent, and those after it were lost."""
+    """The requests before such a request in the batch counted as lost although they were sent, and the requests after
+    it were lost."""
     add = sender.add
 
     def fail(traced):

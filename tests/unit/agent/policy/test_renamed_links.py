@@ -91,7 +91,7 @@ def followed(links, *attachments):
 
 
 def senders(it):
-    """The link indexes in the set senders4 of fixed size."""
+    """Return the link indexes in the set senders4 of fixed size."""
     return {int.from_bytes(key[:4], sys.byteorder) for key in it.state.elements["senders4"]}
 
 
