@@ -210,6 +210,15 @@ def asks_for_mac(path: Path) -> bool:
     return bool(found and found.state & packet_path.NUD_INCOMPLETE)
 
 
+def node_asks_for_mac(path: Path) -> bool:
+    """Return whether this node's kernel is asking for the MAC of its next hop to the target."""
+    link, way = path.leaves_by(), packet_path.way(path.node, path.target.packed)
+    if link is None or link.name == "lo":
+        return False
+    found = packet_path.neighbour(path.node, link.index, way.gateway or path.target.packed)
+    return bool(found and found.state & packet_path.NUD_INCOMPLETE)
+
+
 def pod_neighbour(path: Path) -> Fault | None:
     """Return the Fault if the source pod has no MAC, or a wrong MAC, for its next hop."""
     if path.source.kind != POD or path.source.link is None or path.pod_way.errno:

@@ -37,7 +37,7 @@ from fastcni.why.spy import (
 from fastcni.why.tracer import Match
 
 FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # seconds: for an answer; until the kernel has repeated TCP's first packet
-NEXT_REQUEST_S = 1.1                    # seconds until the kernel asks for a MAC again, which it does once a second
+NEXT_REQUEST_S = 2.1                    # seconds until the kernel asks for a MAC again: measured 1 s, for IPv6 2 s
 SETTLE_S = 0.05                         # seconds for the last trace messages of a packet that was dropped or rejected
 MAC_BYTES = 6
 
@@ -114,7 +114,7 @@ def attempt(path: Path, opened: ExitStack) -> None:
     probe.send()
     probe.wait(FIRST_WAIT_S, partial(decided, spy))
     path.flow = flow_of(path)
-    if waits_for_mac and probe.outcome == SILENT and not spy.dropped_arp():
+    if probe.outcome == SILENT and (waits_for_mac or links.node_asks_for_mac(path)) and not spy.dropped_arp():
         probe.wait(NEXT_REQUEST_S, lambda: decided(spy) or spy.dropped_arp() is not None)
     if probe.outcome == SILENT and not decided(spy) and not arrived(path) and worth_waiting(path):
         mark_answers(path)

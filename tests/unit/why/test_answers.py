@@ -191,6 +191,22 @@ def test_every_kind_of_end_reaches(why):
         assert all(hop["ok"] for hop in found.document["hops"])
 
 
+@pytest.mark.parametrize("family, request_of, words", [
+    ("ip6", "icmpv6 type nd-neighbor-solicit", "fd00:2::2 [{ip6_b}]:{port_b}"),
+    ("arp", "arp operation request", "192.0.2.2 {ip_b}:{port_b}")])
+def test_a_mac_that_the_node_gets_by_its_second_request_is_waited_for(why, world, family, request_of, words):
+    """The kernel asks again after a second. The command waited 0.4 s, and said that the pod does not answer: on a busy
+    machine, also without a lost request."""
+    world.shell(f"b: nft 'add table {family} late; add chain {family} late c {{ type filter hook input priority 0; }}; "
+                f"add rule {family} late c {request_of} limit rate 1/hour burst 1 packets drop'")
+    try:
+        world.shell("ip neigh flush dev br0")
+        found = why(*words.split())
+        assert found.document["reaches"] is True, found.out
+    finally:
+        world.shell(f"b: nft delete table {family} late")
+
+
 def test_text_says_hop_rule_owner_and_command(why, world, broken):
     broken(["nft 'add table inet mine; add chain inet mine c { type filter hook forward priority 0; }; add rule inet "
             "mine c ip saddr {ip_a} drop'"], ["nft delete table inet mine"])
