@@ -57,7 +57,7 @@ def unexplained(title, differs):
 
 
 class Run:
-    """A story on one side, step by step."""
+    """A run of a story by one implementation, step by step."""
 
     def __init__(self, side, story):
         self.side, self.story = side, story
@@ -108,7 +108,7 @@ def listed(value):
 
 def same_state(title, runs, seconds=30.0):
     """Wait until all states are the same: carriers and DAD take time. Return the differences that remain. Reading a
-    state takes 20 processes, so it waits for DAD first."""
+    state takes 20 processes, so same_state() waits for DAD first."""
     deadline = time.monotonic() + seconds
     eventually(lambda: not any(has_tentative(run.side, *run.pods) for run in runs), DAD_S, pause=0.05)
     while True:

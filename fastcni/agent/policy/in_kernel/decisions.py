@@ -43,7 +43,7 @@ NO_INDEXES = {nft_rules.NFT_META_IIF: bytes(4), nft_rules.NFT_META_OIF: bytes(4)
 @dataclass(frozen=True, slots=True)
 class Ports:
     """The ports of a connection's source and destination in a table (link names, b"" if the table has none), and the
-    MACs of these pods."""
+    MACs of the pods at the source and the destination."""
 
     source: bytes = b""
     destination: bytes = b""

@@ -65,7 +65,7 @@ def test_broadcast_and_multicast_do_not_arrive_at_a_pod_without_ingress(site):
 
 
 def test_a_pod_without_ingress_gets_no_other_ethertypes_and_no_double_tags(site):
-    """The sender is a pod that is not held, such as a pod of another runtime on the bridge."""
+    """The agent knows no pod `a`, the sender: it can be a pod of another runtime on the bridge."""
     site.write(FROM_C)
     site.add("b", app="db")
     sent = {f"{kind:x}": frames.ethernet(MAC_A, MAC_B, kind) for kind in (
