@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastcni.agent.policy import attached, ports
 from fastcni.agent.policy.cluster_policies import TIERS
 from fastcni.agent.policy.evaluate import in_tier, selecting
-from fastcni.agent.policy.names.told import sets_of
+from fastcni.agent.policy.names.addresses import sets_of
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.state import VERSIONS
 from fastcni.spec import address

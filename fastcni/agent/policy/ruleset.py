@@ -18,7 +18,7 @@ from fastcni.agent.batches import Requests
 from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.http import redirect
-from fastcni.agent.policy.names.told import DOMAIN_SETS, elements_left, pairs_told, set_told
+from fastcni.agent.policy.names.addresses import DOMAIN_SETS, elements_left, pairs_told, set_told
 from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
 from fastcni.agent.policy.ports import FAST, MAX_FAST, ON_BRIDGES, ROUTED
 from fastcni.agent.policy.rules import COMMENT, FAMILY, GUARD, add_guard, parts, replace_table

@@ -7,7 +7,7 @@
     forwarder.py    a separate process that forwards queries and knows no policies
     process.py      starts that process, and holds its sockets
     part.py         in the agent: adds the addresses to the sets of the domain names in the pod's policies
-    told.py         records the addresses in answers to each pod, and how long they are valid
+    addresses.py    records the addresses in answers to each pod, and how long they are valid
     elements.py     writes these addresses to the kernel's sets
     redirect.py     writes the nftables table that redirects queries to the forwarder
 """

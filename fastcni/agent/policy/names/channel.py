@@ -18,7 +18,7 @@ BEAT = b"[]"
 MAX_BYTES = 1 << 16             # of a message without its last answer
 
 
-class Told(NamedTuple):
+class Answer(NamedTuple):
     """A DNS answer that waits until the agent has written its addresses. number: identifies the answer. pod: the pod's
     packed address. name: the queried name in lower case, without the last dot. addresses: {packed address: TTL in
     seconds}."""
@@ -30,7 +30,7 @@ class Told(NamedTuple):
 
 
 def write_answers(answers: Iterable[tuple[int, str, str, dict[bytes, int]]]) -> Iterator[tuple[list[int], bytes]]:
-    """Yield (numbers of the answers in the message, message). answers: the fields of Told, with the pod's address as
+    """Yield (numbers of the answers in the message, message). answers: the fields of Answer, with the pod's address as
     text."""
     numbers, texts, size = list[int](), list[str](), 0
     for number, pod, name, addresses in answers:
@@ -44,10 +44,10 @@ def write_answers(answers: Iterable[tuple[int, str, str, dict[bytes, int]]]) -> 
         yield numbers, f"[{','.join(texts)}]".encode()
 
 
-def read_answers(data: bytes) -> list[Told]:
+def read_answers(data: bytes) -> list[Answer]:
     """Read the DNS answers in a message of the forwarder."""
-    return [Told(number, address.read_ip(pod.partition("%")[0]), name,
-                 {bytes.fromhex(each): ttl for each, ttl in addresses.items()})
+    return [Answer(number, address.read_ip(pod.partition("%")[0]), name,
+                   {bytes.fromhex(each): ttl for each, ttl in addresses.items()})
             for number, pod, name, addresses in json.loads(data)]
 
 

@@ -7,7 +7,7 @@ from errno import ENOENT
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.names.told import DOMAIN_SETS, set_told
+from fastcni.agent.policy.names.addresses import DOMAIN_SETS, set_told
 from fastcni.agent.policy.ruleset import FAMILY, TABLE, Transaction, halves, parts
 from fastcni.kernel import nft, nft_elements, wire
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from fastcni.agent.policy import cut, interpret
 from fastcni.agent.policy.evaluate import Connection
 from fastcni.agent.policy.names import elements
+from fastcni.agent.policy.names.addresses import AnsweredAddresses, sets_of
 from fastcni.agent.policy.names.process import BEAT_S, Listener, Process
 from fastcni.agent.policy.names.redirect import DNS_PORT, Redirect
 from fastcni.agent.policy.names.resolvers import read_resolvers
-from fastcni.agent.policy.names.told import Told, sets_of
 from fastcni.agent.policy.own_addresses import node_addresses
 from fastcni.agent.policy.state import OUT, VERSIONS
 from fastcni.kernel import conntrack
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fastcni.agent.policy.engine import Engine
-    from fastcni.agent.policy.names.channel import Told as Answer
+    from fastcni.agent.policy.names.channel import Answer
     from fastcni.agent.policy.names.redirect import Query
     from fastcni.agent.policy.objects import Domain
     from fastcni.agent.policy.service import Settings
@@ -48,7 +48,7 @@ class Names:
         self.engine, self.log, self.servers = engine, log, settings.dns_servers
         self.compiler = engine.compiler
         self.compiler.state.resolved.update(elements.read_resolved(engine.rules.sock))
-        self.told = Told(self.compiler.state)
+        self.answered = AnsweredAddresses(self.compiler.state)
         self.redirect = Redirect(engine.rules.sock)
         self.redirect.remove()                  # a previous agent's table has ports that no longer exist
         self.poll = select.epoll()
@@ -61,7 +61,7 @@ class Names:
         self._held: list[int] = []              # numbers of answers that wait until the kernel has their addresses
         self._domains: dict[str, list[tuple[str, Domain]]] = {}         # {chain: [(set, domain)]}
         # {address: keys of the pods with this address}, of pods that have received an answer with addresses
-        self._owners = {pod: keys for pods in self.told.resolved.values() for pod in pods
+        self._owners = {pod: keys for pods in self.answered.resolved.values() for pod in pods
                         if (keys := self.compiler.pods_with(pod))}
         self._why = ""                          # the reason in the last log line
         self.answers = 0
@@ -72,7 +72,7 @@ class Names:
 
     def figures(self) -> Mapping[str, int]:
         """Return the figures of DNS names for metrics.py: {name: value}."""
-        told = [each for pods in list(self.told.resolved.values()) for each in list(pods.values())]
+        told = [each for pods in list(self.answered.resolved.values()) for each in list(pods.values())]
         return {"domain_names": len(self.compiler.domains), "told_addresses": sum(map(len, told)),
                 "dns_answers": self.answers}
 
@@ -151,14 +151,14 @@ class Names:
 
     def _forget_pods(self) -> None:
         """Forget the addresses that deleted pods have received, because another pod may get a deleted pod's address."""
-        resolved = self.told.resolved
+        resolved = self.answered.resolved
         for name in resolved.keys() - self.compiler.domains.keys():
             del resolved[name]
         owners = {pod: self.compiler.pods_with(pod) for pods in resolved.values() for pod in pods}
         gone = {pod for pod, keys in owners.items() if not keys & self._owners.get(pod, keys)}
-        self.told.forget_pods(gone.__contains__)
+        self.answered.forget_pods(gone.__contains__)
         self._owners = {pod: keys for pod, keys in owners.items() if pod not in gone}
-        added, removed = self.told.take()
+        added, removed = self.answered.take()
         if removed:
             elements.change(self.engine.rules.sock, added, removed)
 
@@ -173,7 +173,7 @@ class Names:
             self._take(answer)
             self._held.append(answer.number)
         self.due = self.process.due
-        added, removed = self.told.take()
+        added, removed = self.answered.take()
         if added or removed:
             elements.change(self.engine.rules.sock, added, removed)
         if self._held:
@@ -190,7 +190,7 @@ class Names:
             told = {each: ttl for each, ttl in answer.addresses.items() if len(each) == len(pod)}
             for name, domain in self._domains_of(pod) if told else ():
                 if name.startswith(f"d{VERSIONS[len(pod)]}") and domain.matches(answer.name):
-                    self.told.put(name, pod, told, now)
+                    self.answered.put(name, pod, told, now)
                     self._owners.setdefault(pod, self.compiler.pods_with(pod))
 
     def _redirect(self, process: Process) -> None:

@@ -19,7 +19,7 @@ from fastcni.spec import address
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fastcni.agent.policy.names.channel import Told
+    from fastcni.agent.policy.names.channel import Answer
 
 FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
 IPPROTO_TCP, IPPROTO_UDP = 6, 17
@@ -110,7 +110,7 @@ class Process:
         self.due = monotonic() + self._pause
         self._pause = min(2 * self._pause, MAX_PAUSE_S)
 
-    def attend(self) -> list[Told]:
+    def attend(self) -> list[Answer]:
         """Start the process if it is due, check whether the process answers, and return the DNS answers that wait for
         let()."""
         now = monotonic()
@@ -127,8 +127,8 @@ class Process:
             self._send(BEAT)
         return found
 
-    def _receive(self) -> list[Told]:
-        found: list[Told] = []
+    def _receive(self) -> list[Answer]:
+        found: list[Answer] = []
         while self.channel:
             try:
                 data = self.channel.recv(MAX_MESSAGE_BYTES)

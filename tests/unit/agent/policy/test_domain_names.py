@@ -11,7 +11,7 @@ from unit.agent.policy.test_content import ADDRESSES, put
 
 from fastcni.agent.policy.chains import domain_set
 from fastcni.agent.policy.cluster_policies import read_cluster_policy
-from fastcni.agent.policy.names import told
+from fastcni.agent.policy.names import addresses as answered
 from fastcni.agent.policy.names.answers import Question, is_of_a_host, read_addresses, read_question
 from fastcni.agent.policy.names.channel import read_answers, write_answers
 from fastcni.agent.policy.names.resolvers import read_resolvers
@@ -77,7 +77,7 @@ def test_a_rule_opens_what_the_pod_was_told_and_nothing_for_another_pod(it):  # 
 
 
 def test_each_pod_keeps_a_hundred_addresses_of_a_name_and_the_newest_push_out_the_oldest():
-    kept = told.Told(State())
+    kept = answered.AnsweredAddresses(State())
     for number in range(120):
         kept.put("d4-x", POD, {bytes((10, 1, 0, number)): 0}, number / 10)
     kept.put("d4-x", OTHER_POD, {HOST: 0}, 0.0)
@@ -92,7 +92,7 @@ def test_each_pod_keeps_a_hundred_addresses_of_a_name_and_the_newest_push_out_th
 
 
 def test_an_element_lives_for_the_ttl_within_bounds_and_is_prolonged_only_if_it_ends_earlier():
-    kept = told.Told(State())
+    kept = answered.AnsweredAddresses(State())
     for ttl, ms in ((0, 65_000), (60, 65_000), (300, 305_000), (1 << 31, 604_805_000)):
         kept.put("d4-x", POD, {HOST: ttl}, 0.0)
         assert kept.take()[0].get("d4-x") == (None if ttl == 60 else [(POD + HOST, ms)])
@@ -101,7 +101,7 @@ def test_an_element_lives_for_the_ttl_within_bounds_and_is_prolonged_only_if_it_
 
 
 def test_what_a_pod_that_is_gone_was_told_is_removed():
-    kept = told.Told(State())
+    kept = answered.AnsweredAddresses(State())
     kept.put("d4-x", POD, {HOST: 0}, 0.0)
     kept.put("d4-x", OTHER_POD, {HOST: 0}, 0.0)
     kept.take()

@@ -16,8 +16,8 @@ from unit.agent.policy.test_cluster_policies import policy, rule
 from unit.agent.policy.test_policy_command_kernel import command
 from unit.agent.policy.test_service import Running, node  # noqa: F401 - fixture
 
+from fastcni.agent.policy.names import addresses as answered
 from fastcni.agent.policy.names import part as part_module
-from fastcni.agent.policy.names import told
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.node import pod_policies
 from fastcni.runtime import parse_list
@@ -229,8 +229,8 @@ def test_a_forwarder_that_ends_or_hangs_is_started_again(named_pods, running):
 
 def test_a_ttls_end_stops_new_connections_only_and_a_new_answer_prolongs_it(named_pods, running, monkeypatch):
     it = named_pods
-    monkeypatch.setattr(told, "MIN_TTL_S", 2.0)
-    monkeypatch.setattr(told, "SLACK_S", 0.5)
+    monkeypatch.setattr(answered, "MIN_TTL_S", 2.0)
+    monkeypatch.setattr(answered, "SLACK_S", 0.5)
     it.put("a.test", host(1), ttl=0)
     assert it.told("a", "a.test") == [host(1)]
     with it.connection("a", host(1)) as client, it.web.accept()[0] as server:
@@ -343,8 +343,8 @@ def test_explain_lists_the_names_of_a_pod_and_the_addresses_that_are_open(named_
     it.put("x.b.test", *map(host, range(7)))
     it.put("x.b.test", host(1, 6), ttl=1)
     addresses = it.told("a", "x.b.test")
-    monkeypatch.setattr(told, "MIN_TTL_S", 0.0)
-    monkeypatch.setattr(told, "SLACK_S", 0.0)
+    monkeypatch.setattr(answered, "MIN_TTL_S", 0.0)
+    monkeypatch.setattr(answered, "SLACK_S", 0.0)
     assert it.told("a", "x.b.test", "AAAA") == [host(1, 6)]
     networks = [parse_list(json.dumps({"cniVersion": "1.0.0", "name": "net", "plugins": [
         {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())]

@@ -14,7 +14,7 @@ from unit.agent.policy.names_world import NODE_OUTSIDE, RESOLVERS, host, named
 from unit.agent.policy.test_names import named_pods, redirected, running, world  # noqa: F401 - fixtures
 from unit.agent.policy.test_service import Running, node  # noqa: F401 - fixture
 
-from fastcni.agent.policy.names import told
+from fastcni.agent.policy.names import addresses as answered
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
@@ -133,8 +133,8 @@ def test_a_connection_outlives_the_end_of_the_ttl_and_a_restart_while_its_name_i
         named_pods, running, monkeypatch, policies, goes_on):       # noqa: F811
     """The restart cut the connection: the next agent knew only the addresses whose TTL had not ended."""
     it = named_pods
-    monkeypatch.setattr(told, "MIN_TTL_S", 1.0)
-    monkeypatch.setattr(told, "SLACK_S", 0.0)
+    monkeypatch.setattr(answered, "MIN_TTL_S", 1.0)
+    monkeypatch.setattr(answered, "SLACK_S", 0.0)
     it.put("a.test", host(1), ttl=0)
 
     def opened():                           # on a busy machine a second may pass between the answer and the connection

@@ -1,8 +1,8 @@
 """Record in State.resolved the addresses in DNS answers to each pod, and until when they are valid, within limits.
 
-    told = Told(state)
-    told.put("d4-...", pod, {address: 300}, now)
-    added, removed = told.take()                                # elements.py writes them to the kernel
+    answered = AnsweredAddresses(state)
+    answered.put("d4-...", pod, {address: 300}, now)
+    added, removed = answered.take()                        # elements.py writes them to the kernel
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_TTL_S, MAX_TTL_S = 60.0, 7 * 24 * 3600.0            # resolvers cap a TTL at
 SLACK_S = 5.0                   # elements live longer than the TTL by this time: repeated answers renew them less often
 
 
-class Told:
+class AnsweredAddresses:
     """The addresses in answers to pods. added, removed: the elements to write since the last take()."""
 
     def __init__(self, state: State) -> None:
