@@ -11,7 +11,7 @@ from project.plugin_dir import FOREIGN, KEPT, fill, state
 from project.plugin_file import INTERPRETER, write_executable
 
 from fastcni.launcher import install as installing
-from fastcni.launcher import pack, replaced
+from fastcni.launcher import interpreters, pack, replaced
 from fastcni.launcher.identify import is_own_file
 from fastcni.launcher.install import InstallError, install_plugins
 from fastcni.launcher.uninstall import uninstall_plugins
@@ -30,6 +30,7 @@ def bin_dir(tmp_path, image, monkeypatch):
     """Return a plugin directory with other programs' files, of odd modes and times; packing takes no time."""
     monkeypatch.setattr(pack, "pack", lambda *_, **__: image)
     monkeypatch.setattr(installing, "checked_interpreter", lambda path: path)
+    monkeypatch.setattr(interpreters, "core_of", lambda _: "")
     return fill(tmp_path / "bin")
 
 
