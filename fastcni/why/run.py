@@ -37,7 +37,7 @@ from fastcni.why.spy import (
 from fastcni.why.tracer import Match
 
 FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # seconds: for an answer; until the kernel has repeated TCP's first packet
-NEXT_REQUEST_S = 2.1                    # seconds until the kernel asks for a MAC again: measured 1 s, for IPv6 2 s
+NEXT_REQUEST_S = 1.1                    # seconds until the kernel asks for a MAC again, which it does once a second
 SETTLE_S = 0.05                         # seconds for the last trace messages of a packet that was dropped or rejected
 MAC_BYTES = 6
 

@@ -178,7 +178,13 @@ def test_a_pod_whose_namespace_is_gone_is_named(world, why):
         path.unlink()
 
 
-def test_every_kind_of_end_reaches(why):
+def await_addresses(world):
+    """Wait until the node can use its IPv6 addresses: without one, the kernel sends no neighbour solicitations."""
+    assert eventually(lambda: not run("ip", "-n", world.names["h"], "-6", "addr", "show", "tentative"))
+
+
+def test_every_kind_of_end_reaches(why, world):
+    await_addresses(world)
     for words in (POD, OUT, "pod-b {ip_c}:{port_c}", "pod-c {ip_b}:{port_b}", "pod-a 192.0.2.1:{port_h}",
                   "192.0.2.1 pod-b:{port_b}", "{ip_a} pod-b:{port_b}", "192.0.2.2 pod-b:{port_b}",
                   "shop/web-a {ip_b}:{port_b}", "pod-a shop/web-b:{port_b}", "pod-a [{ip6_b}]:{port_b}",
@@ -199,6 +205,7 @@ def test_a_mac_that_the_node_gets_by_its_second_request_is_waited_for(why, world
     machine, also without a lost request."""
     world.shell(f"b: nft 'add table {family} late; add chain {family} late c {{ type filter hook input priority 0; }}; "
                 f"add rule {family} late c {request_of} limit rate 1/hour burst 1 packets drop'")
+    await_addresses(world)
     try:
         world.shell("ip neigh flush dev br0")
         found = why(*words.split())
