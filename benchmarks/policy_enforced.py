@@ -215,7 +215,7 @@ def enforced(kind, policies, pods, rounds, load=0):
 def is_ready(path):
     try:
         policies_client.ask(path, {"do": "status"})
-    except (CniError, policies_client.Away):
+    except (CniError, policies_client.NoAgent):
         return False
     return True
 

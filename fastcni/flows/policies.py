@@ -47,7 +47,7 @@ class Policies:
         for path in self.paths:
             try:
                 found.update(name for pod in policies.ask(path, request)["pods"] for name in pod.get(direction, ()))
-            except (policies.Away, CniError):
+            except (policies.NoAgent, CniError):
                 continue                    # after the agent's end, its rules stay, but no process knows the names
         return ", ".join(sorted(found))
 

@@ -18,7 +18,7 @@ TIMEOUT_S = 30.0                # limit for the agent's answer; a running agent 
 HINT = "it is `fastcni agent --policies`; its log says what it waits for"
 
 
-class Away(Exception):
+class NoAgent(Exception):
     """The error if no agent listens at the socket, or if the agent ends before it answers. The text says which."""
 
 
@@ -29,8 +29,8 @@ def admit() -> None:
 
 
 def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Send `request` to the agent's socket at `path`, and return the answer. Raises Away, CallerGone, and CniError 11
-    or 999 with the agent's reason."""
+    """Send `request` to the agent's socket at `path`, and return the answer. Raises NoAgent, CallerGone, and CniError
+    11 or 999 with the agent's reason."""
     try:
         stream = streams.Stream(path, waiting.limit(TIMEOUT_S), waiting.AGENT)
         try:
@@ -39,14 +39,14 @@ def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
             while not data.endswith(b"\n"):
                 some = stream.receive()
                 if not some:
-                    raise Away("it has closed the connection")
+                    raise NoAgent("it has closed the connection")
                 data += some
         finally:
             stream.close()
     except OSError as e:
         if e.errno == ETIMEDOUT:
             raise CniError(errors.TRY_AGAIN_LATER, f"the policy agent at {path} does not answer", HINT) from None
-        raise Away((e.strerror or str(e)).lower()) from None
+        raise NoAgent((e.strerror or str(e)).lower()) from None
     answer: dict[str, Any] = json.read(data)
     if "error" in answer:
         raise CniError(errors.TRY_AGAIN_LATER if answer.get("again") else errors.INTERNAL,

@@ -36,7 +36,7 @@ def texts_on(networks: Iterable[NetworkList], ip: str, directory: str = "") -> I
                 yield from (names_text(ip, name, told) for name, told in pod.get("names", {}).items())
                 if found := pod.get("egress_address"):
                     yield egress_text(ip, found)
-        except policies.Away as e:
+        except policies.NoAgent as e:
             yield f"network policies on {ip} are not known: the agent at {path}: {e}"
         except CniError as e:
             yield f"network policies on {ip} are not known: {e.msg}"

@@ -119,7 +119,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     undo(delete, req, conf)
     try:
         policies.ask(conf.socket, {"do": "protect", **request})
-    except policies.Away as e:
+    except policies.NoAgent as e:
         raise CniError(errors.TRY_AGAIN_LATER, unreachable(conf, e), policies.HINT) from None
     return previous
 
@@ -129,14 +129,14 @@ def restore(req: Request, conf: Conf) -> None:
     fastcni has added."""
     try:
         policies.ask(conf.socket, {"do": "protect", **about(req, conf, chained.previous(req))})
-    except policies.Away as e:
+    except policies.NoAgent as e:
         raise CniError(errors.TRY_AGAIN_LATER, unreachable(conf, e), policies.HINT) from None
 
 
 def delete(req: Request, conf: Conf) -> None:
     try:
         policies.ask(conf.socket, {"do": "forget", "id": [req.name, req.container_id, req.ifname]})
-    except policies.Away as e:
+    except policies.NoAgent as e:
         req.warn(f"{unreachable(conf, e)}. It forgets the pod when another one has its address, or with GC")
 
 
@@ -144,7 +144,7 @@ def check(req: Request, conf: Conf) -> None:
     policies.admit()
     try:
         policies.ask(conf.socket, {"do": "check", **about(req, conf, chained.previous(req))})
-    except policies.Away as e:
+    except policies.NoAgent as e:
         raise CniError(errors.TRY_AGAIN_LATER, unreachable(conf, e), policies.HINT) from None
 
 
@@ -152,7 +152,7 @@ def gc(req: Request, conf: Conf) -> None:
     try:
         found = policies.ask(conf.socket, {"do": "collect", "network": req.name,
                                            "valid": sorted(map(list, req.valid_attachments))})
-    except policies.Away as e:
+    except policies.NoAgent as e:
         req.warn(unreachable(conf, e))
         return
     for what in found.get("released", ()):
@@ -164,8 +164,8 @@ def status(req: Request, conf: Conf) -> None:
     yet."""
     try:
         policies.ask(conf.socket, {"do": "status"})
-    except (policies.Away, CniError) as e:
-        text = unreachable(conf, e) if isinstance(e, policies.Away) else e.msg
+    except (policies.NoAgent, CniError) as e:
+        text = unreachable(conf, e) if isinstance(e, policies.NoAgent) else e.msg
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, text, policies.HINT) from None
 
 

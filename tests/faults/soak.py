@@ -104,7 +104,7 @@ class Agent:
         """Whether the policies are in force."""
         try:
             policies.ask(str(self.socket), {"do": "status"})
-        except (policies.Away, CniError):
+        except (policies.NoAgent, CniError):
             return False
         return True
 

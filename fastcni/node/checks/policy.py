@@ -19,7 +19,7 @@ def agent(node: Node) -> Iterator[Finding]:
     for path in pod_policies.sockets(node.networks, node.agent_folder):
         try:
             status = policies.ask(path, {"do": "status"})
-        except (policies.Away, CniError) as e:
+        except (policies.NoAgent, CniError) as e:
             if denied(e):
                 node.unseen.append(f"network policies: the agent at {path}: {e}")
                 continue

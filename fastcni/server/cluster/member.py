@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from fastcni.clients.away import Away as StoreAway
+from fastcni.clients.away import Away
 from fastcni.daemon.log import RateLimited
 from fastcni.kit.ipam.cluster.contract import Changed, Fenced, Node, Single, log_restored, restored
 from fastcni.kit.ipam.store import boot_id
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fastcni.server.cluster.times import Times
 
 
-class Away:
+class Availability:
     """The availability of the store. since: when the store first could not be reached, in monotonic seconds; None:
     the store is available. until: when to contact the store again. why: the last error."""
 
@@ -68,7 +68,7 @@ class Member:
         self.restored_until = 0.0           # until this time no block is claimed, in monotonic seconds
         self.spaces: dict[tuple[str, str], ClusterSpace] = {}
         self.own: frozenset[tuple[str, str]] = frozenset()          # (space, cidr) of this node's blocks
-        self.away, self.failed = Away(times), RateLimited(log.warning)
+        self.away, self.failed = Availability(times), RateLimited(log.warning)
         self.lost = LostNodes(name, times, log)
         self.watch = ClusterWatch(store, self._wanted, wake, times, log)
         now = monotonic()
@@ -103,7 +103,7 @@ class Member:
             again = job.run(now)
             if job.remote:
                 self._note_answer(monotonic())
-        except StoreAway as e:
+        except Away as e:
             again = now                     # try again as soon as the pause `away` is over
             self.note_away(e)
         except (Fenced, Changed) as e:      # this node or its blocks have changed in the store
@@ -117,7 +117,7 @@ class Member:
 
     # The store is unavailable or available again
 
-    def note_away(self, error: StoreAway) -> None:
+    def note_away(self, error: Away) -> None:
         self.lost.reset()
         if self.away.begin(monotonic(), str(error)):
             self.log.warning("cluster_store_away", store=self.store.name, why=str(error),

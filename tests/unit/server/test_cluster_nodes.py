@@ -25,8 +25,7 @@ from fastcni.kit.ipam.cluster.stores.local import LocalStore
 from fastcni.server.cluster import watch as watch_module
 from fastcni.server.cluster.configured import read_configured
 from fastcni.server.cluster.lost import LostNodes
-from fastcni.server.cluster.member import Away as Availability
-from fastcni.server.cluster.member import Member
+from fastcni.server.cluster.member import Availability, Member
 from fastcni.server.cluster.pods import Pods, blind
 from fastcni.server.cluster.times import NEVER, Job, Times, spread
 from fastcni.server.cluster.watch import ClusterWatch
