@@ -67,8 +67,8 @@ demo-nodes: $(INSTALLED)
 
 test: setup
 	@sh tests/setup-peer.sh
-# Bytecode of tests is kept in any case: else pytest rewrites the asserts of 330 files, 14 s of a processor.
-	PYTHONDONTWRITEBYTECODE= LANE=host $(BIN)/python -m pytest $(RERUNS) -p no:xdist --processes $(WORKERS) --benchmark-disable
+# Bytecode of tests is kept in any case: else each process rewrites the asserts of 330 files, 14 s of a processor.
+	PYTHONDONTWRITEBYTECODE= LANE=host $(BIN)/python -m pytest $(RERUNS) -n $(WORKERS) --dist worksteal --benchmark-disable
 
 test-toolchains: setup
 	@sh tests/setup-peer.sh

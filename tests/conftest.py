@@ -3,14 +3,13 @@
 import contextlib
 import gc
 import os
+import zlib
 
 import features
 import pytest
 from modes import WarmInProcess
 
-from fastcni.launcher.install import install
-
-pytest_plugins = ["fastcni.testing", "forked"]
+pytest_plugins = ["fastcni.testing"]
 collect_ignore = ["cluster", "observability", "packages", "runtimes"]      # lanes: `pytest tests/runtimes` runs one
 PEER = os.environ.get("PEER", "/usr/lib/cni")
 
@@ -45,11 +44,15 @@ def warm(host_netns):
     mode.release()
 
 
-def pytest_collection_finish(session):
-    """Compile the plugin files' modules once for all processes. Python's collector then looks at what tests make, and
-    not each time at eleven thousand tests."""
-    if session.config.getoption("processes"):
-        install(session.config._tmp_path_factory.mktemp("bin"))
+def pytest_collection_modifyitems(config, items):
+    """Mix the files if pytest-xdist runs them: in the order of directories, the tests that wait for the kernel run at
+    the same time, and the processors idle."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: zlib.crc32(item.location[0].encode()))
+
+
+def pytest_collection_finish():
+    """Python's collector then looks at what tests make, and not each time at eleven thousand tests."""
     gc.collect()
     gc.freeze()
 
