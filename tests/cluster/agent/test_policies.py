@@ -281,7 +281,7 @@ def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
             client.ask(f"{one.directory}/state/policy.sock", {
                 "do": "protect", "id": ["net", "c1", "eth0"], "pod": "shop/a", "uid": "", "labels": LABELS,
                 "addresses": ["10.244.9.9"]})
-        except client.Away:             # the agent does not listen yet
+        except client.NoAgent:             # the agent does not listen yet
             return False
         return True
 
