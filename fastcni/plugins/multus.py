@@ -21,7 +21,7 @@ from fastcni.kit.networks.network import OWN_ARG, Failing
 from fastcni.kit.networks.ready import exists, wait_until_ready
 from fastcni.kit.networks.selection import read_networks
 from fastcni.spec import errors, version
-from fastcni.spec.config import VALID_ATTACHMENTS
+from fastcni.spec.config import VALID_ATTACHMENTS, is_name
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -278,7 +278,7 @@ def gc(req: Request, conf: Conf) -> None:
     """Run DEL of the networks of containers that no longer exist. Then run GC of each network's plugins, with the
     containers that exist as valid attachments."""
     valid = req.valid_attachments
-    living = {container_id for container_id, _ in valid}
+    living = {container_id for container_id, _ in valid if is_name(container_id)}       # no other id names a file
     kept, damaged = state.kept_results(conf.keys.cni_dir, living)
     gone = state.gone_containers(conf.keys.cni_dir, kept, damaged, living)
     named = {(it.container_id, it.ifname) for it in kept} | {(it.container_id, it.ifname) for it in damaged}
