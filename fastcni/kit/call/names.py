@@ -7,11 +7,6 @@ import sys
 
 from fastcni.spec.config import is_name, shown
 
-if sys.hexversion >= 0x030C0000:    # hashlib would load OpenSSL
-    from _sha2 import sha512
-else:
-    from _sha512 import sha512
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
@@ -23,6 +18,12 @@ MAX_CHAIN_LENGTH = 28           # XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_t
 
 def digest(text: str, length: int, prefix: str = "") -> str:
     """Return `prefix` and the SHA-512 of `text` in lower-case hex, cut to `length` characters."""
+    # hashlib would load OpenSSL. At the top, this import of a module outside the plugin file could begin the main phase
+    # of Python's start while the plugin file's own modules are half loaded.
+    if sys.hexversion >= 0x030C0000:
+        from _sha2 import sha512
+    else:
+        from _sha512 import sha512
     return prefix + sha512(text.encode()).hexdigest()[:length - len(prefix)]
 
 
