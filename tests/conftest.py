@@ -51,13 +51,27 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: zlib.crc32(item.location[0].encode()))
 
 
-def pytest_collection_finish():
-    """Python's collector then looks at what tests make, and not each time at eleven thousand tests."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect without Python's collector, which then looks at what tests make, and not each time at eleven thousand
+    tests."""
+    gc.disable()
+    result = yield
     gc.collect()
     gc.freeze()
+    gc.enable()
+    return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tell a process of pytest-xdist what this process has found out about the kernel."""
+    if os.geteuid() == 0:
+        node.workerinput["features"] = {feature: features.has(feature) for feature in features.FEATURES}
 
 
 def pytest_configure(config):
+    features.known.update(getattr(config, "workerinput", {}).get("features", {}))
     lane, lacks = os.environ.get("LANE"), os.environ.get("OTHER_LANE_LACKS")        # as make test and test-vm set them
     config.pluginmanager.register(features.Lane(config.rootpath / ".lanes" / f"{lane}.json" if lane else None,
                                                 None if lacks is None else set(lacks.split())))

@@ -10,7 +10,6 @@ ran.
 As a program it prints the features that this kernel lacks.
 """
 
-import functools
 import json
 import os
 import platform
@@ -101,9 +100,18 @@ BASE = {f"unit/{name}.py" for name in (
     "plugins/test_ptp")}
 
 
-@functools.cache
+known = {}                      # {feature: whether this kernel has it}
+
+
 def has(feature):
-    """Return whether this kernel has the feature: try it in a temporary namespace. Needs root."""
+    """Return whether this kernel has the feature. Needs root."""
+    if feature not in known:
+        known[feature] = has_now(feature)
+    return known[feature]
+
+
+def has_now(feature):
+    """Try the feature in a temporary namespace."""
     probe = FEATURES[feature][1]
     command = [sys.executable, "-c", probe] if "\n" in probe else [
         "sh", "-c", f"ip link add base type veth peer name other && ip {probe}"]
