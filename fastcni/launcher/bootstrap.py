@@ -398,8 +398,8 @@ def place(error: BaseException) -> str:
 
 
 def error_document(name: str, code: int, msg: str, details: str) -> bytes:
-    """Return the bytes of an error in the protocol of plugin `name`: CNI, or netavark's without code and details. Use
-    no other modules of fastcni, which may be damaged."""
+    """Return the bytes of an error in the protocol of plugin `name`. The protocol of netavark has no code and no
+    details. Use no other modules of fastcni, which may be damaged."""
     if name == "netavark":
         text = f'{{"error": "{escape(msg)}"}}'
     else:

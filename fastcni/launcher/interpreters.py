@@ -77,8 +77,8 @@ def core_of(interpreter: str, directory: str = os.path.dirname(os.path.abspath(_
 
 
 def same_build(core: str, interpreter: str) -> bool:
-    """Return whether a python_core.elf runs on this machine and is of the interpreter's build. Raises PermissionError
-    if this user may not run one of them."""
+    """Return whether this machine can run a python_core.elf, and whether it has the same build as the interpreter.
+    Raises PermissionError if this user may not run one of them."""
     try:
         built, own = (subprocess.run(command, capture_output=True, timeout=60, check=True).stdout for command in
                       ([core, "--version"], [interpreter, "-ISB", "-c", "import sys; print(sys.version)"]))

@@ -46,7 +46,7 @@ def test_the_commands_for_etcd_run_in_order(etcd_alone, tmp_path):
 
 @pytest.mark.needs("root")
 def test_a_pod_gets_the_address_that_it_asks_for(tmp_path):
-    """The commands run in new namespaces of mounts and network, where the page's names are free."""
+    """The commands run in new mount and network namespaces, where no other program uses the page's names."""
     from fastcni.launcher.install import install
 
     install(tmp_path / "bin", names=["bridge", "cluster"])

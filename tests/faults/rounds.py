@@ -105,7 +105,7 @@ class Steps:
             self.injector.disarm()
 
     def stop(self):
-        """Kill the injector, the server's tracer. Wait until the kernel has ended the server with it."""
+        """Kill the injector, the server's tracer. Wait until the kernel has also ended the server."""
         if self.server:
             self.server.__exit__()
             eventually(lambda: not self.server.listens())

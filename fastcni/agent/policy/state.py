@@ -148,7 +148,8 @@ def difference(old: State, new: State) -> Change:
 
 
 def note_elements(change: Change, name: str, old: Mapping[bytes, str | None], new: Mapping[bytes, str | None]) -> None:
-    """Add to `change` what turns the elements `old` of the set `name` into `new`. A value None means no element."""
+    """Add the difference between the elements `old` and `new` of the set `name` to `change`. A value None means no
+    element."""
     added = {key: value for key, value in new.items() if value is not None and old.get(key) != value}
     removed = [key for key, value in old.items() if value is not None and new.get(key) != value]
     if added:

@@ -86,7 +86,7 @@ class Answer:
 
     @property
     def by_kernel(self) -> bool:
-        """Whether this node's kernel decides about a direction."""
+        """Return whether this node's kernel decides on one of the directions."""
         return any(each.kernel for each in self.directions.values())
 
 

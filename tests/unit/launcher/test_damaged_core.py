@@ -86,7 +86,8 @@ def test_a_file_that_is_not_the_installed_one_is_not_started(packed, plugin, tmp
 
 @pytest.mark.parametrize("how", ["the second page", "the first instructions"])
 def test_damage_that_stat_does_not_show_is_seen_where_the_dynamic_linker_reads(packed, plugin, tmp_path, how):
-    """A bad disk changes no time. These bytes are used before python_core.elf can catch its own signals."""
+    """A bad disk does not change the file's time of modification. These bytes are used before python_core.elf can catch
+    its own signals."""
     copy = packed[2]
     replace(copy, DAMAGE[how](Path(CORE).read_bytes()), like=CORE)
     status, answer, started = asked(plugin, tmp_path / "log")

@@ -29,7 +29,7 @@ class Asked:
 
 @pytest.fixture
 def bridge(warm):
-    """recall() of a bridge br0 that is known."""
+    """Return a function that recalls the bridge br0, which the server knows."""
     run("ip", "link", "add", "br0", "type", "bridge")
     ask = Asked(lambda: find.link(warm.route, "br0"))
 

@@ -36,8 +36,8 @@ class AnsweredAddresses:
         """Record an answer to a pod. name: the set of the domain name. pod: the pod's address. addresses: {address: TTL
         in seconds}. now: monotonic seconds.
 
-        If the pod has more than MAX_ADDRESSES addresses in the set, those of earlier answers that expire first are
-        removed.
+        If the pod has more than MAX_ADDRESSES addresses in the set, remove the addresses of earlier answers that expire
+        first.
         """
         told = self.resolved.setdefault(name, {}).setdefault(pod, {})
         for address, ttl in addresses.items():

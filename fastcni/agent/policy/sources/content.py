@@ -135,8 +135,8 @@ def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> bool
     """Add to `entries`, the entries of a place with errors, the previous entries of this place that no new entry
     replaces. unparsed: whether a part of the place could not be parsed.
 
-    Return whether an unreadable document may be an unknown policy. Only then are previous entries added that close
-    pods.
+    Return whether an unreadable document may be a policy that no entry names. Only then are previous entries added
+    that close pods.
     """
     good = records_of(entry for entry in entries.values() if not entry.error)
     unsure = unparsed or any(entry.error and not entry.records and entry.kind not in (POD, NAMESPACE, NODE)

@@ -1,4 +1,4 @@
-"""The Kubernetes API as a source, with an API whose lists and watches the test sets."""
+"""Test the source of the Kubernetes API. Each test gives the answers to lists and watches."""
 
 import os
 import queue
