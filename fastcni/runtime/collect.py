@@ -50,8 +50,9 @@ def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pa
     attachments whose network namespace may exist. remembered: the cached attachments of all networks. of_multus: see
     Plan. Raises OSError."""
     remembered = list(remembered)
-    pairs, kept, stale, ended = frozenset(valid), [], [], replaced(remembered, link_kinds)
-    taken = frozenset(key_of(it) for it, _ in successors(remembered))
+    later = successors(remembered)
+    pairs, kept, stale, ended = frozenset(valid), [], [], replaced(later, link_kinds)
+    taken = frozenset(key_of(it) for it, _ in later)
     for it in remembered:
         if it.network != network:
             continue

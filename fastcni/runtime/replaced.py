@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastcni.kernel.presence import GONE, UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fastcni.runtime.records import Attachment
 
@@ -26,16 +26,16 @@ def successors(cached: Iterable[Attachment]) -> list[tuple[Attachment, Attachmen
     return [(it, last) for it, last in pairs if it.container_id != last.container_id and it.since < last.since]
 
 
-def replaced(cached: Iterable[Attachment], kinds: Callable[[], Mapping[str, str]]) -> dict[Key, tuple[str, str]]:
+def replaced(pairs: Sequence[tuple[Attachment, Attachment]],
+             kinds: Callable[[], Mapping[str, str]]) -> dict[Key, tuple[str, str]]:
     """Return {attachment: (GONE or UNKNOWN, why)} of the attachments with a successor and without a veth link on the
     host. The namespace at their path says nothing about them.
 
-    cached: the attachments of the result caches. kinds(): returns {name: kind} of the host's links; called only if an
-    attachment has a successor. GONE: a link on the host that the result names no longer exists, because the kernel
+    pairs: the result of successors(). kinds(): returns {name: kind} of the host's links; called only if an attachment
+    has a successor. GONE: a link on the host that the result names no longer exists, because the kernel
     deletes a veth pair with its pod. UNKNOWN: the result names no such link. An attachment with a veth link on the host
     is not returned: its pod may run without the path.
     """
-    pairs = successors(cached)
     links = kinds() if pairs else {}
     return {key_of(it): (GONE if any(name not in links for name in it.host_links) else UNKNOWN,
                          f"{it.netns} is now the namespace of {last.container_id}")
@@ -44,7 +44,7 @@ def replaced(cached: Iterable[Attachment], kinds: Callable[[], Mapping[str, str]
 
 def gone(cached: Iterable[Attachment], kinds: Callable[[], Mapping[str, str]]) -> set[Key]:
     """Return the attachments that replaced() finds GONE."""
-    return {key for key, (state, _) in replaced(cached, kinds).items() if state == GONE}
+    return {key for key, (state, _) in replaced(successors(cached), kinds).items() if state == GONE}
 
 
 def key_of(attachment: Attachment) -> Key:

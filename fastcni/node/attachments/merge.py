@@ -27,7 +27,7 @@ from fastcni.node.attachments.records import (
     Sighting,
 )
 from fastcni.runtime.records import Attachment
-from fastcni.runtime.replaced import replaced
+from fastcni.runtime.replaced import replaced, successors
 
 Key = tuple[str, str, str]          # network, container id, ifname
 
@@ -99,12 +99,12 @@ class Group:
 def merge(facts: Facts) -> Inventory:
     """Return the inventory: the attachments that the sightings show, and the sightings without an attachment."""
     groups = group([it for it in facts.sightings if it.container_id])
-    interfaces, ended = Interfaces(facts, groups), ended_pods(facts)
+    kinds = {link.name: link.kind for link in facts.links.values()}
+    interfaces, ended = Interfaces(facts, groups), ended_pods(facts, kinds)
     for each in groups:
         if each.key not in ended:
             each.sightings += interfaces.of(each, facts.cached.get(each.key))
     unowned = put_to_owners([it for it in facts.sightings if not it.container_id], groups)
-    kinds = {link.name: link.kind for link in facts.links.values()}
     chains, masters = facts.chains_that_drop(), masters_of(facts)
     rules: list[refusals.IptablesForward | refusals.NftChain] = [
         *refusals.of_iptables(facts.saved, facts.members), *facts.chains]
@@ -113,14 +113,14 @@ def merge(facts: Facts) -> Inventory:
     return Inventory(tuple(found), tuple(unowned), tuple(dict.fromkeys(facts.unseen)))
 
 
-def ended_pods(facts: Facts) -> dict[Key, tuple[str, str]]:
-    """Return {attachment: (state, why)} of the pods at whose namespace's path another pod now is, see replaced()."""
+def ended_pods(facts: Facts, kinds: Mapping[str, str]) -> dict[Key, tuple[str, str]]:
+    """Return {attachment: (state, why)} of the pods at whose namespace's path another pod now is, see replaced().
+    kinds: {name: kind} of the host's links."""
     sightings = [it for it in facts.sightings if it.kind == CACHE]
-    return replaced(
-        (Attachment(it.container_id, it.network, it.ifname, netns=facts.cached[key].netns, host_links=it.links,
-                    since=it.since)
-         for it in sightings if (key := (it.network, it.container_id, it.ifname)) in facts.cached),
-        lambda: {link.name: link.kind for link in facts.links.values()})
+    return replaced(successors(
+        Attachment(it.container_id, it.network, it.ifname, netns=facts.cached[key].netns, host_links=it.links,
+                   since=it.since)
+        for it in sightings if (key := (it.network, it.container_id, it.ifname)) in facts.cached), lambda: kinds)
 
 
 def group(sightings: Iterable[Sighting]) -> list[Group]:
