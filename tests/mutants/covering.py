@@ -57,7 +57,7 @@ def modules():
 
 
 class Covering:
-    """What the recorder has recorded. seconds: {name of a test: its duration}. passed: tests that passed without a
+    """The records of the recorder. seconds: {name of a test: its duration}. passed: tests that passed without a
     mutant."""
 
     def __init__(self):

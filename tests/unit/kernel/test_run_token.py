@@ -70,7 +70,8 @@ def test_a_thread_that_blocks_for_long_gives_the_token_back(begin, wait):
                  "await_message": lambda: _run_token.await_message(sock.fileno(), -1)}
         first = having(begin, waits[wait])
         took = [elapsed(begin(lambda: None).wait, 5) for _ in range(21)]
-        # immediately, not after a hanging thread has lost it; the median, for a busy machine
+        # The thread gets the token immediately, and does not wait until a hanging thread loses it. The median is for a
+        # busy machine.
         assert statistics.median(took) < HANGS_S / 20
         gate.open()
         peer.send(b"")

@@ -56,7 +56,7 @@ def test_a_delete_returns_when_the_kernel_announces_that_the_link_is_gone(queue)
 
 
 def test_each_link_is_a_request_of_its_own():
-    """In one request, the kernel begins with the second link only after the grace period of the first, 17 ms later."""
+    """In one request, the kernel changes the second link only after the grace period of the first link, 17 ms later."""
     deferred = []
     watcher = Socket([notice(uapi.RTM_DELLINK, 8), notice(uapi.RTM_DELLINK, 7)])
     deletion.delete(watcher, lambda *args: deferred.append(args), (7, "veth0"), (8, "ifb0"))
