@@ -1,4 +1,5 @@
-"""Cluster IPAM and dhcp against real servers, on loopback and in namespaces. `make test-cluster`."""
+"""Fixtures of `make test-cluster`: cluster IPAM, the agent and dhcp with real servers, on loopback and in
+namespaces."""
 
 import itertools
 import os
@@ -14,7 +15,7 @@ NUMBERS = itertools.count()
 
 
 def pytest_collection_modifyitems(items):
-    """In the lane, a missing program is a failure. Elsewhere it is a reason to skip."""
+    """Skip tests whose program, such as etcd, is missing. In `make test-cluster` a missing program is a failure."""
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     if not missing:
         return
@@ -28,40 +29,42 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def etcd_member():
-    """One etcd for all tests of a process. Tests that kill etcd, or need its whole key space, start their own."""
+    """Yield the etcd that all tests of this process share. A test that kills etcd or needs all of its keys starts its
+    own etcd."""
     with Etcd() as etcd:
         yield etcd
 
 
 @pytest.fixture
 def etcd(etcd_member):
-    """The store of a configuration, with a prefix that no other test has: {"type": "etcd", "endpoints": ...}"""
+    """Return the `store` of an IPAM configuration, with a key prefix of this test alone: {"type": "etcd", "endpoints":
+    ...}"""
     return etcd_member.conf(prefix=f"/fastcni/{os.getpid()}-{next(NUMBERS)}")
 
 
 @pytest.fixture
 def etcd_alone():
-    """An Etcd with one member for one test."""
+    """Yield an Etcd with one member, for one test."""
     with Etcd() as etcd:
         yield etcd
 
 
 @pytest.fixture(scope="module")
 def etcd_three():
-    """An Etcd with three members."""
+    """Yield an Etcd with three members."""
     with Etcd(3) as etcd:
         yield etcd
 
 
 @pytest.fixture(scope="module")
 def etcd_tls():
-    """An Etcd that requires client certificates."""
+    """Yield an Etcd that requires client certificates."""
     with Etcd(tls=True) as etcd:
         yield etcd
 
 
 @pytest.fixture(scope="module")
 def etcd_user():
-    """An Etcd that requires a user and a password."""
+    """Yield an Etcd that requires a user and a password."""
     with Etcd(user=True) as etcd:
         yield etcd

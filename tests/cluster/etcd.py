@@ -1,8 +1,9 @@
-"""Real etcd for tests: one member or several, TLS, users. Data in memory, loopback, free ports.
+"""Run a real etcd for tests: one member or several, with TLS or users. It keeps its data in memory, and listens on free
+ports of loopback.
 
     with Etcd(directory, members=3) as etcd:
         etcd.endpoints                          # ["http://127.0.0.1:40001", ...]
-        etcd.conf(prefix="/t1")                 # "store" of an IPAM configuration
+        etcd.conf(prefix="/t1")                 # the "store" of an IPAM configuration
         etcd.members[0].kill()                  # also pause(), resume(), end(), start()
         saved = etcd.backup(); ...; etcd.restore(saved)
 """
@@ -25,20 +26,20 @@ from stopping import stop
 
 from fastcni.testing.witnesses import eventually
 
-START_S = 60                    # on a busy machine
+START_S = 60                    # until a member is healthy, also on a busy machine
 NUMBERS = itertools.count()
 USER, PASSWORD = "fastcni", "for tests only"
 
 
 class Member:
-    """One etcd process. endpoint: for clients, with another scheme if TLS is used."""
+    """One etcd process. endpoint: the URL for clients, https if TLS is used."""
 
     def __init__(self, number, directory, scheme, host):
         self.name, self.directory, self.popen = f"m{number}", directory / f"m{number}", None
         self.client, self.peer, self.metrics = free_ports(3)
         self.endpoint = f"{scheme}://{host}:{self.client}"
         self.peer_url = f"http://127.0.0.1:{self.peer}"
-        self.metrics_url = f"http://127.0.0.1:{self.metrics}"       # /health without TLS
+        self.metrics_url = f"http://127.0.0.1:{self.metrics}"       # serves /health by http, also if clients use TLS
 
     def start(self, initial, options=()):
         """Start the process. initial: the value of --initial-cluster."""
@@ -53,7 +54,7 @@ class Member:
             self.popen = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def restart(self):
-        """Start the process again, as it was."""
+        """Start the process again with the same options and data."""
         self.start(*self.options)
 
     def healthy(self):
@@ -85,8 +86,9 @@ class Member:
 
 
 class Etcd:
-    """A cluster of etcd. tls: with client certificates, in `directory` as ca.pem, client.pem, client-key.pem. user:
-    with authentication. options: etcd's own. host: the address for clients."""
+    """A cluster of etcd. tls: require client certificates; `directory` then has ca.pem, client.pem and client-key.pem.
+    user: require a user and a password. options: more options of etcd. host: the address at which clients reach
+    etcd."""
 
     def __init__(self, members=1, *, tls=False, user=False, options=(), host="127.0.0.1"):
         self.members, self.host, self.cluster_token = [], host, "etcd-cluster"
@@ -117,7 +119,7 @@ class Etcd:
         return [member.endpoint for member in self.members]
 
     def conf(self, **keys):
-        """The `store` of an IPAM configuration."""
+        """Return the `store` of an IPAM configuration, with `keys` added."""
         conf = {"type": "etcd", "endpoints": self.endpoints} | keys
         if self.tls:
             conf |= {"ca": f"{self.directory}/ca.pem", "cert": f"{self.directory}/client.pem",
@@ -157,7 +159,7 @@ class Etcd:
             member.kill()
 
     def leader(self):
-        """Return the Member that leads."""
+        """Return the Member that is the leader."""
         for member in self.members:
             if member.popen.poll() is None:
                 status = self.call("/v3/maintenance/status", {}, member)
@@ -166,15 +168,16 @@ class Etcd:
         raise RuntimeError("no member leads")
 
     def backup(self):
-        """Return the file of a snapshot that `etcdctl snapshot save` takes of the running member."""
+        """Save a snapshot of the running member by `etcdctl snapshot save`. Return the snapshot's file."""
         saved = self.directory / f"snapshot-{next(NUMBERS)}"
         etcdctl("snapshot", "save", saved, "--endpoints", self.endpoints[0])
         return saved
 
     def restore(self, saved, token="etcd-cluster"):
-        """End the only member, and start it on the files that `etcdctl snapshot restore` makes of a backup().
+        """End the only member, restore a backup() by `etcdctl snapshot restore`, and start the member with the restored
+        data.
 
-        token: another one than the default gives the cluster another id.
+        token: a token other than the default gives the restored cluster another cluster id.
         """
         (member,) = self.members
         self.end()
@@ -191,7 +194,7 @@ class Etcd:
         self.await_health()
 
     def call(self, path, body, member=None, token=""):
-        """Return the answer of the JSON gateway, without fastcni's client."""
+        """Send a request to etcd's JSON gateway, without fastcni's client. Return the answer."""
         asked = urllib.request.Request((member or self.members[0]).endpoint + path, json.dumps(body).encode())
         if token:
             asked.add_header("Authorization", token)
@@ -203,7 +206,8 @@ class Etcd:
             return json.loads(answer.read())
 
     def trusting(self):
-        """Return an SSLContext that trusts the authority, whose certificate has few extensions."""
+        """Return an SSLContext that trusts the tests' certificate authority, also without the extensions that strict
+        checks need."""
         context = ssl.create_default_context(cafile=self.directory / "ca.pem")
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return context
@@ -212,18 +216,19 @@ class Etcd:
         return self.call("/v3/auth/authenticate", {"name": "root", "password": PASSWORD})["token"]
 
     def keys(self, prefix="", token=""):
-        """{key: value} of all keys that begin with `prefix`."""
+        """Return {key: value} of all keys that begin with `prefix`."""
         body = {"key": encoded(prefix or "\0"), "range_end": encoded(prefix_end(prefix))}
         return {decoded(each["key"]): decoded(each.get("value", ""))
                 for each in self.call("/v3/kv/range", body, token=token).get("kvs", ())}
 
     def end_lease(self, prefix, node):
-        """End the lease of a node, as `node_ttl` after its last heartbeat."""
+        """End a node's lease, as etcd does when `node_ttl` has passed since the node's last heartbeat."""
         (alive,) = self.call("/v3/kv/range", {"key": encoded(f"{prefix}/node/{node}/alive")})["kvs"]
         self.call("/v3/lease/revoke", {"ID": alive["lease"]})
 
     def _require_user(self):
-        """Make root, and a user that may read and write only /fastcni/."""
+        """Create the user root, and a user that may read and write only keys below /fastcni/. Require
+        authentication."""
         for user in ("root", USER):
             self.call("/v3/auth/user/add", {"name": user, "password": PASSWORD})
         self.call("/v3/auth/role/add", {"name": "root"})
@@ -253,7 +258,7 @@ def prefix_end(prefix):
 
 
 def free_ports(count):
-    """Ports of 127.0.0.1 that are free now."""
+    """Return `count` ports that are free on 127.0.0.1 now."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -262,14 +267,16 @@ def free_ports(count):
 
 
 def make_certificates(directory):
-    """Make an authority, and certificates of the server (127.0.0.1), a client, and a client with a common name."""
+    """Make a certificate authority, and certificates of the server (127.0.0.1), a client, and a client with a common
+    name."""
     def openssl(*words):
         done = subprocess.run(["openssl", *words], cwd=directory, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     openssl("req", "-x509", *key, "-keyout", "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2")
-    # etcd's own gateway is a client, too, with the server's certificate. A common name there would name a user.
+    # etcd's JSON gateway is itself a client of etcd, with the server's certificate. etcd would take a common name in
+    # this certificate for a user.
     for name, subject in (("server", "/O=etcd"), ("client", "/O=nodes"), ("named", f"/CN={USER}")):
         (directory / "extensions").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
         openssl("req", "-new", *key, "-keyout", f"{name}-key.pem", "-out", f"{name}.csr", "-subj", subject)

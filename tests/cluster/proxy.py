@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback before a service: it can lose answers, and do something at a certain request."""
+"""A TCP proxy on loopback in front of a service. It can lose answers, and subclasses can act at a certain request."""
 
 import contextlib
 import select
@@ -7,11 +7,13 @@ import threading
 
 
 class Proxy:
-    """`with Proxy(port) as proxy:` forwards proxy.endpoint to 127.0.0.1:port. lose: how many answers to lose: the proxy
-    reads them from the service, and closes the connection. lost: how many were lost.
+    """`with Proxy(port) as proxy:` forwards connections to proxy.endpoint to 127.0.0.1:port. lose: the number of
+    answers to lose: the proxy reads each such answer, and closes the connection to the client. lost: the number of lost
+    answers.
 
-    A subclass may see what passes: request() before a piece is sent to the service, answer() before the answer to it is
-    passed on, and answered() after that. If one of the first two returns true, the connection is closed instead.
+    A subclass may override three methods. The proxy calls request() before it sends a piece of a request to the
+    service, answer() before it forwards the answer, and answered() after that. If request() or answer() returns true,
+    the proxy closes the connection instead.
     """
 
     def __init__(self, port):
@@ -31,10 +33,10 @@ class Proxy:
             each.close()
 
     def request(self, data):
-        """data: a piece of a request: its head, its body, or both."""
+        """Handle a piece of a request: the head, the body, or both. True: close the connection."""
 
     def answer(self, data):
-        """data: the last piece of the request."""
+        """Handle an answer. data: the last piece of the request. True: close the connection."""
         if self.lose:
             self.lose -= 1
             self.lost += 1
@@ -42,7 +44,7 @@ class Proxy:
         return False
 
     def answered(self, data):
-        """As answer()."""
+        """Handle an answer that the client got. data: the last piece of the request."""
 
     def _accept(self):
         with contextlib.suppress(OSError):

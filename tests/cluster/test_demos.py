@@ -1,5 +1,5 @@
-"""The demos of cluster-wide addresses and of the agent, with few pods: they work, and leave nothing behind, also when
-they are ended."""
+"""The demos of cluster-wide addresses and of the agent, with few pods. They work, and leave nothing behind, also after
+a signal."""
 
 import os
 import re
@@ -16,18 +16,20 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FASTCNI = Path(sys.executable).parent / "fastcni"
 ENV = shutil.which("env")
-LIMIT_S = 300                   # on a busy machine; alone the longest takes some 20 s
+LIMIT_S = 300                   # on a busy machine; on an idle one the longest demo takes some 20 s
 
 
 class Demo:
-    """A running script. It makes its files in `directory`, and namespaces of names that have its process id."""
+    """A running script. It makes its files in `directory`, and namespaces whose names contain the script's process
+    id."""
 
     def __init__(self, directory, script, *words, **env):
         self.directory, self.output = directory, directory / "output"
         (directory / "tmp").mkdir()
         env = {**os.environ, "FASTCNI": str(FASTCNI), "TMPDIR": str(directory / "tmp"), **env}
         with open(self.output, "wb") as output:
-            # If these tests run in the background of a shell, SIGINT is ignored, and a script could not trap it
+            # A shell lets background jobs ignore SIGINT, and a script cannot trap a signal that it was started to
+            # ignore
             self.popen = subprocess.Popen([ENV, "--default-signal=INT", "sh", EXAMPLES / script, *words], env=env,
                                           stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                           start_new_session=True)
@@ -43,7 +45,7 @@ class Demo:
             self.end()
 
     def end(self):
-        """End the remaining processes of a failed script: all of its session."""
+        """Kill the processes that a failed script has left: all processes of its session."""
         if self.popen.poll() is None:
             os.killpg(self.popen.pid, signal.SIGKILL)
             self.popen.wait(10)
@@ -56,7 +58,7 @@ class Demo:
             time.sleep(0.05)
 
     def left(self):
-        """Namespaces, files and processes of the script that still exist."""
+        """Return the namespaces, files and processes of the script that still exist."""
         pid = self.popen.pid
         names = [name for name in os.listdir("/run/netns") if re.search(rf"{pid}\b", name)]
         files = [str(path) for path in (self.directory / "tmp").iterdir()]
@@ -79,8 +81,8 @@ def processes(session):
 
 @pytest.fixture
 def demo():
-    """Return a function that starts a script, in a directory with a short name, because the script makes unix sockets
-    there."""
+    """Return a function that starts a script. The script's directory has a short name, because the paths of unix
+    sockets are limited."""
     directory, started = Path(tempfile.mkdtemp(prefix="demo-")), []
 
     def start(*words, **env):

@@ -1,4 +1,4 @@
-"""The etcd store keeps the contract, on a real etcd."""
+"""Run the contract tests of stores on the etcd store, with a real etcd."""
 
 import pytest
 from unit.kit.ipam.cluster.store_contract import StoreContract

@@ -1,4 +1,4 @@
-"""The etcd store with members that die or hang, TLS, users, and etcd restored from a backup."""
+"""The etcd store when members of etcd end or hang, with TLS and users, and after a restore from a backup."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ WAIT_S = 30
 
 @pytest.fixture
 def opened():
-    """Return a function that opens a store. The store is closed at the end of the test."""
+    """Return a function that opens a store. The fixture closes the stores at the end of the test."""
     stores = []
 
     def open_one(settings, **keys):
@@ -33,7 +33,8 @@ def opened():
 
 
 class Watcher:
-    """store.watch() in a thread. events: (record, gone). watch() is called again after Away, as the server does."""
+    """A thread that runs store.watch(), and runs it again after Away, as the server does. events: (record, whether it
+    was deleted)."""
 
     def __init__(self, store):
         self.store, self.events, self.away, self.stopped = store, [], [], threading.Event()
@@ -63,7 +64,7 @@ class Watcher:
 
 
 def patiently(call):
-    """call(), again while members elect a leader."""
+    """Return call(). While the members elect a leader, repeat a call that fails."""
     limit = time.monotonic() + WAIT_S
     while True:
         try:
@@ -157,8 +158,8 @@ def test_an_epoch_never_comes_twice_for_a_node_that_was_forgotten(etcd, opened, 
 
 
 def test_a_sign_of_life_is_no_sign_if_the_node_was_declared_dead_meanwhile(etcd, opened, etcd_member):
-    """A killed process made the lease of a node and epoch before it put the key. Other processes renewed this lease,
-    and never saw that the node was dead."""
+    """A process was killed after it had created the lease of the node and epoch, and before it put the node's key.
+    Other processes renewed this lease, and never saw that the node was declared dead."""
     store, stalled, one_shot = opened(etcd), opened(etcd), opened(etcd)
     me = store.join("a", "boot")
     assert stalled.keep_alive(me).state == one_shot.keep_alive(me).state == ALIVE
@@ -184,7 +185,7 @@ def test_all_processes_of_a_node_keep_the_same_lease(etcd, opened, etcd_member):
     assert other.etcd.http.sent - sent == 2 + 1 + 3
 
 
-# -- what was asked for may have been done ------------------------------------------------------------
+# -- lost answers ------------------------------------------------------------
 
 
 def test_a_claim_whose_answer_was_lost_succeeds_when_it_is_asked_again(etcd, opened, monkeypatch):
@@ -267,7 +268,8 @@ def test_a_restored_backup_is_seen_in_the_history_and_by_a_watch(etcd_alone, ope
 
 
 def test_a_sign_of_life_notices_a_restored_backup(etcd_alone, opened):
-    """The backup has the node's lease, so the node can renew it, and a server makes no other request for hours."""
+    """The backup contains the node's lease, so the node can still renew it. An idle server makes no other request for
+    hours."""
     store = opened(etcd_alone.conf())
     me = store.join("a", "boot")
     saved = etcd_alone.backup()
@@ -391,7 +393,8 @@ def test_a_user_is_not_needed_where_etcd_wants_none(etcd, opened):
 
 
 def test_with_users_a_certificate_must_have_no_common_name(opened):
-    """etcd takes the common name of a certificate for the user. Its JSON gateway cannot, and rejects the request."""
+    """etcd takes a certificate's common name for the user's name. The JSON gateway does not support this, and rejects
+    the request."""
     with Etcd(tls=True, user=True) as etcd:
         conf = etcd.conf(prefix="/fastcni/both")
         assert opened(conf).nodes() == []

@@ -1,4 +1,4 @@
-"""Start and end the servers of this lane's tests, as those tests do."""
+"""Start, restore and end the etcd that the tests of this directory use."""
 
 import os
 import signal
@@ -26,7 +26,8 @@ def test_a_restored_backup_has_the_old_keys_and_a_lower_revision(etcd_alone):
 
 
 def test_the_log_shows_a_restored_backup_when_the_revision_has_grown_again(etcd_alone):
-    """Also to a node that comes new, until the store is complete again."""
+    """A node that joins the cluster also sees the restore in the log, until settle() says that the store is complete
+    again."""
     def joined(node):
         return store.join_space(node, "boot", "s", {"4": 26}, True)
 

@@ -1,8 +1,8 @@
-"""The failure table of docs/ipam-operation.md, row by row, on a real etcd. test_kills.py has the kills.
+"""Test each row of the failure table of docs/ipam-operation.md on a real etcd, except the kills, which test_kills.py
+tests.
 
 Nodes are simulated (tests/unit/kit/ipam/cluster/simulation.py): each has a directory, a boot id and a clock. So a
-reboot, a jump of the clock and the cool-down take no time. What etcd decides, as the life of a lease, takes its real
-time.
+reboot, a jump of the clock and the cool-down take no time. etcd is real, so the end of a lease takes its real time.
 """
 
 import json
@@ -16,11 +16,11 @@ from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.testing.witnesses import eventually
 
 TRY_AGAIN_LATER = 11
-NODE_TTL_S = 2                  # the least that etcd grants
+NODE_TTL_S = 2                  # the shortest lease that etcd grants
 
 
 class Lab:
-    """Three nodes and an etcd. add() returns the address, refused() the error document."""
+    """Three nodes and an etcd. add() returns a pod's address, refused() the error document of a failed ADD."""
 
     def __init__(self, directory, store):
         self.store = open_store(store)
@@ -66,7 +66,7 @@ class Lab:
         return next(node for node in self.store.nodes() if node.name == name)
 
     def lose(self, node):
-        """Cut the node off until etcd has ended its lease."""
+        """Cut the node off from etcd until etcd has ended the node's lease."""
         node.reachable = False
         self.cluster.now += 301.0
         assert eventually(lambda: self.record(node.name).state != ALIVE, pause=0.05), "its lease does not run out"
@@ -96,7 +96,7 @@ def test_a_node_without_its_store_gives_the_addresses_of_its_blocks_and_then_say
     n1, n2, _ = lab.nodes
     first, other = lab.add(n1, "c0"), lab.add(n2, "d0")
     n1.reachable = False
-    lab.cluster.now += 400.0            # also long after its last confirmation
+    lab.cluster.now += 400.0            # long after the node's last confirmation
     given = lab.fill(n1, "c")
     assert given["c0"] == first and len(given) == 4 and other not in given.values()
     text = lab.refused(n1, "late")
@@ -116,7 +116,7 @@ def test_a_node_that_may_not_serve_after_the_loss_refuses_by_the_time_since_its_
     lab.cluster.now += 200.0
     assert "500 s" in lab.refused(n1, "c2", serve_after_loss=500)
     n1.reachable = True
-    lab.cluster.now += 21.0                                 # ADD asks again after 20 s, a server at once
+    lab.cluster.now += 21.0                                 # ADD asks again after 20 s, a server immediately
     lab.add(n1, "c2", serve_after_loss=500)
 
 
@@ -126,10 +126,10 @@ def test_a_new_node_without_its_store_gives_nothing(lab):
 
 
 def test_a_lost_answer_costs_no_block_and_no_address(etcd, etcd_member, tmp_path):
-    """etcd makes the claim, and its answer is lost: the second attempt finds the claim."""
+    """etcd makes the claim, but the answer is lost. The second attempt finds the claim."""
     with Proxy(etcd_member.members[0].client) as proxy:
         for lab in labs(etcd | {"endpoints": [proxy.endpoint], "node_ttl": NODE_TTL_S}, tmp_path):
-            for number in range(1, 12):                     # answers of the first ADD, and of the claims after it
+            for number in range(1, 12):                     # loses answers of the first ADD and of later claims
                 proxy.lose = 1
                 reply = lab.call(lab.nodes[0], "ADD", f"c{number}")
                 if reply.status:
@@ -153,7 +153,7 @@ def test_a_dead_nodes_blocks_are_given_to_nobody_until_it_is_forgotten(lab):
     assert dead.state == DEAD and {block.state for block in lab.store.blocks("s", "n1")} == {QUARANTINE}
     lab.fill(n2, "d")
     assert lab.blocks("n1") == owned and not set(owned) & set(lab.blocks("n2"))
-    n1.up = False                       # its pods are stopped, as rule A1 requires
+    n1.up = False                       # the node's pods are stopped, as rule A1 requires
     lab.store.forget(dead)
     assert lab.blocks("n1") == []
 
@@ -173,7 +173,7 @@ def test_a_node_that_was_declared_dead_keeps_its_pods_and_its_blocks_when_it_is_
 
 
 def test_a_claim_of_a_former_epoch_is_refused_by_the_store(lab):
-    """The node's process hangs before its claim, and goes on after the node was declared dead."""
+    """The node's process hangs before it claims a block, and continues after the node was declared dead."""
     n1, n2, _ = lab.nodes
     given = lab.fill(n2, "d")
     process = lab.call(n1, "ADD", "c0", fault=(PAUSE, "claim"))
@@ -191,8 +191,8 @@ def test_a_claim_of_a_former_epoch_is_refused_by_the_store(lab):
 
 @pytest.mark.parametrize("token", ["etcd-cluster", "after-the-loss"])
 def test_a_store_restored_from_an_old_backup_gives_no_address_twice(etcd_alone, tmp_path, token):
-    """The backup lacks a block of n1, whose pods run. n1 claims it again before n2 may claim anything. Another token
-    gives the restored etcd another cluster id."""
+    """The backup lacks a block of n1 that running pods use. n1 claims the block again before n2 may claim any block.
+    Another token gives the restored etcd another cluster id."""
     for lab in labs(etcd_alone.conf(prefix="/t", node_ttl=NODE_TTL_S), tmp_path):
         n1, n2, _ = lab.nodes
         live = [lab.add(n1, "c0"), lab.add(n2, "d0")]
@@ -201,7 +201,7 @@ def test_a_store_restored_from_an_old_backup_gives_no_address_twice(etcd_alone, 
         assert len(lab.blocks("n1")) == 2
         etcd_alone.restore(saved, token)
         assert len(lab.blocks("n1")) == 1
-        lab.cluster.now += 301.0                            # the server confirms each 20 s; one-shot does it now
+        lab.cluster.now += 301.0                            # one-shot confirms after 300 s; a server each 20 s
         assert [lab.add(n1, "c0"), lab.add(n2, "d0")] == live[:2]
         lab.cluster.now += 61.0
         live += [lab.add(n2, "d1"), lab.add(n2, "d2")]
@@ -230,7 +230,7 @@ def test_a_node_that_was_forgotten_while_it_was_down_gives_nothing_of_its_former
     n1.up = False
     lab.store.forget(lab.store.declare_dead(lab.record("n1")))
     others = lab.fill(n2, "d") | lab.fill(n2, "e") | lab.fill(n2, "f") | lab.fill(n2, "g")
-    assert len(set(others.values())) == 30                  # all of the range
+    assert len(set(others.values())) == 30                  # the range has 30 addresses
     n1.boot()
     n1.reachable = False
     assert "no route to the store" in lab.refused(n1, "c9")

@@ -1,5 +1,5 @@
-"""docs/ipam.md: its commands for etcd run, in order, and the demos that it names exist. Other tests of the page are in
-tests/unit/node/test_ipam_page.py."""
+"""Run the commands for etcd of docs/ipam.md in order, and check that its demos exist. tests/unit/node/test_ipam_page.py
+has the other tests of this page."""
 
 import json
 import os
@@ -23,7 +23,8 @@ def blocks(text, language):
 
 
 def test_the_commands_for_etcd_run_in_order(etcd_alone, tmp_path):
-    """The configuration is the page's, with this etcd and the user that the commands make."""
+    """The test uses the page's configuration, with the address of this etcd and the user that the page's commands
+    create."""
     from fastcni.launcher.install import install
 
     install(tmp_path / "bin", names=["bridge", "cluster"])
@@ -46,7 +47,7 @@ def test_the_commands_for_etcd_run_in_order(etcd_alone, tmp_path):
 
 @pytest.mark.needs("root")
 def test_a_pod_gets_the_address_that_it_asks_for(tmp_path):
-    """The commands run in new mount and network namespaces, where no other program uses the page's names."""
+    """The commands run in new mount and network namespaces, so the names that the page uses are free."""
     from fastcni.launcher.install import install
 
     install(tmp_path / "bin", names=["bridge", "cluster"])

@@ -1,7 +1,7 @@
-"""kill -9 of a plugin file before and after each of its changes: nothing is lost, and no address is given twice.
+"""Kill a plugin file with SIGKILL before and after each of its changes. No address is lost or given twice.
 
-Each round is in a space of its own, so that its ADD takes all the steps: it joins, reads the grid, claims a block and
-takes an address. FAULTS_SEED chooses the calls, FAULTS_MAX how many.
+Each round has a new address space, so that its ADD takes all steps: it joins, reads the block size, claims a block and
+takes an address. FAULTS_SEED chooses the system calls, FAULTS_MAX limits their number.
 """
 
 import json
@@ -19,7 +19,7 @@ from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.launcher.install import install
 
 SEED = int(os.environ.get("FAULTS_SEED", "20779"))
-MAX_KILLS = int(os.environ.get("FAULTS_MAX", "20"))     # of each command
+MAX_KILLS = int(os.environ.get("FAULTS_MAX", "20"))     # kills of each command
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: traces plugin files"),
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 class Round:
-    """Two nodes and a space for one kill."""
+    """Two nodes and a new address space, for one kill."""
 
     def __init__(self, world, number):
         self.world, self.space = world, f"s{number}"
@@ -45,7 +45,7 @@ class Round:
                 "PATH": os.environ["PATH"]}
 
     def call(self, node, command, container):
-        """Make a request in this process. Return its document, None without one."""
+        """Make a request in this process. Return its JSON document, or None if the request prints none."""
         reply = handle("cluster", self.environment(command, container), json.dumps(self.conf(node)).encode(), Mode())
         assert reply.status == 0, reply.stdout.decode() + reply.stderr.decode()
         return json.loads(reply.stdout) if reply.stdout else None
@@ -54,15 +54,15 @@ class Round:
         return self.call(node, "ADD", container)["ips"][0]["address"]
 
     def traced(self, command, container, at, variant):
-        """Make the same request by a plugin file of n1, which is killed at call number `at`."""
+        """Make a request by a plugin file of n1, which is killed at system call number `at`."""
         run = self.world.injector.run([str(self.world.bin_dir / "cluster")], self.environment(command, container),
                                       json.dumps(self.conf("n1")).encode(), at, variant)
         assert run.status is not None, "it hangs"
         return run
 
     def held(self):
-        """Return the addresses that have an owner on a node. A kill before the owner is written leaves an empty file,
-        which GC releases."""
+        """Return the addresses whose files name an owner. A kill before the plugin writes the owner leaves an empty
+        file, which GC releases."""
         return [path.name for path in Path(self.world.directory).glob(f"n?/{self.space}/[0-9]*") if path.read_bytes()]
 
 
@@ -73,7 +73,7 @@ class World:
         self.injector = Injector(compiled(directory), directory)
 
     def steps(self, command):
-        """Run a request without a kill. Return the numbers of calls before which to kill it."""
+        """Run a request without a kill. Return the numbers of the system calls before which to kill later runs."""
         trial = Round(self, f"count-{command}")
         if command == "DEL":
             trial.add("n1", "c1")
@@ -90,7 +90,7 @@ def world(etcd_member, tmp_path_factory):
 
 
 def check_end(world, one):
-    """No address has a file any more, and each block belongs to one node."""
+    """Check that no address file remains, and that each block belongs to one node."""
     assert one.held() == []
     blocks = open_store(world.store).blocks(one.space)
     assert len({block.cidr for block in blocks}) == len(blocks) and {block.node for block in blocks} <= {"n1", "n2"}

@@ -1,4 +1,4 @@
-"""The model of tests/unit/kit/ipam/cluster/test_model.py on the stores that nodes use.
+"""Run the model of tests/unit/kit/ipam/cluster/test_model.py on the stores that real nodes use.
 
     Invariant: no address of a space has two live owners.
 """
@@ -30,7 +30,7 @@ def test_a_node_that_boots_without_its_store_gives_nothing_of_its_former_blocks(
 
 
 class WithoutCompare(SimulatedEtcd):
-    """A wrong store: claim() takes a block that another node has."""
+    """A store with a defect: claim() takes a block that another node has."""
 
     def claim(self, me, wanted):
         for block in self.blocks():

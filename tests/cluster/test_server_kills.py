@@ -1,7 +1,7 @@
-"""kill -9 of `fastcni serve` while it claims a block of etcd, claims the next one ahead, and gives one back.
+"""Kill `fastcni serve` with SIGKILL while it claims a block in etcd, claims the next block ahead, and returns a block.
 
-A proxy before etcd kills the server at that request: before etcd sees it, before the server sees the answer, or as soon
-as it has been sent to the server. One-shot requests and another server go on. Two nodes share the space.
+A proxy in front of etcd kills the server at the request for this: before etcd gets the request, before the server gets
+the answer, or immediately after. One-shot requests and another server continue. Two nodes share the address space.
 """
 
 import json
@@ -22,7 +22,7 @@ from fastcni.testing.witnesses import eventually
 LIMIT_S = 30.0
 UNSENT, UNANSWERED, ANSWERED = "before etcd sees it", "before its answer", "after its answer"
 MAX_IDLE = 2                    # blocks without a pod that a server keeps
-# As `python -m fastcni serve`, which gives a block back when it has been empty for ten minutes.
+# Like `python -m fastcni serve`, but the server returns empty blocks after 0.1 s, not after ten minutes.
 SERVE = """
 import sys
 from fastcni.cli import main
@@ -34,9 +34,9 @@ main()
 
 
 class Killer(Proxy):
-    """Kills a server at a request that puts ("request_put") or deletes ("request_delete_range") a block.
+    """A proxy that kills the server at a request that puts ("request_put") or deletes ("request_delete_range") a block.
 
-    hit: an Event; it is set when the server has ended.
+    hit: an Event that is set when the server has ended.
     """
 
     def __init__(self, port):
@@ -67,7 +67,7 @@ class Killer(Proxy):
 
 
 def changes_block(data, operation):
-    """Whether the piece of a request is a transaction with this operation on a block."""
+    """Return whether the piece of a request is a transaction with this operation on a block."""
     body = data.partition(b"\r\n\r\n")[2] or data
     if not body.startswith(b"{"):
         return False
@@ -103,11 +103,11 @@ class Pods:
         return True
 
     def fill(self, node, first):
-        """Add pods until the range is full. Return how many."""
+        """Add pods to the node until the range is full. Return the number of added pods."""
         return next(count for count in range(100) if not self.one_shot(node, "ADD", first + count))
 
     def by_server(self, server, command, number):
-        """Make a request of node a. The server may be killed during the request."""
+        """Make a request on node a by the server, which may be killed during the request."""
         answer = server.call(command, self.conf("a"), f"/nowhere/a{number}")
         assert answer.status in (0, None), answer.stdout
         if answer.status == 0:
@@ -175,7 +175,7 @@ def test_a_killed_server_gives_no_address_twice_and_leaves_no_block(etcd, etcd_m
             assert killer.hit.wait(LIMIT_S)
         for number in range(16):
             pods.one_shot("a", "DEL", number)
-        more = pods.fill("b", 8)                        # all blocks that are free in etcd, also the killed server's
+        more = pods.fill("b", 8)                        # uses all free blocks of etcd, also those of the killed server
         assert more > 16 and pods.fill("a", 0) > 4
 
         with serve() as server:

@@ -11,7 +11,7 @@ from fastcni.testing.witnesses import eventually
 
 @pytest.fixture
 def on(tmp_path):
-    """on(store, name, **options): a ClusterNode whose store is an etcd."""
+    """Return a function on(store, name, **options) that makes a ClusterNode whose store is an etcd."""
     running = []
 
     def make(store, name="a", **options):
@@ -25,7 +25,8 @@ def on(tmp_path):
 
 
 def blocks_uses_and_answers(a, b):
-    """Do what the threads of two nodes do with one store, in the order of a pod's life."""
+    """Check that the maintenance threads of two nodes claim a block ahead, store uses of addresses, and answer the
+    other node."""
     pods = [a.add(f"c{i}") for i in range(13)]
     assert eventually(lambda: len(a.stored) == 2 and a.blocks == a.stored)
     assert eventually(lambda: {one["address"] for use in b.store.uses() for one in use.holders} == set(pods))

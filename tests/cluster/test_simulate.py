@@ -1,4 +1,5 @@
-"""`make simulate`: its nodes make the requests of agents, it writes all figures, and it leaves nothing behind."""
+"""`make simulate`: the simulated nodes make the same requests as agents, and the simulation writes all figures and
+leaves nothing behind."""
 
 import asyncio
 import json
@@ -44,7 +45,8 @@ def asked(method, path, body, accept=""):
 
 
 def requests_of_agent(open_registry, me, monkeypatch):
-    """Return the requests of the agent's registry when a node joins, and when its agent is restarted."""
+    """Return the requests that the agent's registry makes when the node `me` joins, and when the node's agent
+    restarts."""
     found = []
     original = Http._ask
 
@@ -76,7 +78,8 @@ def requests_of_agent(open_registry, me, monkeypatch):
 
 
 def requests_of_simulated(module, open_nodes, monkeypatch):
-    """Return the requests of a simulated node in the same two cases. module: the module of the nodes."""
+    """Return the requests of a simulated node when it joins, and when its agent restarts. module: the module of the
+    simulated nodes."""
     found, lives = [], []
     original = wire.compose
 
@@ -129,7 +132,7 @@ def test_a_simulated_node_asks_kubernetes_what_an_agent_asks(tmp_path, monkeypat
         scheme, _, place = running.url.partition("://")
         made, *first = (lives := requests_of_simulated(kubernetes_nodes, lambda traffic: KubernetesNodes(
             scheme, *place.split(":"), "token", traffic), monkeypatch))[0]
-    assert made[0] == "POST"            # by its kubelet
+    assert made[0] == "POST"            # the kubelet creates the Node
     assert [first, lives[1]] == wanted
 
 
@@ -139,7 +142,7 @@ def simulate(*words):
 
 
 def left_of(pid):
-    """Namespaces and directories of a simulation."""
+    """Return the namespaces and directories of a simulation that still exist."""
     return [*Path("/run/netns").glob(f"simulate-{pid}"), *Path("/dev/shm").glob(f"fastcni-simulate-{pid}-*")]
 
 
@@ -163,7 +166,7 @@ def test_a_simulation_writes_all_figures_and_how_each_grows(tmp_path):
 
 @pytest.mark.needs("root")
 def test_a_simulation_runs_on_the_kubernetes_api(tmp_path):
-    """Simulate one number of nodes without pods, which takes some 15 s."""
+    """The test simulates one number of nodes without pods, which takes some 15 s."""
     file = tmp_path / "figures.json"
     running = simulate("--quick", "--nodes", "6", "--pods", "0", "--registry", "kubernetes", "--json", str(file))
     _, errors = running.communicate(timeout=170)
@@ -194,19 +197,19 @@ def test_a_simulation_that_is_interrupted_leaves_nothing(number):
 
 
 def agents_beside(pid):
-    """Processes that name the simulation's directory."""
+    """Return the processes whose command lines name the simulation's directory."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if f"fastcni-simulate-{pid}-".encode() in path.read_bytes():
                 found.append(path.parent.name)
-        except OSError:                 # it has ended meanwhile
+        except OSError:                 # the process has ended
             continue
     return found
 
 
 def test_an_etcd_that_is_interrupted_while_it_starts_is_ended(tmp_path, monkeypatch):
-    """A benchmark that was interrupted then left an etcd and its data."""
+    """A benchmark that was interrupted while etcd started left etcd running, with its data."""
     def interrupt(self):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""A network in etcd for one test."""
+"""Fixtures: one network in etcd, and the API mock with a registry, for each test."""
 
 import pytest
 from cluster.agent.etcd_network import CONF, PREFIX, Registry

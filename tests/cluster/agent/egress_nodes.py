@@ -1,4 +1,5 @@
-"""Nodes with a pod each, an outside host that says who asks, and a directory of policies: for egress addresses."""
+"""Nodes, pods, a directory of policies and an outside host that shows each connection's source: for egress
+addresses."""
 
 import contextlib
 import json
@@ -44,7 +45,7 @@ class Outside:
 
 
 class Pod:
-    """A namespace with the fifth address of its node's subnets."""
+    """A pod: a namespace that has the fifth address of each subnet of its node."""
 
     def __init__(self, node, netns):
         self.node, self.netns = node, netns
@@ -68,7 +69,7 @@ class Pod:
                 "status": {"podIPs": [{"ip": address} for address in self.addresses.values()]}}
 
     def source(self, family=4, to="", port=PORT):
-        """Return the source address that the outside host sees, or "" if it does not answer."""
+        """Return the source address that the outside host sees, or "" if the outside host does not answer."""
         with Inside(self.netns), socket.socket(FAMILIES[family]) as sock:
             sock.settimeout(PROBE_S)
             try:
@@ -84,7 +85,7 @@ def egress_address(name="shop", addresses=None, **subject):
 
 
 def put(directory, name, *documents):
-    """Write a file as operators should; without documents, remove the file."""
+    """Write the documents to a temporary file and rename it to `name`. Without documents, remove the file `name`."""
     if not documents:
         (directory / name).unlink()
         return
@@ -93,7 +94,7 @@ def put(directory, name, *documents):
 
 
 def addresses_of(netns):
-    """Return {address: valid seconds, or None without a limit} of a node's links."""
+    """Return {address: seconds that it stays valid, or None without a limit} of the links in a namespace."""
     found = json.loads(ip("-j", "addr", netns=netns))
     return {each["local"]: None if each["valid_life_time"] == 0xFFFFFFFF else each["valid_life_time"]
             for link in found for each in link.get("addr_info", ()) if "local" in each}
@@ -104,7 +105,7 @@ def holders(nodes, address):
 
 
 def holder(nodes, address=EGRESS[4]):
-    """Return the node that holds an address, as soon as a node holds it."""
+    """Wait until one of the nodes holds the egress address. Return that node."""
     def found():
         held = holders(nodes, address)
         return held[0] if len(held) == 1 else None

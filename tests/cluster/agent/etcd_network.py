@@ -1,4 +1,4 @@
-"""Registries of one network in etcd, for tests."""
+"""Make registries of one network in etcd, for tests."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ PREFIX = "/test/network"
 
 
 class Registry:
-    """Registries of one network in etcd, and etcd's own view of it."""
+    """Registries of one network in etcd, and functions that read and write the network's keys directly."""
 
     def __init__(self, etcd, prefix):
         self.etcd, self.prefix = etcd, prefix

@@ -1,4 +1,4 @@
-"""Nodes of the API mock, and registries of the agent that ask it."""
+"""Make Node objects in the API mock, and registries of the agent that read them."""
 
 import json
 import threading

@@ -50,7 +50,7 @@ class Node:
         return ["ip", "netns", "exec", self.netns, *self.faked(), sys.executable, "-m", "fastcni", *words]
 
     def faked(self):
-        """Return the words before a command that give it another wall clock, by libfaketime(1); see `self.clock`."""
+        """Return the words to put before a command so that libfaketime(1) gives it the wall clock `self.clock`."""
         if not self.clock:
             return []
         (library,) = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
@@ -68,7 +68,7 @@ class Node:
             self.pod(family, subnet)
 
     def pod(self, family, subnet):
-        """Give lo an address of the subnet, in place of a pod."""
+        """Add an address of the subnet to lo. The address stands for a pod."""
         self.pods = getattr(self, "pods", {}) | {family: str(subnet[5])}
         ip("addr", "replace", f"{subnet[5]}/{subnet.max_prefixlen}", "dev", "lo", "nodad", netns=self.netns)
 
@@ -96,7 +96,7 @@ class Node:
 
 @pytest.fixture
 def nodes(host_netns, pod_netns, tmp_path):
-    """Return a function that makes nodes on one etcd, whose agents are not started."""
+    """Return a function that makes nodes on one etcd. The function does not start the nodes' agents."""
     ip("link", "add", "wire", "up", "type", "bridge")
     ip("addr", "add", "192.0.2.254/24", "dev", "wire")
     made = []
@@ -133,7 +133,7 @@ def test_three_nodes_join_and_pods_reach_each_other(nodes, backend):
                 if one is not other:
                     assert eventually(lambda one=one, other=other, family=family: one.reaches(other, family)), one.log()
     assert [node.end() for node in found] == [0, 0, 0]
-    assert found[0].reaches(found[1])           # the network stays
+    assert found[0].reaches(found[1])           # the nodes' network still works
 
 
 def test_no_packet_is_lost_while_agents_and_etcd_restart(nodes):
@@ -172,7 +172,7 @@ def test_a_node_that_dies_and_returns_with_another_mac_is_reached_again(nodes):
 
 
 def test_a_node_whose_record_another_node_took_while_it_was_off_says_that_its_subnet_has_changed(nodes):
-    """The log named only the new subnet, and did not say that the earlier pods were cut off."""
+    """The agent logged only the new subnet, and not that pods with addresses of the old subnet had lost the network."""
     one, two, _ = joined(nodes)
     before = files.read_former(f"{two.directory}/subnet.env")
     two.end()
@@ -198,8 +198,8 @@ def test_a_record_that_an_operator_deletes_is_written_again(nodes):
 
 
 def test_a_record_that_another_program_damages_is_written_again(nodes):
-    """The node took another subnet, which cut its pods off, or it logged for ever that others had taken 10 subnets. A
-    changed VtepMAC or BackendType stayed until the next start."""
+    """The agent took another subnet, so the node's pods lost the network, or the agent logged for ever that other nodes
+    had taken 10 subnets. The agent did not correct a changed VtepMAC or BackendType until its next start."""
     one, two, _ = joined(nodes)
     assert eventually(lambda: one.reaches(two))
     client = Client(one.etcd.conf())
@@ -227,7 +227,7 @@ def test_a_record_that_another_program_damages_is_written_again(nodes):
 
 
 def test_a_node_that_leaves_takes_its_things_along(nodes):
-    """If the agent was killed, the files of policies and of the HTTP proxy stayed."""
+    """If the agent was killed before, `--leave` did not remove the files of policies and of the HTTP proxy."""
     one, two, three = nodes(3)
     sources = two.directory / "policies"
     sources.mkdir()
@@ -253,7 +253,7 @@ def test_a_node_that_leaves_takes_its_things_along(nodes):
 
 def test_packets_to_the_outside_have_the_nodes_address(nodes):
     one, *_ = joined(nodes)
-    ip("route", "add", one.pods[4], "via", "192.0.2.1")         # so that the outside could answer a pod, too
+    ip("route", "add", one.pods[4], "via", "192.0.2.1")         # a route by which the outside could answer a pod
     sniff = subprocess.Popen(["timeout", "20", sys.executable, "-c", """if True:
         import socket
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -270,7 +270,7 @@ def test_packets_to_the_outside_have_the_nodes_address(nodes):
     assert sniff.communicate(timeout=30)[0] == "192.0.2.1\n"
     run("nft", "flush", "ruleset", netns=one.netns)
     assert eventually(lambda: "masquerade" in run("nft", "list", "ruleset", netns=one.netns))
-    assert eventually(lambda: "event=masquerade_restored" in one.log())         # it is logged later
+    assert eventually(lambda: "event=masquerade_restored" in one.log())         # the agent logs after it restores
 
 
 def test_the_subnet_is_given_to_bird_until_the_node_leaves(nodes):
@@ -285,7 +285,7 @@ def test_the_subnet_is_given_to_bird_until_the_node_leaves(nodes):
     assert f"route {subnet} blackhole;" in conf.read_text()
     assert one.log().count("event=bgp_failed") == 1
     assert one.end() == 0
-    assert f"route {subnet}" in conf.read_text()        # BIRD continues to announce
+    assert f"route {subnet}" in conf.read_text()        # so BIRD continues to announce the subnet
     assert subprocess.run(one.command("--leave", *one.more), capture_output=True, timeout=60).returncode == 0
     assert "route" not in conf.read_text()
 
@@ -309,7 +309,7 @@ def test_prometheus_is_told_of_nodes_and_repairs(nodes):
 
 
 def test_the_server_runs_the_agent_too(nodes):
-    """fastcni serve --agent: one process, one log, one page of metrics."""
+    """`fastcni serve --agent` runs both in one process, with one log and one page of metrics."""
     one, two, _ = found = nodes(3)
     one.served = True
     (one.directory / "policies").mkdir()
@@ -385,7 +385,7 @@ def test_jumps_of_clocks_change_nothing(nodes):
 
 
 def test_the_agent_waits_for_what_is_missing(nodes):
-    """An etcd without a configuration, as on the first node of a new cluster."""
+    """etcd has no configuration of the network yet, as in a new cluster."""
     (one,) = nodes(1)
     client = Client(one.etcd.conf())
     client.txn([], [{"request_delete_range": {"key": "L25ldC9jb25maWc="}}])        # /net/config

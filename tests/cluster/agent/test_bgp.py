@@ -1,4 +1,5 @@
-"""BGP through BIRD: the agent writes its configuration; a pod is reached from outside by what BIRD announces."""
+"""BGP through BIRD: the agent writes BIRD's configuration, and a host outside reaches a pod by the routes that BIRD
+announces."""
 
 import json
 import signal
@@ -21,7 +22,7 @@ FILE = {"as": 64512, "peers": [{"address": "192.0.2.254", "as": 64513, "password
 
 
 class Bird:
-    """A BIRD in a namespace."""
+    """A BIRD process in a namespace."""
 
     def __init__(self, directory, netns, text):
         self.directory, self.netns, self.process = directory, netns, None
@@ -64,7 +65,8 @@ protocol bgp node6 { local as 64513; neighbor 2001:db8::1 as 64512; ipv6 { impor
 
 @pytest.fixture
 def birds(host_netns, pod_netns, tmp_path):
-    """(the router's BIRD, the node's BIRD, the node). The router is the test's namespace, outside of the network."""
+    """Return (the router's BIRD, the node's BIRD, the node). The router is the test's namespace, which is not in the
+    agents' network."""
     ip("link", "add", "wire", "up", "type", "bridge")
     ip("addr", "add", "192.0.2.254/24", "dev", "wire")
     ip("addr", "add", "2001:db8::254/64", "dev", "wire", "nodad")
@@ -119,7 +121,7 @@ def test_a_pod_is_reached_from_outside_until_the_node_leaves(birds, tmp_path):
     it.attend()
     assert eventually(lambda: learned() == {"10.244.1.0/24", "10.99.0.64/26"}, 60)
 
-    own.end()                               # BIRD restarts by itself, and reads the file
+    own.end()                               # BIRD restarts without the agent, and reads the file
     own.start()
     assert eventually(lambda: "10.99.0.64/26" in learned(), 60)
     it.settings = make(own).settings

@@ -1,4 +1,4 @@
-"""BGP through FRR: bgpd and zebra of the Debian package in a namespace, against a router with BIRD."""
+"""BGP through FRR: Debian's bgpd and zebra run in a namespace, with a router that runs BIRD as their neighbor."""
 
 import json
 import shutil
@@ -55,7 +55,8 @@ class Frr:
 
 @pytest.fixture
 def routers(host_netns, pod_netns, tmp_path):
-    """(the router's BIRD, the node's FRR, the node). The router is the test's namespace, outside of the network."""
+    """Return (the router's BIRD, the node's FRR, the node). The router is the test's namespace, which is not in the
+    agents' network."""
     ip("link", "add", "wire", "up", "type", "bridge")
     ip("addr", "add", "192.0.2.254/24", "dev", "wire")
     ip("addr", "add", "2001:db8::254/64", "dev", "wire", "nodad")
@@ -96,7 +97,7 @@ def test_a_pod_is_reached_from_outside_until_the_node_leaves(routers, tmp_path):
     assert " 0% packet loss" in run("ping", "-c1", "-W2", "-q", "10.244.1.5")
     assert not [each for each in ip_json("route", netns=node.netns) if each.get("protocol") == "bgp"]
 
-    own.end()                               # a restart of FRR: the agent writes the view again
+    own.end()                               # FRR ends and restarts: the agent writes FRR's BGP view again
     own.start()
     it.checked = it.due = 0.0
     it.attend()

@@ -1,4 +1,5 @@
-"""Fifty nodes announce their subnets to three route reflectors (two BIRD, one FRR); a router learns them from these.
+"""Fifty nodes announce their subnets to three route reflectors (two BIRD, one FRR), from which a router learns the
+subnets.
 
 docs/cluster-bgp.md has the reflectors' configurations.
 """
@@ -33,7 +34,7 @@ protocol kernel { ipv4 { import none; export where source = RTS_BGP; }; }
 
 
 def of_page(program, address):
-    """Return the reflector's configuration in the docs, with this address."""
+    """Return the reflector configuration that the docs show for `program`, with this router address."""
     found = re.search(rf"<!-- reflector: {program} -->\n+```\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return found[1].replace("192.0.2.201", address)
 
@@ -52,7 +53,7 @@ def running(*daemons):
 
 
 def reflector(number, netns, directory):
-    """Return a reflector that is not started."""
+    """Return the reflector with this number. Do not start it."""
     ip("link", "add", f"wire{number}", "master", "wire", "up", "type", "veth", "peer", "eth0", "netns", netns)
     ip("addr", "add", f"{REFLECTORS[number]}/24", "dev", "eth0", netns=netns)
     ip("link", "set", "eth0", "up", netns=netns)
@@ -92,7 +93,7 @@ def test_a_router_has_the_routes_of_fifty_nodes_while_one_reflector_lives(host_n
         for number in range(3):
             assert eventually(lambda number=number: routes_from(router, number) == NODES, 60), number
         assert {route["gateway"] for route in ip_json("route") if route.get("protocol") == "bird"} == {
-            f"192.0.2.{number}" for number in range(1, NODES + 1)}              # and not the reflectors
+            f"192.0.2.{number}" for number in range(1, NODES + 1)}              # the next hops are the nodes
         assert " 0% packet loss" in run("ping", "-c1", "-W2", "-q",
                                         "-I", "10.244.1.5", f"10.244.{NODES}.5", netns=machines[0].netns)
         for gone in reflectors[:2]:
@@ -109,12 +110,12 @@ def up(reflectors):
 
 
 def routes_from(router, number):
-    """How many routes the router has from a reflector."""
+    """Return how many routes the router has learned from a reflector."""
     shown = run("birdc", "-s", str(router.socket), "show", "route", "protocol", f"from{number}", "count")
     return int(re.search(r"^(\d+) of", shown, re.MULTILINE)[1])
 
 
 def protocols(router):
-    """Return the router's established protocols."""
+    """Return the names of the router's BGP sessions that are established."""
     shown = run("birdc", "-s", str(router.socket), "show", "protocols")
     return {line.split()[0] for line in shown.splitlines() if line.rstrip().endswith("Established")}

@@ -1,4 +1,5 @@
-"""Egress addresses on three nodes with a real etcd: pods leave from an address, and it moves when its node fails."""
+"""Egress addresses on three nodes with a real etcd: pods' connections leave from the egress address, which moves to
+another node when its node fails."""
 
 import contextlib
 import signal
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.needs("root")
 
 
 class Cluster:
-    """Three nodes, a pod on each, and the directory of policies that all read."""
+    """Three nodes with one pod each, and the directory of policies that all three agents read."""
 
     def __init__(self, found, pod_netns, directory):
         self.nodes, self.directory = found, directory
@@ -47,7 +48,7 @@ class Cluster:
         put(directory, "pods.yaml", *(pod.document(f"p{number}", app="web") for number, pod in enumerate(self.pods)))
 
     def leave_by(self, address, family=4):
-        """Whether all pods leave by this address."""
+        """Return whether the outside host sees this address as the source of each pod."""
         return all(pod.source(family) == address for pod in self.pods)
 
 
@@ -84,7 +85,7 @@ def test_other_pods_and_destinations_inside_keep_their_way(cluster):
             pod.source(family) == address for pod in chosen)), [node.log() for node in cluster.nodes]
         own = {4: f"192.0.2.{plain.node.number}", 6: f"2001:db8::{plain.node.number}"}[family]
         assert plain.source(family) == own
-        with Echo(plain, family) as echo:           # a pod sees the pod that asks; and so does a node
+        with Echo(plain, family) as echo:           # pods and nodes of the network see the pod's own address
             assert [pod.source(family, plain.addresses[family], echo.port) for pod in chosen] == [
                 pod.addresses[family] for pod in chosen]
         with Echo(plain.node, family) as echo:
@@ -118,7 +119,8 @@ def test_pods_are_closed_while_no_node_holds_the_address_and_open_again_without_
 
 @pytest.mark.parametrize("failure", ["killed", "stopped", "cut off"])
 def test_the_address_moves_when_its_node_fails_and_no_other_source_is_seen_meanwhile(cluster, failure):
-    """The address moves within 3 s; a busy machine gets 10 s. Two nodes have it for half a second at most."""
+    """The address moves within 3 s; on a busy machine the test allows 10 s. Two nodes have the address for at most half
+    a second."""
     put(cluster.directory, "egress.yaml", egress_address(addresses=[EGRESS[4]]))
     see_move(cluster, failure)
 
@@ -166,7 +168,7 @@ def test_explain_names_the_address_and_its_holder(cluster):
 
     def told():
         found = ask(pod.node, {"do": "explain", "address": pod.addresses[4]})["pods"]
-        return found and found[0].get("egress_address")         # at first the agent has not read the pods' files
+        return found and found[0].get("egress_address")         # None or [] until the agent has read the pods' files
 
     def expected():
         number = holder(cluster.nodes).number       # on a busy machine the address may move
@@ -194,7 +196,7 @@ class Echo:
         self.thread.start()
 
     def _serve(self):
-        with contextlib.suppress(OSError):      # __exit__()
+        with contextlib.suppress(OSError):      # __exit__() closes the socket
             while True:
                 one, (host, *_) = self.sock.accept()
                 with one:
@@ -215,7 +217,8 @@ def ask(node, request):
 
 
 def see_move(cluster, failure):
-    """Let the holder's agent fail while pods read their source address outside, and let the agent recover."""
+    """Let the agent that holds the address fail and recover, while pods ask the outside host for their source
+    address."""
     first = holder(cluster.nodes)
     assert eventually(lambda: cluster.leave_by(EGRESS[4]))
     failed_pod = next(pod for pod in cluster.pods if pod.node is first)
@@ -245,7 +248,7 @@ def fail(node, failure):
         node.end(signal.SIGKILL)
     elif failure == "stopped":
         stop(node.process.pid)
-    else:                               # from etcd; the other nodes are still reached
+    else:                               # cut the node off from etcd, but not from the other nodes
         port = node.endpoints[0].rpartition(":")[2]
         rule = f"type filter hook output priority 0\ntcp dport {port} drop\n"
         run("nft", "-f", "-",

@@ -1,4 +1,5 @@
-"""Claims of egress addresses in a real etcd and in the API mock: one node at a time, also if another one hangs."""
+"""Claims of egress addresses in a real etcd and in the API mock: one node at a time has an address, even if a node
+hangs."""
 
 import contextlib
 import threading
@@ -87,7 +88,7 @@ def test_a_claim_that_is_given_up_is_free_for_others_without_a_wait(store):
 
 @pytest.mark.parametrize("store", ["kubernetes"], indirect=True)
 def test_a_lease_that_the_api_rejects_costs_the_node_no_other_address(store, monkeypatch):
-    """The renewal ended at the first error: the addresses of the other Leases were lost after LEASE_S, too."""
+    """The renewal ended at the first error, so after LEASE_S the node also lost the addresses of its other Leases."""
     one = store.node("one")
     assert all(map(one.claim, ADDRESSES))
     patch = one.api.patch
@@ -108,7 +109,7 @@ def test_a_claim_that_is_not_renewed_ends_and_its_node_learns_that_it_has_lost_i
     end = one.claim(FOUR)
     assert eventually(lambda: FOUR in two.holders())
     assert eventually(lambda: two.free_at(FOUR) <= time.monotonic() and two.claim(FOUR))
-    assert time.monotonic() > end               # not before the time until which the other node may use the address
+    assert time.monotonic() > end               # no earlier, because the other node may use the address until then
     assert FOUR not in one.renew([FOUR])
 
 

@@ -1,4 +1,5 @@
-"""Egress addresses on three nodes with the API mock: documents and pods from the API, claims as Lease objects."""
+"""Egress addresses on three nodes with the API mock: agents read documents and pods from the API, and claim by Lease
+objects."""
 
 import json
 import signal
@@ -20,7 +21,7 @@ CRD = resource("policy.fastcni.dev", "v1alpha1", "egressaddresses")
 
 
 class KubernetesNode(Node):
-    """A Node whose agent has its whole configuration from the API server."""
+    """A Node whose agent reads its complete configuration from the API server."""
 
     def command(self, *more):
         return ["ip", "netns", "exec", self.netns, sys.executable, "-m", "fastcni", "agent", "--iface", "eth0",
@@ -31,7 +32,7 @@ class KubernetesNode(Node):
 
 
 class Cluster:
-    """Three nodes with a pod each."""
+    """Three nodes with one pod each."""
 
     def __init__(self, server, made, pod_netns):
         self.server, self.nodes = server, made
@@ -58,7 +59,7 @@ class Cluster:
                                            if kind.plural == "leases" and name.startswith("fastcni-egress-")])
 
     def leave_by(self, address):
-        """Whether all pods leave by this address."""
+        """Return whether the outside host sees this address as the source of each pod."""
         return all(pod.source() == address for pod in self.pods)
 
 

@@ -1,4 +1,4 @@
-"""A restarted agent has kept the records of all nodes, and asks etcd only for those that have changed."""
+"""A restarted agent reads the records of all nodes from its file, and asks etcd only for changed records."""
 
 import json
 import random
@@ -17,8 +17,8 @@ from fastcni.testing.witnesses import eventually
 
 
 class Life:
-    """One run of an agent: it joins and watches. lists: (revision since which etcd was asked, records in the answer).
-    seen: the last nodes by name."""
+    """One run of an agent, which joins and watches. lists: for each list, (the revision since which the agent asked for
+    changes, the number of records in the answer). seen: the last nodes by name."""
 
     def __init__(self, network, path, number=1):
         self.stop, self.lists, self.log, self.seen = threading.Event(), [], [], None
@@ -30,7 +30,7 @@ class Life:
         def spy(first, end, since, timeout_s=0.0):
             found = read_changes(first, end, since, timeout_s)
             self.lists.append((since, len(found[0])))
-            assert timeout_s == LIST_WAIT_S     # lists longer than the default wait were repeated
+            assert timeout_s == LIST_WAIT_S     # with the default timeout, long lists failed and were repeated
             return found
 
         self.registry.client.read_changes = spy
@@ -62,7 +62,7 @@ def live(network, path, names):
 
 
 def test_a_restarted_agent_gets_only_the_records_that_have_changed(network, tmp_path):
-    """Each restart read all records: 5,000 restarted agents took five minutes of etcd's processor time."""
+    """Each restarted agent read all records: 5,000 restarted agents took five minutes of etcd's processor time."""
     one = network.open()
     names = {one.join(one.conf(), node(number)).name for number in range(2, 12)}
     names.add(live(network, tmp_path / "nodes", names | {Life(network, "").me.name}).me.name)
@@ -70,11 +70,11 @@ def test_a_restarted_agent_gets_only_the_records_that_have_changed(network, tmp_
         names.add(one.join(one.conf(), node(number)).name)
     again = live(network, tmp_path / "nodes", names)
     (since, records), = again.lists
-    assert since and records == 3   # since: the newest record of the first run, which shows that etcd is the same
+    assert since and records == 3   # the newest record of the first run is read again, to show that etcd is the same
 
 
 def test_restarted_agents_ask_after_a_random_time_that_grows_with_the_records(network, tmp_path, monkeypatch):
-    """random.uniform() and the wait are the test's."""
+    """The test replaces random.uniform() and the wait."""
     waited = []
     monkeypatch.setattr(kept.random, "uniform", lambda low, high: high)
     monkeypatch.setattr(threading.Event, "wait", lambda self, seconds=None, wait=threading.Event.wait: (
@@ -94,7 +94,7 @@ def test_a_record_that_was_deleted_while_the_agent_did_not_run_is_not_known(netw
     me = live(network, tmp_path / "nodes", names | {Life(network, "").me.name}).me.name
     one.leave(others[0])
     again = live(network, tmp_path / "nodes", {others[1].name, me})
-    assert again.lists[-1][0] == 0              # all were read
+    assert again.lists[-1][0] == 0              # revision 0: the agent read all records
 
 
 def test_after_a_restore_from_a_backup_all_records_are_read(tmp_path):
@@ -109,7 +109,7 @@ def test_after_a_restore_from_a_backup_all_records_are_read(tmp_path):
         live(network, tmp_path / "nodes", {first.name, second.name, me.name})
         etcd.restore(saved)
         etcd.await_health()
-        # The same number of changes: the second node's key has the same revision, and another node.
+        # The new etcd has had as many changes: the second node's key has the same revision, but names another node.
         network.put(f"subnets/{first.name}", '{"PublicIP":"192.0.2.99","BackendType":"vxlan"}')
         third = one.join(one.conf(), node(4, former=str(second.subnets[4])))
         again = live(network, tmp_path / "nodes", {first.name, third.name, me.name})
@@ -146,7 +146,7 @@ def test_a_node_that_leaves_keeps_no_records(network, tmp_path):
 
 
 def test_what_is_kept_and_what_has_changed_are_together_all_records(network, tmp_path):
-    """Make random changes between two runs of an agent, and compare its records afterwards."""
+    """Make random changes between two runs of an agent. Then compare the agent's records with etcd's."""
     decide, client = random.Random(39), network.client
     directory = f"{network.prefix}/subnets/"
     for _ in range(60):

@@ -1,4 +1,5 @@
-"""The registry in a real etcd: a subnet has one node, and a lost subnet is never overwritten."""
+"""The registry in a real etcd: each subnet has one node, and a node never overwrites a subnet that it lost to another
+node."""
 
 import json
 import threading
@@ -41,8 +42,8 @@ def test_a_node_that_joins_again_has_the_same_subnet_and_lease(network):
 
 @pytest.mark.parametrize("data", [{"VtepMAC": "02:00:00:00:00:01"}, {"PublicKey": "a2V5"}], ids=["vxlan", "wireguard"])
 def test_a_node_with_a_new_address_takes_over_its_record(network, data):
-    """The node took another subnet. Its previous record, with the same MAC, stayed until the lease ended, and the other
-    nodes could not tell which record to use."""
+    """The node took another subnet. Its previous record, with the same MAC, stayed until the lease ended, so other
+    nodes saw two records of one node."""
     one = network.open()
     first = one.join(one.conf(), node(1, **data))
     moved = network.open().join(one.conf(), node(9, **data))
@@ -91,7 +92,7 @@ def test_many_nodes_at_once_have_subnets_of_their_own(network):
             try:
                 found.append(registry.join(registry.conf(), Node("", {}, public, "host-gw")))
                 return
-            except (SubnetLost, NoSubnetLeft) as e:      # others' claims that are about to be taken back fill it
+            except (SubnetLost, NoSubnetLeft) as e:      # full of claims that other nodes will take back
                 errors.append(e)
 
     threads = [threading.Thread(target=join, args=(number,)) for number in range(1, 13)]
@@ -135,7 +136,7 @@ def test_a_subnet_that_another_node_has_now_is_never_overwritten(network):
     assert one.join(one.conf(), node(1, str(joined.subnets[4]))).subnets != other.subnets
 
 
-# Damage by another program: the whole value, or one field of the record
+# Values that another program writes, in place of the record or of one field of the record
 DAMAGED_VALUES = ["", "[", "null", "5", "{}", "[" * 5000, '"text"', "\x00"]
 DAMAGED_FIELDS = [
     *({"PublicIP": value} for value in (None, 5, "", "nonsense", "2001:db8::7", [1], "192.0.2.99")),
@@ -157,7 +158,8 @@ def damaged(value, damage):
 @pytest.mark.parametrize("damage", [*DAMAGED_VALUES, *DAMAGED_FIELDS], ids=shown)
 @pytest.mark.parametrize("loses_lease", [False, True])
 def test_a_damaged_record_is_written_again(network, damage, loses_lease):
-    """The node took another subnet, or failed for ever: "other nodes have taken 10 subnets before this one could"."""
+    """The node took another subnet, or failed for ever with "other nodes have taken 10 subnets before this one
+    could"."""
     one = network.open()
     joined = one.join(one.conf(), node(1, VtepMAC="02:00:00:00:00:01"))
     before = network.keys()[joined.name]
@@ -182,7 +184,7 @@ def test_a_restarted_node_keeps_its_subnet_although_its_record_is_damaged(networ
 
 
 def test_after_a_reboot_a_node_whose_record_cannot_be_read_takes_another_subnet(network):
-    """The node no longer knows its previous subnet, and no node can tell whose record this is."""
+    """After the reboot the node does not know its previous subnet, and the damaged record names no node."""
     one = network.open()
     joined = one.join(one.conf(), node(1))
     network.put(f"subnets/{joined.name}", "[")
@@ -192,8 +194,8 @@ def test_after_a_reboot_a_node_whose_record_cannot_be_read_takes_another_subnet(
 
 
 def test_the_subnet_of_a_record_that_cannot_be_read_is_taken(network):
-    """The agent chose the subnet as a free one, and failed after 10 attempts to claim it. With both families the
-    record's key differed, and two nodes had one subnet."""
+    """The agent took the subnet for a free one, and failed after 10 attempts to claim it. With both address families
+    the keys of the two records differed, so two nodes had one subnet."""
     network.configure({"Network": "10.244.0.0/28", "SubnetLen": 30})
     network.put("subnets/10.244.0.4-30", "[")
     network.put("subnets/10.244.0.8-30&fd00:10:0:8::-64", "[")
@@ -204,7 +206,8 @@ def test_the_subnet_of_a_record_that_cannot_be_read_is_taken(network):
 
 
 def test_a_record_that_names_another_node_twice_is_that_nodes(network):
-    """The node corrects damage once. If the value returns immediately, a node that also has this subnet writes it."""
+    """The node corrects its record once. If the other node's name returns immediately, that node also has the subnet
+    and writes the record."""
     one = network.open()
     joined = one.join(one.conf(), node(1))
     lease = network.keys()[joined.name].lease
@@ -218,7 +221,7 @@ def test_a_record_that_names_another_node_twice_is_that_nodes(network):
 
 
 def test_a_node_takes_its_own_record_and_not_the_damaged_one_of_another(network):
-    """The other node's record had this node's address, and a key that sorts first."""
+    """Another node's damaged record had this node's address, and its key sorts before the key of this node's record."""
     one, two = network.open(), network.open()
     first = one.join(one.conf(), node(1, "10.244.1.0/24", VtepMAC="02:00:00:00:00:01"))
     second = two.join(two.conf(), node(2, "10.244.2.0/24", VtepMAC="02:00:00:00:00:02"))
@@ -251,5 +254,5 @@ def test_a_node_that_leaves_has_no_record(network):
     one.leave(joined)
     assert list(network.keys()) == [other.name]
     third = two.join(two.conf(), node(3, str(joined.subnets[4])))
-    one.leave(joined)                   # another node has it now
+    one.leave(joined)                   # another node has the subnet now
     assert {*network.keys()} == {other.name, third.name}

@@ -1,4 +1,5 @@
-"""The watch of etcd as the registry: changes are seen, also after a lost connection, a compaction and a restore."""
+"""The watch of etcd as the registry: the agent sees changes, also after a lost connection, a compaction and a
+restore."""
 
 import threading
 
@@ -33,8 +34,8 @@ def test_the_watch_sees_nodes_come_change_and_go(network):
 
 
 class Watching:
-    """A registry that watches in a thread. seen: the names of the latest nodes. lists: how often it has listed all
-    records."""
+    """A registry that watches in a thread. seen: the names of the latest nodes. lists: how often the registry has
+    listed all records."""
 
     def __init__(self, registry, monkeypatch):
         self.registry, self.seen, self.lists, self.stop = registry, None, 0, threading.Event()
@@ -60,8 +61,8 @@ class Watching:
 
 
 def test_a_restarted_agent_lists_once(network, monkeypatch):
-    """The agent listed twice, and a new node three times: 1,000 agents that start at the same time cost etcd a
-    minute."""
+    """A restarted agent listed all records twice, and a new node's agent three times: 1,000 agents that started at the
+    same time cost etcd a minute."""
     one, two = network.open(), network.open()
     joined = one.join(one.conf(), node(1))
     watching = Watching(two, monkeypatch)
@@ -83,7 +84,7 @@ def test_a_change_between_the_list_of_join_and_the_watch_is_seen(network, monkey
 
 
 def test_a_watch_that_is_lost_goes_on_without_a_list(monkeypatch):
-    """A restarted member of etcd got a list from each node."""
+    """After a member of etcd had restarted, each node listed all records again."""
     with Etcd() as etcd:
         network = Registry(etcd, f"{PREFIX}/goes-on")
         network.configure(CONF)
@@ -121,7 +122,8 @@ def test_an_agent_whose_watch_was_compacted_waits_for_a_random_time_before_it_li
 
 
 def test_after_a_restore_from_a_backup_the_watch_lists_again(monkeypatch):
-    """The restored etcd has no record of a node, and more revisions than the watch has seen."""
+    """The restored etcd lacks the record of a node, but its revision is higher than the last one that the watch has
+    seen."""
     with Etcd() as etcd:
         network = Registry(etcd, f"{PREFIX}/restored")
         network.configure(CONF)

@@ -1,4 +1,4 @@
-"""A restarted agent has the records of all Nodes, and asks the API server only for changes."""
+"""A restarted agent reads the records of all Nodes from its file, and asks the API server only for changes."""
 
 import json
 import time
@@ -16,7 +16,7 @@ LISTED = "limit=500&resourceVersion=0"
 
 @pytest.fixture
 def agent(mock, registry, tmp_path):
-    """agent() makes an agent of the node n1 that has joined."""
+    """Return a function that makes an agent of the node n1. The agent has joined the network."""
     def make(**more):
         it = registry(kept=str(tmp_path / "nodes"), **more)
         it.join(it.conf(), ME)
@@ -106,7 +106,7 @@ def test_the_file_has_a_record_as_the_annotations_publish_it(mock, agent, tmp_pa
 
 
 def test_restarted_agents_ask_after_a_random_time_that_grows_with_the_nodes(mock, agent, monkeypatch):
-    """random.uniform() and the wait are the test's."""
+    """The test replaces random.uniform() and the wait."""
     live(mock, agent(), ALL)
     again, waited = agent(), []
     wait = again.wait

@@ -1,4 +1,4 @@
-"""Kubernetes as the registry, against the API mock: podCIDRs, flannel's annotations, the Node's condition."""
+"""Kubernetes as the registry, with the API mock: podCIDRs, flannel's annotations, and the Node's condition."""
 
 import gc
 import re
@@ -154,7 +154,8 @@ def test_a_ready_network_clears_the_condition_and_no_other(mock, registry):
 
 
 def test_a_restarted_agent_writes_nothing_of_its_node(mock, registry):
-    """Each restart wrote the time of the condition, and the API server sent the Node to all agents."""
+    """Each restarted agent wrote a new time into the Node's condition, so the API server sent the Node to all
+    agents."""
     for _ in range(2):
         one = registry()
         me = one.join(one.conf(), ME)
@@ -183,7 +184,7 @@ def test_the_watch_sees_nodes_come_change_and_go_and_nothing_else(mock, registry
     joined = two.join(two.conf(), other)
     assert eventually(lambda: seen[-1] == {"n1": mine, "n2": joined})
     count = len(seen)
-    two.ready(joined)                           # as a kubelet's heartbeat: no change of the network
+    two.ready(joined)                           # changes the Node like a kubelet's heartbeat, but not the network
     mock.do(lambda api: api.put("nodes", node_object(3, **{"kube-subnet-manager": "true", "public-ip": "nonsense"})))
     assert eventually(lambda: "record_unreadable" in [event["event"] for event in one.events])
     assert len(seen) == count
@@ -195,8 +196,8 @@ def test_the_watch_sees_nodes_come_change_and_go_and_nothing_else(mock, registry
 
 
 def test_the_documents_of_nodes_are_not_kept(registry):
-    """While the watch lasted, 1,000 Nodes with all their images took 100 MB. During the list, 5,000 Nodes without
-    images took 114 MB."""
+    """While the agent watched, 1,000 Nodes with all their images took 100 MB. During a list, 5,000 Nodes without images
+    took 114 MB."""
     class Document(dict):
         __hash__ = object.__hash__
 
@@ -220,7 +221,8 @@ def test_the_documents_of_nodes_are_not_kept(registry):
 
 
 def test_what_the_server_has_forgotten_is_listed_again(mock, registry):
-    """A Node is removed while no watch runs, and the server does not know the changes since (410)."""
+    """A Node is removed while no watch runs. The API server answers the next watch with 410, because it no longer has
+    the changes."""
     one, two, stop, seen = registry(), registry("n2"), threading.Event(), []
     one.join(one.conf(), ME)
     two.join(two.conf(), ME)

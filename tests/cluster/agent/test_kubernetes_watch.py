@@ -1,4 +1,5 @@
-"""The watch of Kubernetes as the registry: only metadata, from the API server's cache, and few lists."""
+"""The watch of Kubernetes as the registry: the agent reads only metadata, from the API server's cache, and lists
+seldom."""
 
 import threading
 from ipaddress import ip_address, ip_network
@@ -13,7 +14,8 @@ from fastcni.testing.witnesses import eventually
 
 
 class Watching:
-    """A registry that watches in a thread. seen: the nodes of each change. asked(): (path, query) of its requests."""
+    """A registry that watches in a thread. seen: the nodes after each change. asked(): (path, query) of the registry's
+    requests."""
 
     def __init__(self, mock, registry):
         self.mock, self.registry, self.seen, self.stop = mock, registry, [], threading.Event()
@@ -36,12 +38,12 @@ class Watching:
 
 
 def member(number, **notes):
-    """A Node as flanneld leaves it."""
+    """Return a Node object with the annotations that flanneld writes."""
     return node_object(number, **{"kube-subnet-manager": "true", "public-ip": f"192.0.2.{number}", **notes})
 
 
 def test_of_nodes_only_the_metadata_are_read_and_lists_come_from_the_cache(mock, registry, monkeypatch):
-    """An agent read each Node with all its images, and the API server read them from etcd."""
+    """An agent read each Node with all its images, and made the API server read the Nodes from etcd."""
     one, two = registry(), registry("n2")
     for each in one, two:
         each.join(each.conf(), ME)
@@ -97,7 +99,7 @@ def test_a_node_that_another_one_replaces_has_the_new_pod_cidrs(mock, registry):
 
 
 def test_a_lost_watch_goes_on_without_a_list(mock, registry, monkeypatch):
-    """A restarted API server had to answer a list of all Nodes to each agent."""
+    """After a restart of the API server, each agent listed all Nodes again."""
     monkeypatch.setattr(kubernetes, "FIRST_PAUSE_S", 0.01)
     one, lost = registry(), []
     original = one.api.watch
@@ -120,8 +122,7 @@ def test_a_lost_watch_goes_on_without_a_list(mock, registry, monkeypatch):
 
 
 def test_after_a_restore_of_etcd_all_nodes_are_listed(mock, registry, monkeypatch):
-    """After the restore, the API server's revision is lower than the agent's, and its cache rejects a later
-    revision."""
+    """After the restore, the agent's revision is higher than the API server's, so the API server's cache rejects it."""
     monkeypatch.setattr(kubernetes, "FIRST_PAUSE_S", 0.01)
     one, lost = registry(), threading.Event()
     original = one.api.watch
@@ -148,7 +149,7 @@ def test_after_a_restore_of_etcd_all_nodes_are_listed(mock, registry, monkeypatc
 
 
 def test_agents_that_list_again_wait_for_a_random_time_that_grows_with_the_nodes(mock, registry, monkeypatch):
-    """random.uniform() and the wait are the test's."""
+    """The test replaces random.uniform() and the wait."""
     for number in range(3, 9):
         mock.do(lambda api, number=number: api.put("nodes", member(number)))
     one, waited, stop = registry(), [], threading.Event()

@@ -1,4 +1,5 @@
-"""Network policies: from the API mock, with the rights of deploy/agent.yaml; and `fastcni agent --policies`."""
+"""Network policies that the agent reads from the API mock with the rights of deploy/agent.yaml, and `fastcni agent
+--policies`."""
 
 import json
 import os
@@ -57,7 +58,7 @@ def source(server, tmp_path):
 
 
 def until(source, condition):
-    """Attend to the source until the condition holds."""
+    """Handle the source's events until the condition holds."""
     end = time.monotonic() + 15
     while not condition():
         assert time.monotonic() < end, (source.errors, source.away)
@@ -89,7 +90,7 @@ def test_pods_namespaces_and_policies_are_listed_and_watched(server, source):
 
 
 def test_a_pod_that_has_ended_has_no_address(server, source):
-    """Neither the list nor the watch has such pods: the watch reports that the pod was deleted."""
+    """The list leaves out pods that have ended. The watch reports such a pod as deleted."""
     ended = pod("ended", LABELS, "10.0.0.7")
     ended["status"]["phase"] = "Succeeded"
     server.do(lambda api: (api.put("pods", pod("web", LABELS, "10.0.0.1"), "shop"), api.put("pods", ended, "shop"),
@@ -118,7 +119,7 @@ def test_pods_of_other_nodes_are_read_when_a_policy_names_pods(server, source):
 
 
 def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
-    """The cluster has one Event, whatever number of nodes reports the object, and no Event for an earlier report."""
+    """Two nodes find the object unreadable, before and after a change of the object. The cluster has one Event."""
     documents = list(yaml.safe_load_all((ROOT / "deploy" / "agent.yaml").read_text()))
     rules = next(it["rules"] for it in documents if it["kind"] == "ClusterRole")
     server.do(lambda api: setattr(api, "rules", rules + [{**rule, "namespace": "shop"} for rule in rules]))
@@ -151,8 +152,8 @@ def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
 
 
 def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(monkeypatch):
-    """The agent sent the Events in order, and tried the first Event again until it was sent. But the Event's
-    namespace had been deleted."""
+    """The agent repeated the first Event until the API accepted it, and sent no later Event meanwhile. The API never
+    accepted it, because the Event's namespace had been deleted."""
     monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
     sent = []
 
@@ -184,7 +185,8 @@ def test_the_command_asks_the_api_too(server, tmp_path):
 
 
 def test_of_pods_of_this_node_the_command_asks_the_kernel(server, tmp_path, monkeypatch):
-    """This pod's kernel has no table. The command said "denied", which is right only for a pod of another node."""
+    """The pod runs on this node, whose kernel has no policy table, so nothing is denied. The command printed "denied",
+    which is right only for a pod of another node."""
     (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
     monkeypatch.setattr(decisions, "read", list)
     (tmp_path / "pods").mkdir()
@@ -242,8 +244,8 @@ def test_the_agent_keeps_the_table_until_it_is_told_otherwise(nodes):  # noqa: F
 @pytest.mark.needs("root")
 @pytest.mark.needs("nft-owned-tables")
 def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes):  # noqa: F811
-    """The kernel frees a killed agent's table, and the next agent takes the table over. While an agent runs, no other
-    process can."""
+    """The kernel releases the ownership of a killed agent's table, and the next agent takes the table over. While an
+    agent owns the table, no other process can change it."""
     (one,) = nodes(1)
     (one.directory / "policies").mkdir()
     one.more = ["--policies", str(one.directory / "policies")]
@@ -267,7 +269,7 @@ def test_a_flush_while_the_agent_is_killed_and_restarted_leaves_the_table(nodes)
 
 @pytest.mark.needs("root")
 def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
-    """The agent is started while etcd is unavailable, and pods are added as before."""
+    """The agent starts while etcd is unavailable, and pods are still added."""
     (one,) = nodes(1)
     directory = one.directory / "policies"
     directory.mkdir()
@@ -281,7 +283,7 @@ def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
             client.ask(f"{one.directory}/state/policy.sock", {
                 "do": "protect", "id": ["net", "c1", "eth0"], "pod": "shop/a", "uid": "", "labels": LABELS,
                 "addresses": ["10.244.9.9"]})
-        except client.NoAgent:             # the agent does not listen yet
+        except client.NoAgent:             # the agent's socket does not accept connections yet
             return False
         return True
 
@@ -296,7 +298,7 @@ def test_policies_are_in_force_before_the_registry_answers(nodes):  # noqa: F811
 
 @pytest.mark.needs("root")
 def test_changes_of_the_api_are_enforced_in_the_benchmark(host_netns):
-    """Changes of files are in benchmarks/bench_policy.py."""
+    """benchmarks/bench_policy.py tests changes of policy files."""
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
     found = Table()

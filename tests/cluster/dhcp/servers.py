@@ -14,9 +14,10 @@ LIMIT_S = 30
 
 
 class Program:
-    """`with ... as server:` a server in the network's namespace. start() and kill() also stop it in between.
+    """`with Dnsmasq(...) as server:` runs a server in the network's namespace. In the block, kill() and start() stop
+    and start it.
 
-    directory: that of its files. ready: the text in its output that says that it is ready.
+    directory: the directory of the server's files. ready: the text that the server prints when it is ready.
     """
 
     ready = ""
@@ -56,8 +57,8 @@ class Program:
 
 
 class Dnsmasq(Program):
-    """dnsmasq. start() reads these attributes. pool: the first address of the pool. t1, t2: the times of leases; 0:
-    dnsmasq's own. A restart keeps leases."""
+    """dnsmasq, which keeps its leases over a restart. start() reads these attributes. pool: the beginning of the pool's
+    addresses, such as "10.77.3". t1, t2: the renewal and rebinding time of leases in seconds; 0: dnsmasq's default."""
 
     ready = "DHCP, IP range"
 
@@ -83,8 +84,9 @@ class Dnsmasq(Program):
 
 
 class Kea(Program):
-    """Kea. start() reads these attributes, and a restart forgets all leases. seconds, t1, t2: the times of leases.
-    subnet, pool: the first bytes of their addresses, such as "10.77" and "10.77.3". router: the gateway."""
+    """Kea, which forgets all leases when it restarts. start() reads these attributes. seconds, t1, t2: the lease,
+    renewal and rebinding time in seconds. subnet, pool: the beginning of their addresses, such as "10.77" and
+    "10.77.3". router: the gateway's address."""
 
     ready = "DHCP4_STARTED"
 

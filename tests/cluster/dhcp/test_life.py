@@ -1,4 +1,4 @@
-"""The daemon over time: killed, started again, after a reboot, with lost leases, and with 1,000 of them."""
+"""The dhcp daemon over time: killed, restarted, after a reboot, with lost leases, and with 1,000 leases."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def test_a_pod_whose_namespace_is_gone_is_released(network, server, tmp_path):
 # Life after a restart --------------------------------------------------------------------------------
 
 def test_renewals_go_on_after_a_kill(network, tmp_path):
-    """T1 is three seconds after the ADD, the daemon is killed before and started again."""
+    """T1 is three seconds after the ADD. The daemon is killed before T1 and started again."""
     pod = network.pod()
     with Server(network, seconds=6) as server, Daemon(tmp_path) as daemon:
         ok("ADD", daemon.conf(), pod)
@@ -97,7 +97,7 @@ def test_a_lost_lease_leaves_the_link_and_the_next_is_put_on_it(network, tmp_pat
     with Server(network, seconds=2) as server, Daemon(tmp_path) as daemon:
         ok("ADD", daemon.conf(priority=7), pod)
         subprocess.run(["ip", "-n", os.path.basename(pod), "addr", "add", FIRST, "dev", "eth0"], check=True)
-        server.leases.clear()           # as after a new installation: the server answers the renewal with NAK
+        server.leases.clear()           # the server answers the renewal with NAK
         daemon.wait_for("lease_lost")
         daemon.wait_for("lease_acquired", 2)
         assert eventually(lambda: addresses(pod) == ["10.77.1.1/16"])
@@ -124,7 +124,7 @@ def test_its_socket_may_come_from_systemd(tmp_path, network, server):
     finally:
         process.terminate()
         assert process.wait(30) == 0
-    assert os.path.exists(path)                 # it is systemd's
+    assert os.path.exists(path)                 # systemd owns the socket file, so the daemon keeps it
 
 
 def test_the_pidfile_and_the_socket_are_removed_at_the_end(tmp_path):
@@ -154,7 +154,7 @@ def rss(pid):
 
 
 def test_a_thousand_leases_take_less_than_20_mb_and_one_thread(network, server, tmp_path):
-    """All attachments are in one namespace: each attachment has its own lease, whatever link it uses."""
+    """All 1,000 attachments use one namespace. Each attachment has its own lease."""
     pod = network.pod()
     with Daemon(tmp_path) as daemon:
         ok("ADD", daemon.conf(), pod)
@@ -178,5 +178,5 @@ def test_a_thousand_leases_take_less_than_20_mb_and_one_thread(network, server, 
         assert failed == [] and len(leases(daemon)) == 1000
         print(f"1,000 leases in {took:.1f} s: {before:.1f} MB before, {after:.1f} MB after")
         assert after - before < 20
-        assert eventually(lambda: rss(daemon.process.pid)[1] == 1)     # threads of closer.py close the sockets, and end
+        assert eventually(lambda: rss(daemon.process.pid)[1] == 1)     # closer.py's threads have ended
         assert len(own_files(daemon)) < 20

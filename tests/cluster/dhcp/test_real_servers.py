@@ -1,4 +1,4 @@
-"""The plugin files and the daemon with dnsmasq and Kea, as on a node: macvlan and bridge, one-shot and warm."""
+"""The plugin files and the dhcp daemon with dnsmasq and Kea on a node: macvlan and bridge, one-shot and warm."""
 
 import os
 import signal
@@ -35,21 +35,21 @@ def node(network):
 
 @pytest.fixture
 def launched(tmp_path, bin_dir):
-    """A daemon that the plugin file dhcp runs."""
+    """Yield a daemon, started by `dhcp daemon` of the plugin file."""
     with Daemon(tmp_path, "-resendtimeout", "20s", command=(f"{bin_dir}/dhcp", "daemon")) as daemon:
         yield daemon
 
 
 @pytest.fixture
 def go_launched(tmp_path):
-    """The reference's daemon."""
+    """Yield the dhcp daemon of the reference plugins."""
     (tmp_path / "go").mkdir()
     with Daemon(tmp_path / "go", command=(f"{shared.PEER}/dhcp", "daemon"), own=False) as daemon:
         yield daemon
 
 
 def on_node(node, bin_dir, command, conf, pod, *, cid="c1", socket=""):
-    """Run a plugin file in the node's namespace. Return its document."""
+    """Run a plugin file in the node's namespace. Return the JSON document that the plugin prints."""
     wrapper = f"{bin_dir}/on-{node}-{conf['type']}"
     if not os.path.exists(wrapper):
         with open(wrapper, "w", encoding="ascii", opener=lambda path, how: os.open(path, how, 0o755)) as file:
@@ -122,7 +122,8 @@ def test_a_pod_loses_its_address_when_kea_is_gone_and_gets_one_when_it_is_back(n
 
 
 def test_a_server_refuses_an_address_of_another_network_and_gives_one(network, launched, tmp_path):
-    """The node rebooted and moved to another network: dnsmasq answers NAK."""
+    """The node was moved to another network while it rebooted. dnsmasq answers the request for the old address with
+    NAK."""
     pod = network.pod()
     with Dnsmasq(network, tmp_path) as server:
         result = ok("ADD", launched.conf(), pod)
@@ -153,9 +154,9 @@ def test_a_server_that_was_reset_gives_another_address(network, launched, tmp_pa
 
 @pytest.mark.parametrize("at", ["T1", "T2"])
 def test_a_renewal_that_dnsmasq_refuses_gives_the_pod_another_address(network, launched, tmp_path, at):
-    """dnsmasq is restarted with another pool. At T1 the daemon asks by unicast, and dnsmasq answers with a broadcast
-    NAK, which a socket at the pod's address did not receive. For T2 dnsmasq moves to another address, so only a
-    broadcast reaches it."""
+    """dnsmasq restarts with another pool. At T1 the daemon sends a unicast request, and dnsmasq broadcasts a NAK. A
+    socket that was bound to the pod's address did not receive this NAK. At T2 dnsmasq has another address, so only the
+    daemon's broadcast request reaches dnsmasq."""
     pod = network.pod()
     server = Dnsmasq(network, tmp_path)
     server.t1, server.t2 = (3, 50) if at == "T1" else (1, 6)
@@ -178,7 +179,8 @@ def test_a_renewal_that_dnsmasq_refuses_gives_the_pod_another_address(network, l
 @pytest.mark.parametrize("whose", ["own", "reference"])
 def test_dnsmasq_renews_a_lease_whose_address_the_link_lacks(network, tmp_path, launched, go_launched, whose,
                                                              has_loopback):
-    """The reference's daemon is the comparison. dnsmasq does not see a request from 0.0.0.0 to its own address."""
+    """The test also runs the daemon of the reference plugins, to compare. A unicast request from 0.0.0.0 does not reach
+    dnsmasq."""
     pod, daemon = network.pod(), go_launched if whose == "reference" else launched
     if has_loopback:
         subprocess.run(["ip", "-n", os.path.basename(pod), "link", "set", "lo", "up"], check=True)
@@ -212,7 +214,7 @@ def test_a_renewal_with_another_router_changes_the_result_only(network, launched
 
 
 def test_the_warm_server_has_the_daemon_and_answers_while_a_lease_is_awaited(network, node, bin_dir, tmp_path):
-    """Run fastcni serve --dhcp. An ADD that waits for a silent network delays no other request."""
+    """Run `fastcni serve --dhcp`. An ADD that waits for an answer of a DHCP server delays no other request."""
     directory, silent = str(tmp_path), network.netns("silent")
     subprocess.run(["ip", "-n", silent, "link", "add", "eth0", "type", "veth", "peer", "name", "eth1"], check=True)
     with open(f"{directory}/log", "wb") as log:
@@ -242,7 +244,7 @@ def test_the_warm_server_has_the_daemon_and_answers_while_a_lease_is_awaited(net
             assert eventually(lambda: dhcp.leases() == [])
         assert all(each.poll() is None for each in waiting)
         for each in waiting:
-            each.kill()                         # the caller leaves: the worker and the daemon stop waiting
+            each.kill()                         # after its end the server's worker and the daemon stop waiting
             each.stdout.close()
             each.wait()
         daemon.wait_for("lease_abandoned", 3)

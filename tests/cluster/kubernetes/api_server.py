@@ -1,10 +1,11 @@
-"""kmock, with what it leaves out of a Kubernetes API server and our store depends on.
+"""A mock of the Kubernetes API server: kmock, extended by the behaviour that fastcni's store and agent depend on.
 
-kmock has the HTTP server, reads the paths, sends streams and errors, keeps the requests, and answers as a test says
-(`<<`). Its own handlers take every write. Those here do what a real API server does: resourceVersion, uid and
-generation; 409 for stale writes and failed preconditions; the status subresource; merge patches; label selectors;
-pages; watches from a revision, with bookmarks and 410. They refuse what it would refuse or drop: wrong content types,
-fields that the CRD's schema does not have, requests that RBAC does not allow, tokens that are not known.
+kmock has the HTTP server, parses the paths, sends streams and errors, records the requests, and gives answers that a
+test sets (`<<`). kmock's own handlers accept every write. The handlers of this module behave like a real API server:
+they set resourceVersion, uid and generation, answer 409 to stale writes and failed preconditions, and implement the
+status subresource, merge patches, label selectors, pages, and watches from a revision, with bookmarks and 410. They
+reject wrong content types, fields that are not in the CRD's schema, requests that RBAC does not allow, and unknown
+tokens.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ FORMATS = jsonschema.FormatChecker(formats=())
 FORMATS.checks("date-time")(lambda text: bool(TIME.fullmatch(text)))
 CORE = {"nodes": "", "namespaces": "", "pods": "", "leases": "coordination.k8s.io",
         "networkpolicies": "networking.k8s.io", "network-attachment-definitions": "k8s.cni.cncf.io"}
-KINDS = {resource(group, "v1", plural) for plural, group in CORE.items()}        # that a server has without any object
+KINDS = {resource(group, "v1", plural) for plural, group in CORE.items()}        # resources that each API server has
 CLUSTER_POLICIES = resource("policy.networking.k8s.io", "v1alpha2", "clusternetworkpolicies")
 
 
@@ -43,7 +44,7 @@ parse_path = parsing.parse_path
 
 
 def parse_path_with_namespaces(path):
-    """Parse a path. kmock takes the path of all namespaces for a list within one namespace."""
+    """Parse a path. kmock's parser takes the path of a list in all namespaces for a list within one namespace."""
     return parsing.ParsedPath("", "v1", "namespaces") if path == "/api/v1/namespaces" else parse_path(path)
 
 
@@ -55,8 +56,8 @@ def documents(name):
 
 
 class ApiServer(kmock.KubernetesEmulator):
-    """page: the most objects in one answer of a list. tokens: the valid tokens; None: all are valid. rules: those of
-    RBAC; None: everything is allowed. watch_s: seconds after which a watch ends."""
+    """The API server. page: the most objects in one answer to a list. tokens: the valid tokens; None: every token is
+    valid. rules: the RBAC rules; None: every request is allowed. watch_s: seconds after which a watch ends."""
 
     def __attrs_post_init__(self):
         super().__attrs_post_init__()
@@ -64,7 +65,7 @@ class ApiServer(kmock.KubernetesEmulator):
         self.changes, self.changed = [], asyncio.Condition()
         self.page, self.tokens, self.rules, self.watch_s = 500, None, None, 240.0
         self.asked = set()                  # (verb, group, resource)
-        self.log, self.next = [], []        # (method, path and query) of requests; (status, headers) to answer first
+        self.log, self.next = [], []  # (method, path and query) of requests; (status, headers) of the next answers
         self.crds = {crd["spec"]["names"]["plural"]: crd["spec"] for crd in documents("cluster-ipam-crds.yaml")}
         self.crds |= {"events": EVENT, "leases": LEASE}
         self.validators = {plural: jsonschema.Draft4Validator(
@@ -78,7 +79,7 @@ class ApiServer(kmock.KubernetesEmulator):
         if self.next:
             status, headers = self.next.pop(0)
             return web.json_response({"kind": "Status", "message": "as told"}, status=status, headers=headers)
-        if request.url.path == "/api/v1/namespaces/kube-system":        # which kmock takes for a list
+        if request.url.path == "/api/v1/namespaces/kube-system":        # kmock takes this path for a list
             self._authorize(request, "get", "", "namespaces", None, "kube-system")
             return web.json_response(self._there(resource("", "v1", "namespaces"), None, "kube-system"))
         if found := re.fullmatch(r"/apis/([^/]+)/([^/]+)", request.url.path):
@@ -88,7 +89,7 @@ class ApiServer(kmock.KubernetesEmulator):
             what = "/".join(filter(None, (request.resource.plural, request.subresource)))
             self._authorize(request, verb, request.resource.group, what, request.namespace, request.name)
         del self._requests[:-1]             # kmock compares each request with all earlier requests
-        return await kmock.RawHandler._handle(self, request)      # without kmock's own changes of its objects
+        return await kmock.RawHandler._handle(self, request)      # kmock's own handler would change its own objects
 
     def _discovered(self, group, version):
         names = {kind.plural for kind in self.served | {kind for kind, _, _ in self.stored}
@@ -112,7 +113,7 @@ class ApiServer(kmock.KubernetesEmulator):
     # -- objects --------------------------------------------------------------------------------------
 
     def put(self, plural, body, namespace=None, version="v1"):
-        """Store an object of the cluster as it is, for tests; without a body, remove the object."""
+        """Store an object without validation, for tests. If body is None, remove the object."""
         kind = resource(CORE.get(plural, plural.partition(".")[2]), version, plural.partition(".")[0])
         name = body["metadata"]["name"]
         key = (kind, namespace, name)
@@ -159,17 +160,18 @@ class ApiServer(kmock.KubernetesEmulator):
             self.changed.notify_all()
 
     def forget(self, plural, name):
-        """Remove an object, and the history of changes: a watch gets no event about it, and must list again."""
+        """Remove an object and the history of changes. A watch gets no event about the removal, and must list again."""
         self.stored = {key: it for key, it in self.stored.items() if (key[0].plural, key[2]) != (plural, name)}
         self.revision += 1
         self.compact()
 
     def compact(self):
-        """Forget the changes: older revisions are answered with 410, also in watches that wait for a change."""
+        """Remove the history of changes. The server answers requests from older revisions with 410, also watches that
+        wait for a change."""
         self.oldest, self.changes = self.revision, []
         asyncio.get_running_loop().create_task(self._wake())
 
-    # -- what a real one checks -----------------------------------------------------------------------
+    # -- checks of a real API server -----------------------------------------------------------------------
 
     def _check_kind(self, request):
         crd = self.crds.get(request.resource.plural)
@@ -188,7 +190,7 @@ class ApiServer(kmock.KubernetesEmulator):
         for key, value in metadata.get("labels", {}).items():
             if not re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", value) or len(key) > 80:
                 raise invalid(f"metadata.labels: {key}: {value!r}")
-        if crd is None:                     # a kind of Kubernetes itself
+        if crd is None:                     # Kubernetes defines this kind, not a CRD
             return
         if (body["apiVersion"], body["kind"]) != (
                 f"{crd['group']}/{crd['versions'][0]['name']}", crd["names"]["kind"]):
@@ -217,7 +219,8 @@ class ApiServer(kmock.KubernetesEmulator):
             body.pop("status", None)
         body["metadata"] |= {"uid": str(uuid.uuid4()), "generation": 1,
                              "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        return self._store((request.resource, request.namespace, name), body, "ADDED")  # status 200; the real one: 201
+        # A real API server answers 201, not 200
+        return self._store((request.resource, request.namespace, name), body, "ADDED")
 
     async def _serve_update(self, request):
         crd = self._check_kind(request)
@@ -236,7 +239,7 @@ class ApiServer(kmock.KubernetesEmulator):
                 new[kept] = before[kept]
         self._check_body(request, new, crd)
         if new == before:
-            return before                   # no write, no new revision
+            return before                   # the patch changes nothing: no new revision
         if any(new.get(key) != before.get(key) for key in (new.keys() | before.keys()) - {"metadata", "status"}):
             new["metadata"]["generation"] = before["metadata"]["generation"] + 1
         return self._store((request.resource, request.namespace, request.name), new, "MODIFIED")
@@ -273,7 +276,7 @@ class ApiServer(kmock.KubernetesEmulator):
     async def _serve_list(self, request):
         self._check_kind(request)
         start, version, most = 0, self.revision, min(int(request.params.get("limit", self.page)), self.page)
-        if since := request.params.get("resourceVersion"):          # the whole list from the cache
+        if since := request.params.get("resourceVersion"):          # the complete list, from the cache
             if int(since) > self.revision:
                 raise KubernetesError(status=504, reason="Timeout", message=f"Too large resource version: {since}, "
                                                                             f"current: {self.revision}")
@@ -299,7 +302,7 @@ class ApiServer(kmock.KubernetesEmulator):
         yield b""
         end = asyncio.get_running_loop().time() + min(self.watch_s, float(request.params["timeoutSeconds"]))
         while (left := end - asyncio.get_running_loop().time()) > 0:
-            if since < self.oldest:         # also in the middle of a watch: no bookmark may skip forgotten changes
+            if since < self.oldest:         # also during a watch: no bookmark may skip removed changes
                 yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired",
                                                    "message": f"too old resource version: {since}"}}
                 return
@@ -361,7 +364,7 @@ def shown(request, body):
 
 
 def merged(before, patch):
-    """RFC 7386."""
+    """Return the object after a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
     made = copy.deepcopy(before) if isinstance(before, dict) else {}
@@ -392,7 +395,8 @@ def invalid(message):
 
 
 class Running:
-    """An ApiServer that listens on an address of this namespace, in a thread. Only do() uses `api`."""
+    """An ApiServer in a thread, which listens on an address of this namespace. Other threads use `api` only through
+    do()."""
 
     def __init__(self, host="127.0.0.1"):
         self.host = host
@@ -433,7 +437,8 @@ class Running:
 
 
 def kubeconfig(server, token="token", *, cluster=(), user=None, context=()):
-    """The text of a kubeconfig."""
+    """Return the text of a kubeconfig for this server and token. cluster, user, context: more keys of these
+    sections."""
     return json.dumps({
         "apiVersion": "v1", "kind": "Config", "current-context": "c",
         "clusters": [{"name": "cluster", "cluster": {"server": server} | dict(cluster)}],

@@ -1,4 +1,5 @@
-"""Apply our CRDs, as kubectl would, once the API server of a kubeconfig is ready: apply_crds.py KUBECONFIG"""
+"""Wait until the API server of a kubeconfig is ready, and apply fastcni's CRDs as kubectl does: apply_crds.py
+KUBECONFIG"""
 
 import sys
 import time

@@ -1,5 +1,5 @@
-"""A Kubernetes API server for tests: kmock, or the real one of a kubeconfig in FASTCNI_TEST_KUBECONFIG, with our CRDs
-applied and nothing of value in it."""
+"""Fixtures with a Kubernetes API server. It is kmock, or the real server of the kubeconfig FASTCNI_TEST_KUBECONFIG. The
+real server needs fastcni's CRDs; the tests delete its objects of these CRDs."""
 
 import os
 
@@ -15,7 +15,7 @@ REAL = os.environ.get("FASTCNI_TEST_KUBECONFIG")
 
 @pytest.fixture
 def mock():
-    """Yield an API server of kmock for one test."""
+    """Yield a new API mock for one test."""
     from cluster.kubernetes.api_server import Running
 
     with Running() as running:
@@ -24,12 +24,13 @@ def mock():
 
 @pytest.fixture
 def kubernetes(request, tmp_path):
-    """Yield an empty store of a configuration: {"type": "kubernetes", "kubeconfig": ...}."""
+    """Yield the `store` of an IPAM configuration, whose API server has no objects of fastcni: {"type": "kubernetes",
+    "kubeconfig": ...}."""
     if REAL:
         yield {"type": "kubernetes", "kubeconfig": REAL}
         store = open_store({"type": "kubernetes", "kubeconfig": REAL})
         for kind in KINDS:
-            store.api._expect("DELETE", f"{BASE}/{kind}")       # all objects
+            store.api._expect("DELETE", f"{BASE}/{kind}")       # deletes all objects of the kind
         store.close()
         return
     running = request.getfixturevalue("mock")
@@ -57,7 +58,7 @@ def other(kubernetes):
 
 @pytest.fixture
 def cluster(node, mock, tmp_path):          # noqa: F811
-    """Yield the mock with pods and definitions. It can be made unavailable or frozen."""
+    """Yield the API mock with pods and network definitions. A test can make the mock unavailable or freeze it."""
     from cluster.kubernetes.networks_cluster import Cluster
 
     with Cluster(mock, tmp_path) as found:
@@ -67,7 +68,8 @@ def cluster(node, mock, tmp_path):          # noqa: F811
 
 @pytest.fixture
 def conf(node, cluster):                    # noqa: F811
-    """conf(annotations, **keys): a configuration whose first network is a. Definitions of b and c are in the API."""
+    """Return a function conf(annotations, **keys) that returns a configuration whose first network is a. The API has
+    definitions of b and c."""
     for letter in "bc":
         cluster.define(network(node, letter))
     return lambda annotations=None, **keys: multus(node, network(node, "a"), annotations=annotations,
@@ -76,5 +78,5 @@ def conf(node, cluster):                    # noqa: F811
 
 @pytest.fixture
 def warm(cluster, local):                   # noqa: F811
-    """Yield a server in this process, on the node NODE. The server ends before the API server."""
+    """Yield a server of fastcni in this process, on the node NODE. The server ends before the API mock."""
     return local()

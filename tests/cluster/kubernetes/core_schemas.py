@@ -1,5 +1,5 @@
-"""Objects of Kubernetes itself, for the API mock: the kubelet's Lease, and schemas of those that fastcni writes, in the
-form of CRDs."""
+"""Core objects of Kubernetes for the API mock: the kubelet's Lease, and schemas of Event and Lease in the form of
+CRDs."""
 
 import time
 
@@ -7,13 +7,14 @@ from fastcni.kit.ipam.cluster.stores.kubernetes_objects import to_time
 
 
 def kubelet_lease(node, age=0, owner="Node"):
-    """The Lease in kube-node-lease that a kubelet renewed `age` seconds ago."""
+    """Return the Lease in kube-node-lease that a kubelet renewed `age` seconds ago. owner: the kind of the Lease's
+    owner."""
     return {"metadata": {"name": node, "ownerReferences": [{"apiVersion": "v1", "kind": owner, "name": node,
                                                             "uid": "1"}]},
             "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": to_time(time.time() - age)}}
 
 
-# Event of events.k8s.io/v1, as ValidateEvent of Kubernetes checks new Events
+# An Event of events.k8s.io/v1, with the rules by which Kubernetes' ValidateEvent checks new Events
 EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"}, "versions": [{
     "name": "v1", "schema": {"openAPIV3Schema": {
         "type": "object",
@@ -31,7 +32,7 @@ EVENT = {"group": "events.k8s.io", "names": {"kind": "Event", "plural": "events"
             "series": {"type": "object", "required": ["count", "lastObservedTime"], "properties": {
                 "count": {"type": "integer", "minimum": 2},
                 "lastObservedTime": {"type": "string", "pattern": r"\.\d{6}Z$"}}}}}}}]}
-# Lease of coordination.k8s.io/v1; times are MicroTime
+# A Lease of coordination.k8s.io/v1. Its times are MicroTime.
 LEASE = {"group": "coordination.k8s.io", "names": {"kind": "Lease", "plural": "leases"}, "versions": [{
     "name": "v1", "schema": {"openAPIV3Schema": {
         "type": "object",

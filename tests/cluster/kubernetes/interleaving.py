@@ -1,8 +1,8 @@
-"""All orders in which the requests of several clients can reach the API server.
+"""Run a test with every order in which the requests of several clients can reach the API server.
 
-An actor is a function that uses a store. It is stopped before each request, and one actor at a time sends one.
-explore() repeats a story with each order: depth first, with a limit of how often an actor that could go on is left for
-another.
+An actor is a function that uses a store, in a thread. The thread stops before each request, and run() lets one actor at
+a time send its next request. explore() repeats a story with each order of requests, depth first. most_switches limits
+how often run() leaves an actor that could continue.
 """
 
 import itertools
@@ -12,12 +12,12 @@ TIMEOUT_S = 60
 
 
 class Stopped(BaseException):
-    """The process of this actor was killed."""
+    """The actor's process is killed: raised in the actor instead of a request or of its answer."""
 
 
 class Actor:
-    """crash: the number, from 1, of the request before which the actor is killed. after=True: it is killed when that
-    request was sent, before the answer."""
+    """A client of the store. crash: the number, from 1, of the request before which the actor is killed; 0: never.
+    after: kill the actor between this request and its answer instead."""
 
     def __init__(self, name, store, function, crash=0, after=False):
         self.name, self.store, self.function, self.crash, self.after = name, store, function, crash, after
@@ -47,7 +47,7 @@ class Actor:
         assert self.stops.acquire(timeout=TIMEOUT_S)
 
     def step(self):
-        """Let the actor send one request, and continue until its next request or its end."""
+        """Let the actor send one request. Return when the actor reaches its next request or its end."""
         self.turn.release()
         assert self.stops.acquire(timeout=TIMEOUT_S)
 
@@ -57,13 +57,14 @@ class Actor:
         except (Exception, Stopped) as e:
             self.error = e
         finally:
-            del self.store.api._expect      # the method of the class again
+            del self.store.api._expect      # restores the method of the class
             self.over = True
             self.stops.release()
 
 
 def run(actors, choices, most_switches):
-    """Run actors by choices, then each to its end. Return (number of choices there were, choice taken) of each step."""
+    """Let the actors send their requests in the order of `choices`, then run each actor to its end. Return, for each
+    step, (the number of actors that could continue, the number of the chosen actor)."""
     for actor in actors:
         actor.start()
     taken, current, switches = [], None, 0
@@ -82,8 +83,8 @@ def run(actors, choices, most_switches):
 
 
 def explore(story, most_switches=2):
-    """story(number) returns (actors, check). After each order of the actors' requests check(*actors) is called. Return
-    how many orders there were."""
+    """Run a story with each order of its actors' requests. Return the number of orders. story(number): makes new
+    actors, and returns (actors, check). check(*actors): called after each run."""
     choices = []
     for number in itertools.count():
         actors, check = story(number)

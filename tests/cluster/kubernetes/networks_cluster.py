@@ -1,4 +1,4 @@
-"""Pods and definitions in the mock of the Kubernetes API."""
+"""Pods and network definitions in the mock of the Kubernetes API."""
 
 import contextlib
 import json
@@ -11,11 +11,12 @@ from cluster.proxy import Proxy
 from fastcni.testing.witnesses import eventually
 
 DEFINITIONS, STATUS = "network-attachment-definitions", "k8s.v1.cni.cncf.io/network-status"
-NODE = "node-1"                 # of Local
+NODE = "node-1"                 # the node on which the fixture `local` runs a server
 
 
 class Cluster(Proxy):
-    """The API server of the mock, behind a proxy that can fail or freeze. kubeconfig: a path."""
+    """The API mock behind a proxy that can fail or freeze. kubeconfig: the path of a kubeconfig with the proxy's
+    address."""
 
     def __init__(self, mock, directory):
         super().__init__(int(mock.url.rpartition(":")[2]))
@@ -33,7 +34,7 @@ class Cluster(Proxy):
         return self.away
 
     def go(self):
-        """From now on, answer no request, and end all watches."""
+        """Answer no request from now on, and end all watches."""
         self.away = True
         for each in self.open:
             with contextlib.suppress(OSError):
@@ -60,7 +61,7 @@ class Cluster(Proxy):
             "metadata": {"name": name, "namespace": "shop", "uid": uid, "annotations": annotations}}, "shop"))
 
     def status(self, name="web"):
-        """Return the networks in the pod's status, or None without a status."""
+        """Return the networks in the pod's network status, or None if the pod has no network status."""
         def find(api):
             return next(it for key, it in api.stored.items() if (key[0].plural, key[2]) == ("pods", name))
 
@@ -68,7 +69,7 @@ class Cluster(Proxy):
         return json.loads(text) if text else None
 
     def log(self):
-        """Return the requests since the last call, without watches and lists."""
+        """Return the requests since the last call of log(), without watches and lists."""
         def take(api):
             found = [(method, path) for method, path in api.log if "?watch" not in path and "limit=" not in path]
             api.log.clear()
@@ -85,7 +86,7 @@ PATCH = [("PATCH", "/api/v1/namespaces/shop/pods/web/status?fieldManager=fastcni
 
 
 def ready(warm, conf):
-    """Start the watches of a configuration, as the server does for the configurations in files, and wait for their
+    """Start the watches that the server starts for a configuration file with `conf`. Wait for the watches' first
     lists."""
     warm.networks.configured = lambda: [conf]
     warm.networks.learn()

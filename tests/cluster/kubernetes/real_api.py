@@ -1,4 +1,5 @@
-"""A real kube-apiserver for tests, with etcd, in the namespace of the test's thread. real-api-server.sh builds it."""
+"""Run a real kube-apiserver with etcd for tests, in the namespace of the test's thread. real-api-server.sh builds the
+program."""
 
 import json
 import subprocess
@@ -10,7 +11,7 @@ from fastcni.clients.kubernetes import Missing, open_api
 from fastcni.testing.witnesses import eventually
 
 PORT = 6443
-START_S = 120                   # on a busy machine
+START_S = 120                   # also on a busy machine
 PATHS = {"Namespace": "/api/v1/namespaces", "Node": "/api/v1/nodes", "Pod": "/api/v1/namespaces/{}/pods",
          "ConfigMap": "/api/v1/namespaces/{}/configmaps", "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
          "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -23,8 +24,8 @@ PATHS = {"Namespace": "/api/v1/namespaces", "Node": "/api/v1/nodes", "Pod": "/ap
 
 
 class RealApi:
-    """`with RealApi(program, address, directory) as api:` a server at https://ADDRESS:6443 with RBAC. admin: an Api
-    with all rights. It writes each request of a service account to its audit log."""
+    """`with RealApi(program, address, directory) as api:` runs a server at https://ADDRESS:6443 with RBAC. The server
+    writes each request of a service account to its audit log. admin: an Api with all rights."""
 
     def __init__(self, program, address, directory):
         self.program, self.address, self.directory, self.process = program, address, directory, None
@@ -85,7 +86,7 @@ class RealApi:
             return False
 
     def create(self, document):
-        """Create an object, and its namespace if it is missing."""
+        """Create an object. Before, create the object's namespace if the namespace is missing."""
         namespace = document["metadata"].get("namespace", "")
         if namespace and self.admin.get(f"/api/v1/namespaces/{namespace}") is None:
             self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
@@ -95,7 +96,7 @@ class RealApi:
             raise AssertionError(document["kind"]) from e
 
     def pod_files(self, account, directory):
-        """Write the files that a kubelet mounts into a pod of a service account of kube-system: token, CA and
+        """Write the files that a kubelet mounts into a pod of this service account of kube-system: token, CA and
         namespace."""
         directory.mkdir(parents=True)
         path = f"/api/v1/namespaces/kube-system/serviceaccounts/{account}/token"
@@ -106,7 +107,7 @@ class RealApi:
         (directory / "namespace").write_text("kube-system")
 
     def asked(self, account):
-        """Return the completed requests of a service account of kube-system: (verb, group, resource, status)."""
+        """Return [(verb, group, resource, status)] of the completed requests of this service account of kube-system."""
         user, found = f"system:serviceaccount:kube-system:{account}", []
         for line in (self.directory / "audit.log").read_text().splitlines():
             event = json.loads(line)

@@ -18,7 +18,7 @@ MOST_BUSY = 4                   # requests that the API server of `busy` answers
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Return the list of requests to the API server so far."""
+    """Return a list to which each request to the API server is added, "METHOD path"."""
     asked = []
     real = Http.request
 
@@ -31,12 +31,12 @@ def asked(monkeypatch):
 
 
 def test_a_new_node_gets_its_first_address_by_six_requests(mock, kubernetes, tmp_path, asked):
-    """The first ADD made eleven requests. Fifty new nodes that claimed their first block at the same time kept a busy
-    API server busy for longer."""
+    """The first ADD on a node made eleven requests, so an API server needed longer for fifty new nodes that claimed
+    their first blocks at the same time."""
     for name in "ab":
         mock.do(lambda api, name=name: api.put("leases", kubelet_lease(name), "kube-node-lease"))
     Node(tmp_path, "a", kubernetes).add()
-    assert len(asked) == 7, asked                           # it makes the grid
+    assert len(asked) == 7, asked                           # one more: the first node stores the space's block size
     asked.clear()
     second = Node(tmp_path, "b", kubernetes)
     given = second.add()
@@ -46,7 +46,8 @@ def test_a_new_node_gets_its_first_address_by_six_requests(mock, kubernetes, tmp
 
 
 def test_a_new_node_without_a_kubelet_asks_once_more(kubernetes, tmp_path, asked):
-    """The node asks for its Node object. The creation of its IPNode is its first heartbeat."""
+    """Without a kubelet's Lease, the node also reads its Node object. The creation of the node's IPNode is the node's
+    first heartbeat."""
     Node(tmp_path, "a", kubernetes).add()
     asked.clear()
     Node(tmp_path, "b", kubernetes).add()
@@ -54,7 +55,7 @@ def test_a_new_node_without_a_kubelet_asks_once_more(kubernetes, tmp_path, asked
 
 
 def test_a_one_shot_node_asks_five_times_whether_its_blocks_are_its_own(mock, kubernetes, tmp_path, asked, monkeypatch):
-    """docs/ipam-whereabouts.md has this number."""
+    """docs/ipam-whereabouts.md states this number of requests."""
     mock.do(lambda api: api.put("leases", kubelet_lease("a"), "kube-node-lease"))
     Node(tmp_path, "a", kubernetes).add()
     later = released.boottime() + allocate.CONFIRM_S
@@ -66,7 +67,7 @@ def test_a_one_shot_node_asks_five_times_whether_its_blocks_are_its_own(mock, ku
 
 
 def test_a_node_that_lost_its_state_finds_its_blocks(kubernetes, store, tmp_path):
-    """The node's IPNode exists, so the node is not new."""
+    """The node's IPNode still exists in the API, so the store does not take the node for a new one."""
     first = Node(tmp_path, "a", kubernetes)
     first.add()
     [block] = store.blocks()
@@ -77,7 +78,7 @@ def test_a_node_that_lost_its_state_finds_its_blocks(kubernetes, store, tmp_path
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_an_add_tries_again_while_the_api_server_is_busy(mock, kubernetes, tmp_path, monkeypatch, status):
-    """Of fifty one-shot nodes, some failed after 5 s: if the first answer came late, the ADD did not try again."""
+    """If the first answer came after 5 s, the ADD failed without a second try, as on some of fifty one-shot nodes."""
     monkeypatch.setattr(kubernetes_api, "BUSY_WAITS_S", ())
     monkeypatch.setattr(claims, "FIRST_PAUSE_S", 0.001)
     mock.do(lambda api: api.next.extend([(status, {})] * 6))
@@ -85,8 +86,8 @@ def test_an_add_tries_again_while_the_api_server_is_busy(mock, kubernetes, tmp_p
 
 
 def test_the_second_try_waits_for_late_answers(mock, kubernetes, tmp_path, monkeypatch):
-    """Each request was given up after 5 s, and the next try sent all requests again: an API server whose answers took
-    longer had even more to do, and the ADD failed."""
+    """The store gave up each request after 5 s and sent all requests again. This made a slow API server even slower, so
+    the ADD failed."""
     handle, request = ApiServer._handle, Http.request
 
     async def late(self, *args):
@@ -122,8 +123,8 @@ def test_the_pauses_grow_and_differ_from_node_to_node(monkeypatch):
 
 @pytest.fixture
 def busy(mock, monkeypatch):
-    """Let the API server answer MOST_BUSY requests at the same time, each after 20 ms, and refuse the others. Return
-    the list of refused requests."""
+    """Let the API server work on at most MOST_BUSY requests at the same time, 20 ms each, and reject other requests.
+    Return a list of the rejected requests."""
     real, answered, refused = ApiServer._handle, set(), []
 
     async def handle(self, request):
@@ -143,7 +144,7 @@ def busy(mock, monkeypatch):
 
 
 def test_fifty_new_nodes_get_their_first_addresses_from_a_busy_api_server(busy, kubernetes, tmp_path):
-    """Of fifty one-shot nodes that started at the same time, one got a block."""
+    """Only one of fifty one-shot nodes that started at the same time got a block."""
     given, errors = [], []
 
     def add(number):

@@ -1,4 +1,4 @@
-"""Kubernetes Events of the server, against an API server."""
+"""Kubernetes Events of the server, with the API mock."""
 
 import json
 import time
@@ -20,7 +20,7 @@ RULES = [{**rule, "namespace": "default"} for rule in documents("kubernetes-even
 
 @pytest.fixture
 def path(mock, tmp_path):
-    """Return a kubeconfig whose user has the rights of the manifest."""
+    """Return the path of a kubeconfig whose user has the rights that the manifest of deploy/ gives."""
     mock.do(lambda api: setattr(api, "rules", RULES))
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(mock.url))
@@ -37,7 +37,7 @@ def events(path):
 
 
 def stored(mock):
-    """Return the Events of the API server, the oldest first."""
+    """Return the Events in the API server, the oldest first."""
     found = mock.do(lambda api: [it for (kind, _, _), it in api.stored.items() if kind.plural == "events"])
     return sorted(found, key=lambda it: int(it["metadata"]["resourceVersion"]))
 
@@ -62,7 +62,7 @@ def test_lines_about_one_thing_are_one_event_with_a_number(mock, events, monkeyp
     events.send_due()
     for _ in range(4):
         receive(events)
-    assert 0 < events.send_due() <= kubernetes_events.SERIES_S      # the next number comes later
+    assert 0 < events.send_due() <= kubernetes_events.SERIES_S      # the next count is sent later
     assert [it["series"]["count"] for it in stored(mock)] == [3]
     monkeypatch.setattr(kubernetes_events, "SERIES_S", 0.0)
     for one in events.series.values():
@@ -122,7 +122,8 @@ def test_an_api_server_that_is_away_gets_all_later(mock, events):
 
 
 def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(events, monkeypatch):
-    """The server sent the waiting Events in order, and stopped at the first error: a webhook refused one of them."""
+    """The server sent the waiting Events in order and stopped at the first error, for example an Event that a webhook
+    rejects."""
     sent = []
 
     def create(_, event):
@@ -140,7 +141,7 @@ def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(events, mo
 
 
 def test_a_create_whose_answer_was_lost_makes_one_event(mock, events, monkeypatch):
-    """The client sends a request again if the connection breaks."""
+    """If the connection breaks before the answer, the client sends the create request again."""
     create = events.api.create
     monkeypatch.setattr(events.api, "create", lambda *args: (create(*args), create(*args)))
     receive(events)

@@ -33,7 +33,7 @@ def shown(cluster):
 
 
 def annotate(cluster, text, uid="uid-1"):
-    """Change a pod's annotation; its status stays."""
+    """Change the pod's annotation of networks, and keep the pod's network status."""
     def change(api):
         stored = next(it for key, it in api.stored.items() if (key[0].plural, key[2]) == ("pods", "web"))
         found = json.loads(json.dumps(stored))
@@ -73,7 +73,7 @@ def test_without_the_key_a_running_pod_keeps_its_networks(node, pod, cluster, ho
 
 def test_an_annotation_that_changed_while_no_server_ran_is_followed_at_its_start(node, pod, cluster, hot,
                                                                                  local):
-    """The ADD was one-shot: the server knows the pod only by its files."""
+    """The ADD was one-shot, so the server learns of the pod only from the pod's files."""
     cluster.create_pod(**{NETWORKS: "b"})
     node.add(hot, pod, env=args())
     annotate(cluster, "c")
@@ -83,7 +83,7 @@ def test_an_annotation_that_changed_while_no_server_ran_is_followed_at_its_start
 
 
 def test_a_change_before_the_end_of_the_add_is_followed(node, pod, cluster, hot, warm):
-    """The runtime passes the annotations that the pod had when the runtime made the sandbox."""
+    """The ADD gets the annotations that the pod had when the runtime made the sandbox."""
     cluster.create_pod(**{NETWORKS: "c"})
     ready(warm, hot)
     old = {"runtimeConfig": {"io.kubernetes.cri.pod-annotations": {NETWORKS: "b"}}}
@@ -109,7 +109,7 @@ def test_an_api_that_is_gone_takes_no_network_from_a_pod(node, pod, cluster, hot
     warm.ok("ADD", hot, pod, env=args())
     hot_plug = next(iter(warm.networks.hot_plugs.values()))
     assert eventually(lambda: ("shop", "web") in hot_plug.handled)
-    before = warm.lines("UPDATE")       # one if the server has compared the pod before the end of its ADD
+    before = warm.lines("UPDATE")       # one line if the server has compared the pod before the end of the pod's ADD
     cluster.go()
     assert eventually(lambda: source.pods.why and source.definitions.why)
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_a_pod_of_the_same_name_with_another_uid_is_not_changed(node, pod, clust
 
 
 def test_after_many_quick_changes_a_pod_has_the_networks_of_the_last(node, pod, cluster, hot, warm):
-    """The second half of the changes comes while the server works on the change to d@x0,b,c."""
+    """The test makes the second half of the changes while the server works on the change to d@x0,b,c."""
     cluster.create_pod(**{NETWORKS: "b"})
     ready(warm, hot)
     warm.ok("ADD", hot, pod, env=args())

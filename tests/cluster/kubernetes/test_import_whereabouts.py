@@ -1,4 +1,4 @@
-"""fastcni ipam import-whereabouts with the objects that whereabouts has in an API server."""
+"""`fastcni ipam import-whereabouts` with the objects that whereabouts keeps in the API server."""
 
 import json
 
@@ -12,8 +12,8 @@ GROUP = "whereabouts.cni.cncf.io"
 
 @pytest.fixture
 def cluster(mock, kubernetes, store, tmp_path, capfd):
-    """Return a function that runs `fastcni ipam` on a node with a configuration of whereabouts, and returns (status,
-    document)."""
+    """Return a function that runs `fastcni ipam` on a node with a whereabouts configuration. The function returns (exit
+    status, JSON document)."""
     def put(plural, namespace, name, spec, version="v1"):
         body = {"metadata": {"name": name, **({"namespace": namespace} if namespace else {})}, "spec": spec}
         mock.do(lambda api: api.put(plural, body, namespace, version))
@@ -84,6 +84,6 @@ def test_a_cluster_without_whereabouts_is_named(cluster, mock):
 
 def test_an_api_server_that_is_away_is_code_11(cluster, mock):
     mock.__exit__()
-    mock.__enter__()        # on another port
+    mock.__enter__()        # the mock returns, on another port
     status, document = cluster("import-whereabouts")
     assert (status, document["code"]) == (1, 11) and "cannot read whereabouts' objects" in document["msg"]

@@ -1,5 +1,4 @@
-"""Changes that take several requests, in each order that the requests of two clients can have
-(stores/kubernetes.py)."""
+"""Changes of the Kubernetes store that take several requests, with each order in which two clients can send them."""
 
 import time
 
@@ -44,7 +43,7 @@ def lose(store, node):
 
 
 def dead_node(store, name, space):
-    """Return a node that was declared dead, with a block."""
+    """Return the node `name`, which was declared dead and has a block of the space."""
     me = store.join(name, "boot")
     store.claim(me, [(space, CIDR)])
     lose(store, name)
@@ -109,9 +108,9 @@ def test_a_node_that_comes_back_keeps_what_it_adopts_from_a_slow_declaration(sto
         return [Actor("declare", other, lambda it: it.declare_dead(lost)), Actor("come back", store, come_back)], check
 
     def check(declare, back):
-        if declare.error:                       # the node was back before
+        if declare.error:                       # the node returned before the declaration
             assert isinstance(declare.error, Changed)
-        if back.error:                          # declared dead after its return
+        if back.error:                          # the node was declared dead after its return
             assert isinstance(back.error, Fenced)
         else:
             block, space = back.result
@@ -193,7 +192,7 @@ def test_a_block_is_shared_or_one_nodes(store, other, third):
     def story(number):
         space = f"s{number}"
         left = third.share(space, CIDR)
-        third.set_draining(third.get_block(space, CIDR), True)          # a give_back() that was killed
+        third.set_draining(third.get_block(space, CIDR), True)          # as a killed give_back() leaves the block
         assert third.blocks(space) == [left]
         return [Actor("share and claim", store, lambda it: (
                     it.share(space, CIDR), it.claim_single(a, single(space, "c")))),
@@ -224,7 +223,7 @@ def test_a_node_that_joins_while_it_is_forgotten_keeps_what_it_claims(store, oth
             for block in it.blocks(space, name):
                 try:
                     adopted.append(it.adopt(me, block))
-                except Changed:         # it was forgotten
+                except Changed:         # the node was forgotten
                     continue
             return me, it.claim(me, [(space, CIDR2)]), space, adopted
 
@@ -260,7 +259,7 @@ def test_two_that_forget_a_node_remove_nothing_of_its_next_life(store, other, th
 
     def check(back, forget):
         assert forget.error is None or isinstance(forget.error, Changed)
-        if isinstance(back.error, Taken):       # the other call had not removed it yet
+        if isinstance(back.error, Taken):       # the other call had not removed the block yet
             return
         assert back.error is None
         me, (block,), space = back.result
@@ -292,7 +291,8 @@ def test_a_claim_that_is_killed_at_any_request_can_be_repeated(store, other, aft
 
 @pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
 def test_what_is_killed_at_any_request_is_done_by_the_next_call(store, other, after):
-    """Kill declare_dead() and forget() of a node with a block, a claim and a use."""
+    """Kill declare_dead() and forget() at each request, for a node that has blocks, a claimed address and a kept
+    address."""
     for number in range(1, 40):
         name, space = f"n{number}", f"s{number}"
         me = other.join(name, "boot")

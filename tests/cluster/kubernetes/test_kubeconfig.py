@@ -1,4 +1,4 @@
-"""kubeconfigs, and the files of a pod."""
+"""Read kubeconfigs, and the service account files of a pod."""
 
 import json
 import ssl
@@ -190,7 +190,7 @@ class Empty(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_):
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_a_client_certificate_of_the_kubeconfig_itself(tmp_path):

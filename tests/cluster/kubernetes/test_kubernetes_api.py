@@ -1,4 +1,4 @@
-"""The store's reaction to errors of the API server. Also names, times and heartbeats."""
+"""The Kubernetes store with errors of the API server; its lists, watches, names, times and heartbeats."""
 
 import re
 import threading
@@ -37,7 +37,7 @@ def store(mock, tmp_path):
 
 
 def lists(mock, kind="ipblocks"):
-    """Return how often a kind was listed from its beginning."""
+    """Return how often the store listed a kind from the first page."""
     return len([1 for method, path in mock.do(lambda api: list(api.log)) if method == "GET"
                 and f"/{kind}?" in path and "watch" not in path and "continue" not in path])
 
@@ -52,7 +52,7 @@ def test_a_busy_server_is_asked_again(mock, store):
 @pytest.mark.parametrize("told, least, most", [("4", 4, 6), ("1", 1, 1.5), ("3600", 10, 15), ("0", 0.1, 0.15),
                                                ("soon", 0.1, 0.1)])
 def test_a_busy_server_is_asked_again_when_it_says(mock, store, monkeypatch, told, least, most):
-    """The store asked again after 0.1 s, whatever Retry-After was."""
+    """The store tried again after 0.1 s, and ignored Retry-After."""
     pauses = []
     monkeypatch.setattr(kubernetes_api.waiting, "readable", lambda fd, seconds, kind: pauses.append(seconds))
     mock.do(lambda api: api.next.append((429, {"Retry-After": told})))
@@ -95,7 +95,7 @@ def test_a_token_that_is_not_known_any_more_is_read_again(mock, store, tmp_path)
     (tmp_path / "kubeconfig").write_text(kubeconfig(mock.url, user={"tokenFile": "token"}))
     mock.do(lambda api: setattr(api, "tokens", {"three"}))
     assert store.nodes() == []
-    (tmp_path / "token").write_text("four")     # before the minute of the previous token is over
+    (tmp_path / "token").write_text("four")     # within the minute in which the store keeps a token
     mock.do(lambda api: setattr(api, "tokens", {"four"}))
     assert store.nodes() == []
 
@@ -113,7 +113,8 @@ def test_a_watch_reads_its_token_again(mock, store, tmp_path):
     def stop():
         if not asked:
             asked.append(1)
-            (tmp_path / "kubeconfig").write_text(kubeconfig(mock.url, token="two"))     # another thread may ask now
+            # Another thread may have renewed the token
+            (tmp_path / "kubeconfig").write_text(kubeconfig(mock.url, token="two"))
             mock.do(lambda api: setattr(api, "tokens", {"two"}))
         return {("watch", "ipam.fastcni.dev", "ipnodes")} <= mock.do(lambda api: api.asked)
 
@@ -152,16 +153,16 @@ def test_a_page_that_comes_too_late_starts_the_list_again(mock, store):
 def test_a_lower_revision_is_noted_only_from_a_later_list(store):
     store.api._note_revision(20, time.monotonic())
     begun = time.monotonic() - 1
-    store.api._note_revision(10, begun)         # this request began before revision 20 was known
+    store.api._note_revision(10, begun)         # the request began before the store saw revision 20
     assert store.api.revision == 20
     store.api._note_revision(5, time.monotonic())
-    assert store.api.revision == 5              # restored from a backup
+    assert store.api.revision == 5              # as after a restore from a backup
 
 
 # Watches
 
 class Watching:
-    """store.watch() in a thread. blocks: the blocks according to the events."""
+    """A thread that runs store.watch(). blocks: the blocks that exist according to the events."""
 
     def __init__(self, store):
         self.store, self.blocks, self.came, self.over = store, {}, threading.Condition(), threading.Event()
@@ -210,7 +211,8 @@ def test_a_watch_that_ends_goes_on_from_its_last_revision(mock, store):
 
 @pytest.mark.parametrize("watch_s", [0.2, 240.0], ids=["a later watch", "the watch that waits"])
 def test_a_watch_from_a_forgotten_revision_lists_again_and_tells_what_is_gone(mock, store, watch_s):
-    """The mock did not end a waiting watch: a test failed if its watch began before the test set a short watch_s."""
+    """The test failed if its watch began before the test set a short watch_s, because the mock did not end a watch that
+    waited."""
     mock.do(lambda api: setattr(api, "watch_s", watch_s))
     store.share("s", "10.0.0.0/26")
     store.share("s", "10.1.0.0/26")
@@ -225,7 +227,7 @@ def test_a_bookmark_is_a_revision_to_go_on_from(mock, store):
     with Watching(store) as watch:
         store.share("s", "10.0.0.0/26")
         watch.until(are={"10.0.0.0/26": SHARED})
-        store.grid("s", {"4": 26})              # of another kind: the blocks' watch has a bookmark only
+        store.grid("s", {"4": 26})              # changes another kind, so the watch of blocks gets only a bookmark
         store.grid("t", {"4": 26})
         time.sleep(0.2)
         mock.do(lambda api: (api.compact(), setattr(api, "watch_s", 0.0)))
@@ -293,7 +295,7 @@ def test_a_change_whose_answer_was_lost_is_found(store):
         store.change_single(kept, state=HELD)
 
 
-# Signs of life
+# Heartbeats
 
 def lease(mock, node, age, owner="Node"):
     mock.do(lambda api: api.put("leases", kubelet_lease(node, age, owner), "kube-node-lease"))
@@ -343,8 +345,8 @@ def test_a_sign_that_moves_is_life_and_one_that_stands_is_none_whatever_clocks_s
 
 
 def test_a_lease_by_a_slow_clock_is_life_after_a_heartbeat_by_the_servers_clock(mock, store, monkeypatch):
-    """The store compared the later of the two times, so the node was LOST while its clock was behind its first
-    heartbeat."""
+    """The store used the later of the Lease's time and the heartbeat's time. So a node with a slow clock was LOST until
+    its clock had passed the time of its first heartbeat."""
     now = 1000.0
     monkeypatch.setattr(kubernetes_nodes.time, "monotonic", lambda: now)
     store.join("a", "boot")
@@ -374,7 +376,7 @@ def node_reads(mock):
 
 @pytest.mark.parametrize(("age", "owner", "reads"), [(9, "Node", 0), (9, "Pod", 1), (NODE_TTL_S, "Node", 1)])
 def test_a_new_lease_of_a_node_says_that_the_node_exists(mock, store, age, owner, reads):
-    """The kubelet's Lease belongs to the Node. The Lease of a removed Node may remain."""
+    """A Lease that the Node owns shows that the Node exists. The Lease of a removed Node may remain."""
     lease(mock, "a", age, owner)
     store.join("a", "boot")
     assert node_reads(mock) == reads
@@ -387,7 +389,7 @@ def test_the_making_of_an_ipnode_is_the_first_heartbeat_of_its_node(mock, store)
     assert heartbeats(mock) == 0 and node.state == ALIVE and abs(time.time() - node.seen) < 20
     store.keep_alive(me)
     assert heartbeats(mock) == 1
-    store.join("a", "boot")                                 # the IPNode may be old by now
+    store.join("a", "boot")                                 # renews the IPNode's heartbeat
     assert heartbeats(mock) == 2
 
 
@@ -431,8 +433,8 @@ def test_times_of_now_come_back_exactly():
 
 
 def test_watches_that_begin_at_the_same_time_end_at_random_times(mock, store, monkeypatch):
-    """All nodes' watches ended after 240 s, also watches that had begun at the same time. The random time is fastcni's
-    own."""
+    """Each watch ended after exactly 240 s, so watches that had begun together also ended together. fastcni chooses the
+    random time, not the API server."""
     for share, seconds in ((1.0, 240), (1.5, 360), (2.0, 480)):
         monkeypatch.setattr("random.uniform", lambda low, high, share=share: low + (high - low) * (share - 1.0))
         mock.do(lambda api: (api.log.clear(), setattr(api, "watch_s", 0.01)))

@@ -1,4 +1,5 @@
-"""The manifests of deploy/ with rights: by the schemas of Kubernetes, by what the store asks for, and their script."""
+"""The manifests of deploy/: they match Kubernetes' schemas, their rights suffice for the store's requests, and their
+script works."""
 
 import os
 import re
@@ -19,7 +20,7 @@ from fastcni.testing.witnesses import eventually
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason=WHY)
 
-SUPPORTED = 3                   # minor versions that Kubernetes supports at a time
+SUPPORTED = 3                   # Kubernetes supports its last three minor versions
 MANIFESTS = [it for name in ("cluster-ipam-crds", "cluster-ipam", "kubernetes-events", "networks", "agent",
                                               "egress-crd")
              for it in documents(f"{name}.yaml")]
@@ -39,8 +40,8 @@ def test_the_manifests_are_what_the_api_takes(manifest, version):
 
 
 def unstructured(schema, path=""):
-    """Yield where a schema breaks the rules of structural schemas: a part without a type, or a part that allows any
-    field."""
+    """Yield each path at which a schema breaks the rules of structural schemas: there a type is missing, or any field
+    is allowed."""
     if "type" not in schema:
         yield f"{path}: no type"
     for key in ("allOf", "anyOf", "oneOf", "not", "$ref", "additionalProperties", "patternProperties"):
@@ -70,7 +71,7 @@ def test_the_schemas_are_structural_and_each_column_shows_a_field_of_them(crd):
 
 
 def rules():
-    """Return the rules of the nodes' service account. A rule of a Role has its namespace."""
+    """Return the RBAC rules of the nodes' service account. Add the Role's namespace to each rule of a Role."""
     for manifest in documents("cluster-ipam.yaml"):
         if manifest["kind"] in ("ClusterRole", "Role"):
             for rule in manifest["rules"]:
@@ -106,7 +107,7 @@ def test_the_nodes_account_may_do_what_the_store_needs_and_no_more(mock, tmp_pat
     mock.do(lambda api: setattr(api, "rules", list(rules())))
     mock.do(lambda api: api.put("nodes", {"metadata": {"name": "a"}}))
     watched = {("watch", "ipam.fastcni.dev", kind) for kind in ("ipnodes", "ipblocks", "ipclaims")}
-    store.history()                     # of a server with an existing IPNode: the store makes no object
+    store.history()                     # as a server whose IPNode exists: creates no object
     use_everything(store, past)
     store.watch(lambda event: None, lambda: watched <= mock.do(lambda api: api.asked))
     granted = {(verb, group, what) for rule in rules() for verb in rule["verbs"] for group in rule["apiGroups"]

@@ -1,4 +1,5 @@
-"""multus with pods and definitions from the Kubernetes API: its requests, its status, and an API server that fails."""
+"""multus with pods and definitions from the Kubernetes API: its requests, the status that it writes, and an API server
+that fails."""
 
 import json
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_the_manifest_gives_the_rights_that_the_server_needs(pod, cluster, conf,
     warm.ok("ADD", conf(), pod, env=args())
     assert len(cluster.status()) == 2
     asked = {(verb, what) for verb, _, what in cluster.mock.do(lambda api: set(api.asked))}
-    asked |= {("get", DEFINITIONS), ("get", "pods")}        # of one-shot requests
+    asked |= {("get", DEFINITIONS), ("get", "pods")}        # the rights that one-shot requests use
     assert asked == {(verb, what) for rule in rules for what in rule["resources"] for verb in rule["verbs"]}
 
 
@@ -114,7 +115,8 @@ def test_a_definition_without_a_configuration_is_in_a_file(node, pod, cluster, c
 
 
 def test_networks_that_name_a_resource_get_the_pods_devices(node, pod, cluster, conf, tmp_path, monkeypatch):
-    """For a static pod, the plugin uses the uid that the kubelet uses. DEL reads the devices from the pod's files."""
+    """For a static pod, multus asks the kubelet by the uid that the kubelet gave the pod. DEL reads the devices from
+    the pod's files."""
     monkeypatch.setattr("fastcni.kit.networks.devices.CHECKPOINT", str(tmp_path / "checkpoint"))
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [
         {"PodUID": "uid-2", "ResourceName": "a/x", "DeviceIDs": {"-1": ["dev2", "dev1"]}}]}}))
@@ -134,7 +136,8 @@ def test_networks_that_name_a_resource_get_the_pods_devices(node, pod, cluster, 
 @pytest.mark.parametrize("written_by", ["device plugin", "CNI plugin"])
 def test_the_status_has_the_information_of_a_networks_device(node, pod, cluster, conf, tmp_path, monkeypatch,
                                                              written_by):
-    """The copy of the device plugin's file is removed with the pod. The CNI plugin may replace the copy."""
+    """multus copies the device plugin's file, and removes the copy with the pod. The CNI plugin may replace the
+    copy."""
     monkeypatch.setattr("fastcni.kit.networks.devices.CHECKPOINT", str(tmp_path / "checkpoint"))
     monkeypatch.setattr("fastcni.kit.networks.device_info.ROOT", str(tmp_path / "devinfo"))
     (tmp_path / "checkpoint").write_text(json.dumps({"Data": {"PodDeviceEntries": [
@@ -166,7 +169,7 @@ echo '{{"cniVersion": "1.1.0", "interfaces": [{{"name": "net1", "sandbox": "/x"}
 
 
 def test_clusternetwork_is_in_the_api_then_in_files(node, pod_netns, cluster, conf):
-    """As with Multus, the status has the name in the file, or the name of the object in the API."""
+    """As with Multus, the status names the network by the file's name, or by the name of the API object."""
     define(node, network(node, "c") | {"name": "x"})
     for number, name in ((3, "x"), (2, "kube-system/x")):
         pod = pod_netns()
@@ -275,7 +278,7 @@ def test_the_server_watches_no_pods_for_annotations_that_come_with_requests(warm
 def test_the_server_asks_for_what_the_watch_does_not_have(node, pod, cluster, conf, warm, monkeypatch):
     monkeypatch.setattr("fastcni.server.networks.watched.SEEN_S", 0.1)
     ready(warm, conf())
-    cluster.create_pod(on="", **{NETWORKS: "b"})            # as if the watch were late
+    cluster.create_pod(on="", **{NETWORKS: "b"})            # the watch does not see this change in time
     warm.ok("ADD", conf(), pod, env=args())
     assert addresses("net1", pod) == ["10.1.2.2/24"]
 
@@ -299,7 +302,7 @@ def test_changes_of_definitions_are_seen(node, pod_netns, cluster, conf, warm):
 
 
 def test_the_server_goes_on_with_what_it_has_seen(node, pod_netns, cluster, conf, warm):
-    """The next list shows that a definition was removed while the API server was unavailable."""
+    """A definition is removed while the API server is unavailable. The server sees this in its next list."""
     cluster.create_pod(**{NETWORKS: "b"})
     source = ready(warm, conf())
     cluster.go()
@@ -320,7 +323,7 @@ def test_the_server_goes_on_with_what_it_has_seen(node, pod_netns, cluster, conf
 
 
 def test_a_hanging_api_holds_up_no_add(node, pod, cluster, conf, warm):
-    """The status is written when the API server answers again."""
+    """The server writes the pod's status when the API server answers again."""
     cluster.create_pod()
     source = ready(warm, conf() | {"capabilities": {"io.kubernetes.cri.pod-annotations": True}})
     cluster.thawed.clear()
@@ -353,7 +356,7 @@ def test_copies_of_definitions_that_no_longer_exist_go_with_the_first_list(node,
 
 
 def test_a_server_that_cannot_keep_copies_goes_on(node, pod, cluster, conf, warm):
-    """A file in place of the directory ended the watch each second."""
+    """If a file was in the place of the directory for copies, the watch ended each second."""
     directory = Path(node.data_dir, "multus", "definitions")
     directory.parent.mkdir(parents=True)
     directory.write_text("")

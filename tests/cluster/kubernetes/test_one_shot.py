@@ -1,4 +1,4 @@
-"""Requests of plugin files without a server, with the store on the Kubernetes API: under each start of Python."""
+"""One-shot requests of plugin files with the store in the Kubernetes API, for each way in which Python starts."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ STARTS = {"python_core": (), "interpreter": (), "zipapp": (INTERPRETER, "-I", "-
 
 @pytest.fixture(params=STARTS)
 def plugin(request, tmp_path):
-    """The command of the plugin `cluster`."""
+    """Return the command that starts the plugin `cluster`."""
     core = CORE if request.param == "python_core" else ""
     if request.param == "python_core" and not core:
         pytest.skip("python_core.elf is not there, or of another build")
@@ -27,7 +27,7 @@ def plugin(request, tmp_path):
 
 @pytest.fixture
 def by_tls(mock, tmp_path):
-    """The API server's URL by https; ca.pem is the authority."""
+    """Return the https URL of the API server, whose certificate authority is in ca.pem."""
     make_certificates(tmp_path)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server-key.pem")
@@ -51,8 +51,8 @@ def by_tls(mock, tmp_path):
 @pytest.mark.parametrize("kind", ["json", "yaml"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_pod_comes_and_goes(plugin, mock, tmp_path, request, scheme, kind):
-    """Under python_core.elf each request ended with code 999, module 'sys' has no attribute 'prefix'. The request
-    imported the module site, which is built into Python and needs the main phase of Python's start."""
+    """Under python_core.elf each request failed: "module 'sys' has no attribute 'prefix'". The request imported the
+    module site, which needs the main phase of Python's initialization."""
     url = request.getfixturevalue("by_tls") if scheme == "https" else mock.url
     text = kubeconfig(url, cluster={"certificate-authority": "ca.pem"} if scheme == "https" else {})
     path = tmp_path / "kubeconfig"

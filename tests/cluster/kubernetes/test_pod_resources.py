@@ -1,4 +1,5 @@
-"""The kubelet's pod-resources API: a stub of it by grpcio, and sockets that answer wrongly or never."""
+"""The client of the kubelet's pod-resources API, with a kubelet made by grpcio, and with sockets that answer wrongly or
+never."""
 
 import json
 import socket
@@ -29,7 +30,7 @@ def number(value):
 
 
 def field(index, value):
-    """Return a field of protocol buffers: text, bytes or a number."""
+    """Return an encoded field of protocol buffers. value: text, bytes or a number."""
     if isinstance(value, int):
         return number(index << 3) + number(value)
     data = value.encode() if isinstance(value, str) else value
@@ -37,8 +38,8 @@ def field(index, value):
 
 
 def pod(name, *containers, namespace="shop"):
-    """Return a PodResources. containers: a {resource: ids} for each container. CPUs and NUMA nodes are added, which the
-    client ignores."""
+    """Return an encoded PodResources. containers: {resource: device ids} of each container. pod() adds CPUs and NUMA
+    nodes, which the client must ignore."""
     found = field(1, name) + field(2, namespace)
     for devices in containers:
         one = field(1, "c") + field(3, b"\x01\x02\x03")
@@ -51,8 +52,8 @@ def pod(name, *containers, namespace="shop"):
 
 @pytest.fixture
 def kubelet(tmp_path, monkeypatch):
-    """Return a function kubelet(answer) that serves List on a socket, and returns the socket's path. answer: bytes, or
-    a function with the parameters of grpcio's handlers."""
+    """Return a function kubelet(answer) that serves the method List on a socket and returns the socket's path. answer:
+    bytes, or a handler of grpcio."""
     path, servers = str(tmp_path / "kubelet.sock"), []
     monkeypatch.setattr(pod_resources, "SOCKET", path)
 

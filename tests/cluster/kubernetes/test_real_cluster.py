@@ -1,7 +1,7 @@
-"""Cluster IPAM, the agent, policies and the image's script with a real API server, its RBAC and the files of deploy/.
+"""Cluster IPAM, the agent, policies and the image's script with a real API server, RBAC and the manifests of deploy/.
 
-real-api-server.sh builds a kube-apiserver and runs these tests. Without one (FASTCNI_TEST_KUBE_APISERVER) they are
-skipped.
+real-api-server.sh builds a kube-apiserver and runs these tests. They are skipped unless FASTCNI_TEST_KUBE_APISERVER
+names the program.
 """
 
 import json
@@ -34,7 +34,8 @@ NODES = "/api/v1/nodes"
 
 @pytest.fixture
 def api(host_netns, tmp_path):
-    """A server on the link `wire` of the test's namespace, with each object of deploy/."""
+    """Yield an API server on the link `wire` of the test's namespace. It has the objects of all manifests of
+    deploy/."""
     ip("link", "add", "wire", "up", "type", "bridge")
     ip("addr", "add", f"{HOST}/24", "dev", "wire")
     with RealApi(PROGRAM, HOST, tmp_path / "api") as found:
@@ -47,7 +48,7 @@ def api(host_netns, tmp_path):
 
 
 def environment(**more):
-    """The environment of a container of the image."""
+    """Return the environment of a container of the image, with the variables of `more`."""
     return {**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
             "KUBERNETES_SERVICE_HOST": HOST, "KUBERNETES_SERVICE_PORT": str(PORT), **more}
 
@@ -67,7 +68,7 @@ def ended(*processes):
 
 @pytest.fixture
 def credentials(api, tmp_path):
-    """The kubeconfig that `fastcni-node credentials` writes on a node."""
+    """Return the kubeconfig that `fastcni-node credentials` writes on a node."""
     api.pod_files("fastcni-cluster-ipam", tmp_path / "pod")
     text = SCRIPT.read_text()
     for line, new in (("pod_files=/var/run/secrets/kubernetes.io/serviceaccount", f"pod_files={tmp_path}/pod"),
@@ -85,7 +86,7 @@ def credentials(api, tmp_path):
 @pytest.mark.parametrize("warm", [False, True], ids=["one-shot", "warm"])
 def test_cluster_wide_addresses_with_the_rights_and_the_credentials_of_deploy(api, credentials, pod_netns, tmp_path,
                                                                               warm):
-    """docs/ipam.md has the numbers of requests."""
+    """docs/ipam.md states these numbers of requests."""
     install(tmp_path / "bin", names=["cluster"])
     socket = tmp_path / "s/warm.sock" if warm else ""
     conf = {"cniVersion": "1.0.0", "name": "shared", "type": "bridge", "ipam": {
@@ -115,17 +116,18 @@ def test_cluster_wide_addresses_with_the_rights_and_the_credentials_of_deploy(ap
             ended(server)
     asked = api.asked("fastcni-cluster-ipam")
     assert [it for it in asked if it[3] == 403] == []
-    if not warm:                                # a server makes requests at other times
+    if not warm:                                # with a server, the requests do not belong to one ADD
         adds = [count for command, count in counts if command == "ADD"]
-        assert adds[0] <= 9 and sum(adds[1:]) <= 6 and adds.count(0) == 7, counts      # two more blocks of 4 addresses
+        # Two ADDs claim another block of 4 addresses
+        assert adds[0] <= 9 and sum(adds[1:]) <= 6 and adds.count(0) == 7, counts
         assert not any(count for command, count in counts if command == "DEL")
 
 
 # The agent and policies ------------------------------------------------------------------------------
 
 class Node:
-    """A node: a namespace with eth0 on the wire, and the image's script as its agent, in a mount namespace that has
-    /run and /var/lib of its own."""
+    """A node: a network namespace with eth0 on the wire. The image's script runs the agent in a mount namespace with
+    separate /run and /var/lib."""
 
     def __init__(self, api, number, netns, directory):
         self.api, self.name, self.netns, self.pods = api, f"n{number}", netns, {}
@@ -158,7 +160,7 @@ class Node:
         assert eventually((self.directory / "run/flannel/subnet.env").exists, 60), self.log()
 
     def call(self, command, name, netns, bin_dir):
-        """Call the plugins as a runtime does, with docs/kubernetes.md's network for more than one node, and with
+        """Call the plugins of a chain as a runtime does: the network for several nodes in docs/kubernetes.md, and
         `policy`."""
         conf = {"cniVersion": "1.0.0", "name": "k8s-pod-network"}
         plugins = [{"type": "flannel", "dataDir": f"{self.directory}/flannel",
@@ -177,7 +179,8 @@ class Node:
         return result
 
     def pod(self, name, netns, bin_dir):
-        """Make the Pod object as the scheduler leaves it, the pod's network, and its status as a kubelet does."""
+        """Make the Pod object as the scheduler does, then the pod's network, then write the Pod's status as a kubelet
+        does."""
         self.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": {
             "name": name, "namespace": "shop", "labels": {"app": name}}, "spec": {
                 "nodeName": self.name, "containers": [{"name": "c", "image": "none"}]}})
@@ -213,7 +216,7 @@ def allowed(name, labels):
 
 
 def test_an_agent_outside_of_a_pod_renews_its_token_as_the_page_says(api, tmp_path):
-    """The test uses the kubeconfig and the rights of docs/cluster.md."""
+    """The test uses the kubeconfig and the rights that docs/cluster.md shows."""
     page = (ROOT / "docs/cluster.md").read_text()
     for words in ("--verb create", "--resource serviceaccounts/token --resource-name fastcni-agent"):
         assert words in page
@@ -242,7 +245,8 @@ def test_an_agent_outside_of_a_pod_renews_its_token_as_the_page_says(api, tmp_pa
 
 
 def write_event(api, directory):
-    """Write the Event of a policy that cannot be read, with the agent's rights: this server stores no such policy."""
+    """Write an Event about an unreadable policy, with the agent's rights. A real API server does not store such a
+    policy."""
     api.pod_files("fastcni-agent", directory)
     (directory / "kubeconfig").write_text(json.dumps({
         "clusters": [{"name": "c", "cluster": {"server": f"https://{HOST}:{PORT}",
@@ -284,6 +288,7 @@ def test_pods_of_two_nodes_reach_each_other_as_policies_allow(api, cluster, pod_
     rules = [rule for it in documents("agent.yaml") if it["kind"] in ("ClusterRole", "Role") for rule in it["rules"]]
     granted = {(verb, group, what) for rule in rules for verb in rule["verbs"] for group in rule["apiGroups"]
                for what in rule["resources"]
-               if what not in ("clusternetworkpolicies", "ciliumnetworkpolicies", "egressaddresses")}       # no CRDs
-    claims = {(verb, "coordination.k8s.io", "leases") for verb in ("create", "patch")}          # of egress addresses
+               # This server lacks their CRDs
+               if what not in ("clusternetworkpolicies", "ciliumnetworkpolicies", "egressaddresses")}
+    claims = {(verb, "coordination.k8s.io", "leases") for verb in ("create", "patch")}          # for egress addresses
     assert granted - claims == {it[:3] for it in asked if not it[2].startswith("/")}

@@ -7,7 +7,7 @@ from unit.server.cluster import ClusterNode
 
 @pytest.fixture
 def nodes(kubernetes, tmp_path):
-    """Two nodes."""
+    """Return two nodes of one cluster."""
     both = [ClusterNode(tmp_path, name, ipam={"store": kubernetes}) for name in ("a", "b")]
     yield both
     for one in both:

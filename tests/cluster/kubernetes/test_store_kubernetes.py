@@ -1,4 +1,4 @@
-"""The store in the Kubernetes API, by the contract of stores."""
+"""Run the contract tests of stores on the store in the Kubernetes API."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Read the addresses that whereabouts has given."""
+"""Read the addresses that whereabouts has allocated."""
 
 import pytest
 from cluster.kubernetes.api_server import kubeconfig
@@ -33,7 +33,7 @@ def put_reservation(mock, name, pod="ns/p"):
 
 @pytest.fixture
 def empty(mock):
-    """Return a cluster with whereabouts that has given no address."""
+    """Return a cluster in which whereabouts has allocated no address."""
     put_pool(mock, "10.0.0.0-24", "10.0.0.0/24")
     put(mock, "overlappingrangeipreservations", "192.0.2.1", "elsewhere", spec={"podref": ""})
 
