@@ -162,7 +162,7 @@ def print_import(plan: Plan, lost: Sequence[str], dry_run: bool, console: Consol
     console = console or Console()
     verb = "would take over" if dry_run else "took over"
     failed = len(lost)
-    count = len(plan.singles) - (0 if dry_run else min(failed, len(plan.singles)))
+    count = len(plan.ip_claims) - (0 if dry_run else min(failed, len(plan.ip_claims)))
     put(console, f"{verb} {plural(count, 'address')}, {plural(len(plan.blocks), 'shared block')}; "
         f"{plan.known} known from before", "bold")
     for space, cidr in plan.blocks[:MAX_NAMED]:

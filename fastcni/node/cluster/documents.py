@@ -68,9 +68,9 @@ def forgetting(forgetting: Forgetting, dry_run: bool) -> Document:
 def imported(plan: Plan, lost: Sequence[str], dry_run: bool) -> Document:
     """Return the document of `fastcni ipam import-whereabouts`."""
     return {"dryRun": dry_run, "blocks": [{"space": space, "cidr": cidr} for space, cidr in plan.blocks],
-            "addresses": [{"space": single.space, "address": single.address, "pod": single.pod or None,
-                           "containerID": single.container or None, "ifname": single.ifname or None,
-                           "node": single.node or None} for single in plan.singles],
+            "addresses": [{"space": ip_claim.space, "address": ip_claim.address, "pod": ip_claim.pod or None,
+                           "containerID": ip_claim.container or None, "ifname": ip_claim.ifname or None,
+                           "node": ip_claim.node or None} for ip_claim in plan.ip_claims],
             "known": plan.known, "gone": [{"space": one.space, "address": str(one.address), "pod": one.pod}
                                         for one in plan.gone],
             "released": [{"space": one.space, "address": one.address, "pod": one.pod} for one in plan.ended],

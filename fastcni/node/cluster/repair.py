@@ -66,14 +66,14 @@ def release(store: Store, place: Place, own_node: str, inventory: Inventory, rel
         raise refused(f"no pod has {place.address}: it is {place.state}",
                       f"`fastcni ipam show {place.address}` shows its block")
     guard(place, holder, own_node, life_of(holder, own_node, inventory), force, now or time.time())
-    if holder.single is not None:
-        done = store.release_single(holder.single)
+    if holder.ip_claim is not None:
+        done = store.release_ip_claim(holder.ip_claim)
     else:
         done = release_here(holder)
     if not done:
         raise CniError(errors.TRY_AGAIN_LATER, f"{holder.address} has changed since; nothing was released",
                        f"`fastcni ipam show {holder.address}` shows who has it now")
-    if holder.single is not None and holder.node == own_node:
+    if holder.ip_claim is not None and holder.node == own_node:
         release_here(holder)                # removes the address's file, if this node has one
     return f"released {holder.address} of {holder.owner}"
 
@@ -112,20 +112,20 @@ def guard(place: Place, holder: Holder, own_node: str, life: Life, force: bool, 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """The changes of forget(). blocks: the node's blocks, with the holders that lose their addresses. singles: the
+    """The changes of forget(). blocks: the node's blocks, with the holders that lose their addresses. ip_claims: the
     node's claims in shared blocks and in blocks of other nodes. kept: sticky addresses, which stay reserved for their
     pods."""
 
     node: Node
     blocks: tuple[HeldBlock, ...]
-    singles: tuple[Holder, ...]
+    ip_claims: tuple[Holder, ...]
     kept: tuple[Holder, ...]
 
     @property
     def freed(self) -> list[Holder]:
         """Return the holders that lose their addresses."""
         return [it for held in self.blocks for it in held.holders if it.state not in (KEPT, REFUSED)] + list(
-            self.singles)
+            self.ip_claims)
 
 
 def plan_forget(found: Survey, name: str, now: float = 0.0) -> Forgetting:

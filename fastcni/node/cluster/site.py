@@ -81,7 +81,7 @@ class Site:
             if space is None:
                 return False
             found = space.files.read_owner(holder.address) or b""
-            marker = holder.single is not None and found.startswith(node_state.KEPT_OWNER.encode())
+            marker = holder.ip_claim is not None and found.startswith(node_state.KEPT_OWNER.encode())
             if found != owner and not marker:
                 return False
             space.drop_file(address.read_ip(holder.address), found)
@@ -132,7 +132,7 @@ def holders_here(keys: conf.Keys) -> dict[tuple[str, str], list[Holder]]:
 
 def holder_here(space: node_state.Space, name: str) -> Holder | None:
     """Return the holder of an address in this node's blocks, from the address's file. None: the file is of no address
-    in these blocks, or holds its address for an address claim."""
+    in these blocks, or holds its address for an IP claim."""
     packed = address_of(name)
     block = space.state.own_block(packed) if packed else None
     owner = (space.files.read_owner(name) or b"").decode("utf-8", "replace")

@@ -19,8 +19,8 @@ from fastcni.kit.ipam.cluster.contract import (
     REFUSED,
     SHARED,
     Block,
+    IPClaim,
     Node,
-    Single,
     Use,
 )
 from fastcni.node.attachments.documents import moment
@@ -36,9 +36,9 @@ USED = "used"                   # state of a Holder: the block's node has report
 class Holder:
     """The holder of an address.
 
-    block: the CIDR of the block that contains the address. state: USED, or the state of an address claim (HELD, KEPT,
+    block: the CIDR of the block that contains the address. state: USED, or the state of an IP claim (HELD, KEPT,
     ASKED, REFUSED). container, ifname, pod ("namespace/name"), network: "" if unknown. since: Unix time of the ADD.
-    written: Unix time of the node's report; 0.0 for a claim. single: the claim's record in the store. reason: why the
+    written: Unix time of the node's report; 0.0 for a claim. ip_claim: the claim's record in the store. reason: why the
     claim was REFUSED.
     """
 
@@ -54,7 +54,7 @@ class Holder:
     since: float = 0.0
     written: float = 0.0
     reason: str = ""
-    single: Single | None = None
+    ip_claim: IPClaim | None = None
 
     @property
     def owner(self) -> str:
@@ -103,7 +103,7 @@ class Survey:
 
 
 def survey(store: Store, space: str = "", here: Mapping[Key, Sequence[Holder]] | None = None) -> Survey:
-    """Read the nodes, blocks, address claims and nodes' reports. space: an address space; "" for all spaces.
+    """Read the nodes, blocks, IP claims and nodes' reports. space: an address space; "" for all spaces.
 
     here: {(space, cidr): holders} of this node's blocks, from its own files, which are newer than its report. Raises
     Away. The survey makes several reads, so a change between two reads may show in one of them, or in neither.
@@ -113,11 +113,11 @@ def survey(store: Store, space: str = "", here: Mapping[Key, Sequence[Holder]] |
     known: dict[Key, dict[str, Holder]] = {(block.space, block.cidr): {} for block in blocks if block.state == SHARED}
     known |= reports(nodes, blocks, store.uses(space))
     known |= {key: by_address(found) for key, found in (here or {}).items()}
-    singles: dict[Key, dict[str, Holder]] = defaultdict(dict)
-    for single in store.singles(space):
-        singles[single.space, single.block][single.address] = of_single(single)
+    ip_claims: dict[Key, dict[str, Holder]] = defaultdict(dict)
+    for ip_claim in store.ip_claims(space):
+        ip_claims[ip_claim.space, ip_claim.block][ip_claim.address] = of_ip_claim(ip_claim)
     spaces = sorted({block.space for block in blocks})
-    held = [HeldBlock(block, in_order({**known.get(key, {}), **singles[key]}), key in known)
+    held = [HeldBlock(block, in_order({**known.get(key, {}), **ip_claims[key]}), key in known)
             for block in blocks for key in [(block.space, block.cidr)]]
     return Survey(nodes, tuple(held), {name: store.grid(name, {}) for name in spaces})
 
@@ -154,10 +154,11 @@ def reported(use: Use) -> Iterator[Holder]:
                      it.get("pod", ""), it.get("network", ""), it.get("since") or 0.0, use.written or 0.0)
 
 
-def of_single(single: Single) -> Holder:
-    """Return the holder of an address that has an address claim."""
-    return Holder(single.space, single.address, single.block, single.state, single.node, single.container,
-                  single.ifname, single.pod, single.network, single.since or 0.0, 0.0, single.reason, single)
+def of_ip_claim(ip_claim: IPClaim) -> Holder:
+    """Return the holder of an address that has an IP claim."""
+    return Holder(ip_claim.space, ip_claim.address, ip_claim.block, ip_claim.state, ip_claim.node, ip_claim.container,
+                  ip_claim.ifname, ip_claim.pod, ip_claim.network, ip_claim.since or 0.0, 0.0, ip_claim.reason,
+                  ip_claim)
 
 
 @dataclass(frozen=True, slots=True)

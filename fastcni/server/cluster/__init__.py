@@ -5,7 +5,7 @@
     space       one address space, and its work that is due
     blocks      the space's blocks in the store: claim ahead, compare, return
     local       the space's state in this node's files
-    singles     addresses of the space that have a claim of their own
+    ip_claims   addresses of the space that have a claim of their own
     reconcile   addresses of the space whose pods no longer exist
     pods        answers which pods no longer exist
     member      this node in one store

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.contract import Block, Node, Single
+    from fastcni.kit.ipam.cluster.contract import Block, IPClaim, Node
     from fastcni.kit.ipam.cluster.grid import Own
     from fastcni.kit.ipam.cluster.node_state import State
     from fastcni.server.cluster.space import ClusterSpace
@@ -80,7 +80,7 @@ class Blocks:
         self.local.forget_lost(held.keys())
         space.refresh()
 
-    def _note_conflict(self, cidr: str, by: Block | Single, addresses: Sequence[str]) -> None:
+    def _note_conflict(self, cidr: str, by: Block | IPClaim, addresses: Sequence[str]) -> None:
         who = f"node {by.node}, epoch {by.epoch}, since {by.since:.0f}" if by.node else "shared"
         if self.conflicts.get(cidr) != who:
             self.conflicts[cidr] = who
@@ -95,7 +95,7 @@ class Blocks:
         return upkeep.give_back_idle(space.member.store, self.local.keys, self.local.warn, idle_s, MAX_IDLE)
 
     def finish_later(self) -> None:
-        """Release the address claims that a DEL could not release. Raises the errors of a store, CniError."""
+        """Release the IP claims that a DEL could not release. Raises the errors of a store, CniError."""
         upkeep.finish_later(self.space.member.store, self.local.keys, self.local.warn)
         self.space.refresh()
 

@@ -14,8 +14,8 @@ from fastcni.kit.ipam.cluster import hold
 from fastcni.kit.ipam.cluster.allocate import holder_text
 from fastcni.kit.ipam.cluster.contract import IMPORTED, SHARED
 from fastcni.kit.ipam.cluster.grid import block_of, ends, ip_text, read_block, to_int
-from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, Space, SpaceFiles, State, kept_owner, more_lines
-from fastcni.kit.ipam.cluster.singles import forget_kept
+from fastcni.kit.ipam.cluster.ip_claims import forget_kept
+from fastcni.kit.ipam.cluster.node_state import IP_CLAIM, KEPT_OWNER, Space, SpaceFiles, State, kept_owner, more_lines
 from fastcni.kit.ipam.cluster.upkeep import held_in, room_of
 from fastcni.spec.address import read_ip
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.log import Logger
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.contract import Block, History, Node, Single
+    from fastcni.kit.ipam.cluster.contract import Block, History, IPClaim, Node
     from fastcni.kit.ipam.cluster.upkeep import Room
 
 
@@ -93,8 +93,8 @@ class LocalSpace:
         """Return each attachment with an address in this space. Takes no lock. Raises CniError."""
         return [holder for holder in self._read() if holder["container"]]
 
-    def singles(self) -> list[str]:
-        """Return the addresses that a file holds for an address claim, or that were imported. Takes no lock. Raises
+    def claimed_addresses(self) -> list[str]:
+        """Return the addresses that a file holds for an IP claim, or that were imported. Takes no lock. Raises
         CniError."""
         return [holder["address"] for holder in self._read()
                 if not holder["container"] or holder["network"] == IMPORTED]
@@ -128,14 +128,14 @@ class LocalSpace:
         found: dict[str, list[str]] = {}
         for holder in self.all_holders():
             cidr = self.block_of(state, read_ip(holder["address"]))
-            if SINGLE not in holder["marks"] and cidr and cidr not in state.blocks:
+            if IP_CLAIM not in holder["marks"] and cidr and cidr not in state.blocks:
                 found.setdefault(cidr, []).append(holder["address"])
         return found
 
     # Changing
 
-    def forget_single(self, address: str) -> None:
-        """Release an address that a file holds for an address claim, or that was imported. Raises CniError."""
+    def forget_ip_claim(self, address: str) -> None:
+        """Release an address that a file holds for an IP claim, or that was imported. Raises CniError."""
         with self.open() as space:
             if space is None:
                 return
@@ -186,34 +186,34 @@ class LocalSpace:
                 return False
             return space.release(read_ip(holder["address"]), owner_of(holder["container"], holder["ifname"]))
 
-    def take_imported(self, single: Single) -> bool:
-        """Make the address file of an address claim that was imported for a pod of this node, so that DEL finds the
+    def take_imported(self, ip_claim: IPClaim) -> bool:
+        """Make the address file of an IP claim that was imported for a pod of this node, so that DEL finds the
         file. Return whether this call made the file. Raises CniError."""
         with self.open(create=True) as space:
-            if space is None or any(one["address"] == single.address for one in space.state.later):
+            if space is None or any(one["address"] == ip_claim.address for one in space.state.later):
                 return False
-            space.files.more = more_lines(single.network, single.pod, f"{SINGLE} {SHARED}")
-            return space.take(read_ip(single.address), owner_of(single.container, single.ifname))
+            space.files.more = more_lines(ip_claim.network, ip_claim.pod, f"{IP_CLAIM} {SHARED}")
+            return space.take(read_ip(ip_claim.address), owner_of(ip_claim.container, ip_claim.ifname))
 
-    def take_single(self, single: Single) -> str:
-        """Hold an address for an address claim. Return the attachment that has the address; "" if the address is now
+    def take_ip_claim(self, ip_claim: IPClaim) -> str:
+        """Hold an address for an IP claim. Return the attachment that has the address; "" if the address is now
         held, or if the claim's own attachment has it. Raises CniError."""
-        packed = read_ip(single.address)
+        packed = read_ip(ip_claim.address)
         with self.open() as space:
             if space is None:
                 return ""
-            space.files.more = more_lines(single.network, single.pod)
-            if space.take(packed, kept_owner(single.pod, single.ifname)):
+            space.files.more = more_lines(ip_claim.network, ip_claim.pod)
+            if space.take(packed, kept_owner(ip_claim.pod, ip_claim.ifname)):
                 return ""
-            owner = space.files.read(single.address) or b""
-            if is_kept(owner) or owner == owner_of(single.container, single.ifname):
+            owner = space.files.read(ip_claim.address) or b""
+            if is_kept(owner) or owner == owner_of(ip_claim.container, ip_claim.ifname):
                 return ""
             return holder_text(space, packed)
 
 
 def read_holder(files: SpaceFiles, name: str) -> dict[str, Any] | None:
     """Return the holder of an address in the form of a Use, with its marks and its namespace's path. None if the
-    address is free. "container" is "" if the file holds the address for an address claim or by an operator's remark."""
+    address is free. "container" is "" if the file holds the address for an IP claim or by an operator's remark."""
     owner = files.read_owner(name)
     if owner is None:
         return None
@@ -232,5 +232,5 @@ def made(files: SpaceFiles, name: str) -> float:
 
 
 def is_kept(owner: bytes) -> bool:
-    """Return whether the owner in an address's file is an address claim."""
+    """Return whether the owner in an address's file is an IP claim."""
     return owner.startswith(KEPT_OWNER.encode())

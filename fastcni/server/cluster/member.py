@@ -16,7 +16,7 @@ from time import monotonic
 
 from fastcni.clients.away import Away
 from fastcni.daemon.log import RateLimited
-from fastcni.kit.ipam.cluster.contract import Changed, Fenced, Node, Single, log_restored, restored
+from fastcni.kit.ipam.cluster.contract import Changed, Fenced, IPClaim, Node, log_restored, restored
 from fastcni.kit.ipam.store import boot_id
 from fastcni.server.cluster.lost import LostNodes
 from fastcni.server.cluster.times import NEVER, Job, spread
@@ -231,7 +231,7 @@ class Member:
         record = event.record
         if isinstance(record, Node):
             return record.name == self.name
-        if isinstance(record, Single):
+        if isinstance(record, IPClaim):
             return (record.space, record.block) in self.own or record.node == self.name
         return (record.space, record.cidr) in self.own and (event.gone or record.node != self.name)
 
@@ -240,10 +240,10 @@ class Member:
         if isinstance(record, Node):
             if self.node and (event.gone or record.epoch != self.node.epoch):
                 self.confirm.due = now
-        elif isinstance(record, Single):
+        elif isinstance(record, IPClaim):
             for space in self.spaces.values():
                 if space.name == record.space:
-                    space.singles.note(record, event.gone)
+                    space.ip_claims.note(record, event.gone)
         else:
             self.compare.due = now
 

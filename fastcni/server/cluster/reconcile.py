@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from fastcni.kit.ipam.cluster.contract import Single
+    from fastcni.kit.ipam.cluster.contract import IPClaim
     from fastcni.server.cluster.pods import Pods
     from fastcni.server.cluster.space import ClusterSpace
 
@@ -28,9 +28,9 @@ class Reconcile:
     def __init__(self, space: ClusterSpace, pods: Pods) -> None:
         self.space, self.pods = space, pods
         self.gone: dict[Key, float] = {}            # {key: since when the pod is missing, in monotonic seconds}
-        self.gone_singles: dict[Key, float] = {}
+        self.gone_ip_claims: dict[Key, float] = {}
         self.containers: dict[tuple[str, str], set[str]] = {}       # {(path of a namespace, ifname): its containers}
-        self.jobs = [Job(self._look, 0.0, remote=False), Job(self._look_at_singles, 0.0)]
+        self.jobs = [Job(self._look, 0.0, remote=False), Job(self._look_at_ip_claims, 0.0)]
 
     def _look(self, now: float) -> float:
         self.pods.forget()
@@ -48,29 +48,31 @@ class Reconcile:
                 space.note_released(key[0])
         return self._next(now, self.gone)
 
-    def _look_at_singles(self, now: float) -> float:
-        """Check the pods of this node's address claims that have no file. Keep a sticky claim for its pod."""
+    def _look_at_ip_claims(self, now: float) -> float:
+        """Check the pods of this node's IP claims that have no file. Keep a sticky claim for its pod."""
         space = self.space
-        if not space.singles.any:
+        if not space.ip_claims.any:
             return now + spread(space.times.reconcile_s)
         local = {one["address"] for one in space.local.all_holders()}
-        mine = {key_of(one.to_dict()): one for one in space.member.store.singles(space.name, space.member.name)
+        mine = {key_of(one.to_dict()): one for one in space.member.store.ip_claims(space.name, space.member.name)
                 if one.state == HELD and one.address not in local}
-        due, self.gone_singles = self._due({key: one.to_dict() for key, one in mine.items()}, self.gone_singles, now)
+        known = {key: one.to_dict() for key, one in mine.items()}
+        due, self.gone_ip_claims = self._due(known, self.gone_ip_claims, now)
         for key in due:
             if self._end(mine[key]):
-                del self.gone_singles[key]
-        return self._next(now, self.gone_singles)
+                del self.gone_ip_claims[key]
+        return self._next(now, self.gone_ip_claims)
 
-    def _end(self, single: Single) -> bool:
-        """Release an address claim. Raises Changed if the claim in the store is no longer `single`."""
+    def _end(self, ip_claim: IPClaim) -> bool:
+        """Release an IP claim. Raises Changed if the claim in the store is no longer `ip_claim`."""
         space = self.space
-        if single.sticky and single.pod:
-            space.member.store.change_single(single, state=KEPT)
-        elif not space.member.store.release_single(single):
+        if ip_claim.sticky and ip_claim.pod:
+            space.member.store.change_ip_claim(ip_claim, state=KEPT)
+        elif not space.member.store.release_ip_claim(ip_claim):
             return False
-        space.log.warning("cluster_address_released", space=space.name, address=single.address,
-                          container=single.container, ifname=single.ifname, kept=bool(single.sticky and single.pod),
+        space.log.warning("cluster_address_released", space=space.name, address=ip_claim.address,
+                          container=ip_claim.container, ifname=ip_claim.ifname,
+                          kept=bool(ip_claim.sticky and ip_claim.pod),
                           why="the pod's network namespace is gone")
         return True
 

@@ -5,9 +5,9 @@ use of blocks to the store.
                more block
     write      after a request: write the use of the changed blocks, for many requests in one transaction
     idle       return a block without a pod, one at a time, while more than MAX_IDLE blocks have no pod
-    later      release address claims that a DEL could not release because the store was unavailable
+    later      release IP claims that a DEL could not release because the store was unavailable
     compare    compare this node's blocks in the store with those of the local state, see blocks.py
-    singles    maintain address claims, see singles.py
+    ip_claims  maintain IP claims, see ip_claims.py
     reconcile  release addresses whose pods no longer exist, see reconcile.py
 """
 
@@ -19,9 +19,9 @@ from fastcni.daemon.log import few
 from fastcni.kit.ipam.cluster.contract import Use
 from fastcni.kit.ipam.cluster.upkeep import spare
 from fastcni.server.cluster.blocks import MAX_IDLE, Blocks
+from fastcni.server.cluster.ip_claims import IPClaims
 from fastcni.server.cluster.local import LocalSpace
 from fastcni.server.cluster.reconcile import Reconcile
-from fastcni.server.cluster.singles import Singles
 from fastcni.server.cluster.times import NEVER, Job, spread
 from fastcni.spec.address import read_ip
 
@@ -68,12 +68,12 @@ class ClusterSpace:
         self.dirty: set[str] = set(self.owned)
         self.changes = 0
         self.written: dict[str, list[dict[str, Any]]] = {}
-        self.blocks, self.singles, self.reconcile = Blocks(self), Singles(self), Reconcile(self, pods)
+        self.blocks, self.ip_claims, self.reconcile = Blocks(self), IPClaims(self), Reconcile(self, pods)
         first = 0.0 if self.owned else NEVER
         self.prefetch_job, self.write_job = Job(self._prefetch, first), Job(self._write, first)
         self.idle_job, self.later_job = Job(self._give_back_idle, first), Job(self._finish_later)
         self.jobs = [self.prefetch_job, self.write_job, self.idle_job, self.later_job,
-                     *self.singles.jobs, *self.reconcile.jobs]
+                     *self.ip_claims.jobs, *self.reconcile.jobs]
 
     # Reading
 
@@ -89,9 +89,9 @@ class ClusterSpace:
 
     @property
     def needs_node(self) -> bool:
-        """Return whether this node must send heartbeats: it has a block or an address claim, or a request used the
+        """Return whether this node must send heartbeats: it has a block or an IP claim, or a request used the
         space."""
-        return bool(self.owned) or self.used or self.singles.any
+        return bool(self.owned) or self.used or self.ip_claims.any
 
     def count(self) -> None:
         """Read the local state again, because one-shot requests change it, too. Raises CniError."""
@@ -139,7 +139,7 @@ class ClusterSpace:
         self.count()
         if before != set(self.owned):
             self.member.note_own()
-            self.singles.list_job.due = 0.0         # a new block may already have address claims
+            self.ip_claims.list_job.due = 0.0       # a new block may already have IP claims
         if self.state.later:
             self.later_job.due = 0.0
 

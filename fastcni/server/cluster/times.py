@@ -22,7 +22,7 @@ class Times:
     gather_s        the thread handles the requests of this time together, so that a request need not share its
                     processor with the thread
     confirm_s       between two heartbeats; far below NODE_TTL_S
-    list_s          between two comparisons of this node's blocks and address claims with the store
+    list_s          between two comparisons of this node's blocks and IP claims with the store
     write_s         between two writes of uses; after write_changes changed addresses the next write begins immediately
     idle_s          how long a block must be without a pod before it may be returned
     reconcile_s     between two searches for pods that no longer exist

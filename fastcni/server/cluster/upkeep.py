@@ -2,7 +2,7 @@
 
     member.py          this node in one store: sends heartbeats, and checks that the node still owns its blocks
     space.py           one address space: claims the next block, returns idle blocks, writes their use to the store
-    singles.py         addresses of the space's blocks that have a claim of their own
+    ip_claims.py       addresses of the space's blocks that have a claim of their own
     reconcile.py       addresses whose pod no longer exists
     lost.py            other nodes without heartbeats
     watch.py           the thread that waits for changes in a store

@@ -48,7 +48,7 @@ def test_all_of_it_is_taken_over_once(cluster, store):
     status, document = cluster("import-whereabouts")
     assert (status, document["conflicts"]) == (0, [])
     assert [it["pod"] for it in document["gone"]] == ["shop/gone"]
-    assert [(it.space, it.address, it.pod, it.node, it.container) for it in store.singles()] == [
+    assert [(it.space, it.address, it.pod, it.node, it.container) for it in store.ip_claims()] == [
         ("blue", "fd00:5::5", "shop/web-0", "node-1", "c1"), ("default", "10.5.0.1", "shop/web-0", "node-1", "c1"),
         ("default", "10.5.0.2", "shop/web-1", "node-2", "c2"), ("default", "10.5.0.9", "shop/web-2", "node-1", "c9")]
     assert {it.state for it in store.blocks()} == {SHARED}

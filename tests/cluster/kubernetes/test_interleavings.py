@@ -16,7 +16,7 @@ from fastcni.kit.ipam.cluster.contract import (
     SHARED,
     Changed,
     Fenced,
-    Single,
+    IPClaim,
     Taken,
 )
 from fastcni.kit.ipam.cluster.stores import open_store
@@ -26,8 +26,8 @@ from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, node
 CIDR, CIDR2 = "10.0.0.64/26", "10.0.0.128/26"
 
 
-def single(space, container, address="10.0.0.70", block=CIDR, state=HELD, pod="", sticky=False):
-    return Single(space, address, block, state, container=container, ifname="eth0", pod=pod, since=1.0, sticky=sticky)
+def ip_claim(space, container, address="10.0.0.70", block=CIDR, state=HELD, pod="", sticky=False):
+    return IPClaim(space, address, block, state, container=container, ifname="eth0", pod=pod, since=1.0, sticky=sticky)
 
 
 @pytest.fixture
@@ -130,14 +130,14 @@ def test_a_block_is_not_given_back_with_an_address_in_it(store, other, third, st
     def story(number):
         space = f"s{number}"
         block = third.share(space, CIDR) if state == HELD else third.claim(owner, [(space, CIDR)])[0]
-        return [Actor("claim", store, lambda it: it.claim_single(me, single(space, "c", state=state))),
+        return [Actor("claim", store, lambda it: it.claim_address(me, ip_claim(space, "c", state=state))),
                 Actor("give back", other, lambda it: (it.give_back(block), space))], check
 
     def check(claim, give_back):
         assert give_back.error is None
         gone, space = give_back.result
-        blocks, singles = third.blocks(space), third.singles(space)
-        assert [one.block for one in singles] == ([] if claim.error else [CIDR])
+        blocks, ip_claims = third.blocks(space), third.ip_claims(space)
+        assert [one.block for one in ip_claims] == ([] if claim.error else [CIDR])
         if claim.error:
             assert isinstance(claim.error, Changed | Taken) and gone
             assert [one.state for one in blocks] in ([], [SHARED])
@@ -171,17 +171,17 @@ def test_an_address_is_held_by_one_of_two_claims(store, other, third):
     def story(number):
         space = f"s{number}"
         third.share(space, CIDR)
-        kept = third.claim_single(a, single(space, "old", pod="ns/p", sticky=True))
-        third.change_single(kept, state=KEPT)
-        return [Actor(me.name, client, lambda it, me=me: it.claim_single(
-                    me, single(space, f"new-{me.name}", pod="ns/p", sticky=True)))
+        kept = third.claim_address(a, ip_claim(space, "old", pod="ns/p", sticky=True))
+        third.change_ip_claim(kept, state=KEPT)
+        return [Actor(me.name, client, lambda it, me=me: it.claim_address(
+                    me, ip_claim(space, f"new-{me.name}", pod="ns/p", sticky=True)))
                 for me, client in ((a, store), (b, other))], check
 
     def check(first, second):
         winner, loser = (first, second) if second.error else (second, first)
         assert winner.error is None and isinstance(loser.error, Taken)
         assert loser.error.by.container == winner.result.container
-        assert third.singles(winner.result.space) == [winner.result]
+        assert third.ip_claims(winner.result.space) == [winner.result]
 
     assert explore(story) > 10
 
@@ -195,7 +195,7 @@ def test_a_block_is_shared_or_one_nodes(store, other, third):
         third.set_draining(third.get_block(space, CIDR), True)          # as a killed give_back() leaves the block
         assert third.blocks(space) == [left]
         return [Actor("share and claim", store, lambda it: (
-                    it.share(space, CIDR), it.claim_single(a, single(space, "c")))),
+                    it.share(space, CIDR), it.claim_address(a, ip_claim(space, "c")))),
                 Actor("give back and claim", other, lambda it: (
                     it.give_back(left), it.claim(b, [(space, CIDR)])))], check
 
@@ -204,7 +204,7 @@ def test_a_block_is_shared_or_one_nodes(store, other, third):
         space = space.space if shared.result else space[0].space
         (block,) = third.blocks(space)
         if claimed.error is None:
-            assert block.state == ACTIVE and third.singles(space) == []
+            assert block.state == ACTIVE and third.ip_claims(space) == []
             assert isinstance(shared.error, Taken | Changed)
         else:
             assert block.state == SHARED and isinstance(claimed.error, Taken)
@@ -297,9 +297,9 @@ def test_what_is_killed_at_any_request_is_done_by_the_next_call(store, other, af
         name, space = f"n{number}", f"s{number}"
         me = other.join(name, "boot")
         other.claim(me, [(space, CIDR), (space, CIDR2)])
-        other.claim_single(me, single(space, "c"))
-        other.change_single(other.claim_single(me, single(space, "k", "10.0.0.130", CIDR2, pod="ns/p", sticky=True)),
-                            state=KEPT)
+        other.claim_address(me, ip_claim(space, "c"))
+        kept = other.claim_address(me, ip_claim(space, "k", "10.0.0.130", CIDR2, pod="ns/p", sticky=True))
+        other.change_ip_claim(kept, state=KEPT)
         lose(other, name)
         lost = next(node for node in other.nodes() if node.name == name)
         killed = Actor("killed", store, lambda it, lost=lost: it.forget(it.declare_dead(lost)), crash=number,
@@ -310,7 +310,7 @@ def test_what_is_killed_at_any_request_is_done_by_the_next_call(store, other, af
             other.forget(other.declare_dead(left[0]))
         assert name not in {node.name for node in other.nodes()}
         assert [(block.cidr, block.state) for block in other.blocks(space)] == [(CIDR2, SHARED)]
-        assert [one.state for one in other.singles(space)] == [KEPT]
+        assert [one.state for one in other.ip_claims(space)] == [KEPT]
         if not isinstance(killed.error, Stopped):
             break
     assert number > 10
@@ -325,7 +325,7 @@ def test_a_give_back_that_is_killed_at_any_request_blocks_nobody(store, other, a
         killed = Actor("killed", store, lambda it, block=block: it.give_back(block), crash=number, after=after)
         run([killed], [], 0)
         other.share(space, CIDR)
-        assert other.claim_single(a, single(space, "c")).state == HELD
+        assert other.claim_address(a, ip_claim(space, "c")).state == HELD
         assert not is_draining(other.get_block(space, CIDR))
         if not isinstance(killed.error, Stopped):
             break

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastcni.clients import kubernetes as kubernetes_api
 from fastcni.clients.away import Away, Rejected
-from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, LOST, NODE_TTL_S, SHARED, Block, Changed, Single
+from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, LOST, NODE_TTL_S, SHARED, Block, Changed, IPClaim
 from fastcni.kit.ipam.cluster.stores import kubernetes_nodes, open_store
 from fastcni.kit.ipam.cluster.stores.kubernetes_nodes import Signs
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
@@ -277,22 +277,22 @@ def lose_answer(store, number):
 def test_a_change_whose_answer_was_lost_is_found(store):
     me = store.join("a", "boot")
     store.share("s", "10.0.0.0/26")
-    single = Single("s", "10.0.0.7", "10.0.0.0/26", HELD, container="c", ifname="eth0", pod="ns/p", since=1.0)
+    ip_claim = IPClaim("s", "10.0.0.7", "10.0.0.0/26", HELD, container="c", ifname="eth0", pod="ns/p", since=1.0)
     lose_answer(store, 1)
     with pytest.raises(Away):
-        store.claim_single(me, single)
-    held = store.claim_single(me, single)
+        store.claim_address(me, ip_claim)
+    held = store.claim_address(me, ip_claim)
     lose_answer(store, 1)
     with pytest.raises(Away):
-        store.change_single(held, state=KEPT, container="")
-    kept = store.change_single(held, state=KEPT, container="")
-    assert (kept.state, kept.container) == (KEPT, "") and store.single("s", "10.0.0.7") == kept
+        store.change_ip_claim(held, state=KEPT, container="")
+    kept = store.change_ip_claim(held, state=KEPT, container="")
+    assert (kept.state, kept.container) == (KEPT, "") and store.ip_claim("s", "10.0.0.7") == kept
     lose_answer(store, 1)
     with pytest.raises(Away):
-        store.release_single(kept)
-    assert store.release_single(kept) is True
+        store.release_ip_claim(kept)
+    assert store.release_ip_claim(kept) is True
     with pytest.raises(Changed):
-        store.change_single(kept, state=HELD)
+        store.change_ip_claim(kept, state=HELD)
 
 
 # Heartbeats

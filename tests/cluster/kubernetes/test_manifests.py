@@ -13,7 +13,7 @@ from cluster.kubernetes.api_server import ROOT, WHY, documents, kubeconfig
 
 from fastcni.clients.away import Away
 from fastcni.clients.kubeconfig import read_kubeconfig
-from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, NODE_TTL_S, Single, Use
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, NODE_TTL_S, IPClaim, Use
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, to_time
 from fastcni.testing.witnesses import eventually
@@ -80,7 +80,7 @@ def rules():
 
 def use_everything(store, past):
     """Call each method of a store so that it takes each of its branches."""
-    single = Single("s", "10.0.0.70", "10.0.0.64/26", HELD, container="c", ifname="eth0", pod="ns/p", since=1.0)
+    ip_claim = IPClaim("s", "10.0.0.70", "10.0.0.64/26", HELD, container="c", ifname="eth0", pod="ns/p", since=1.0)
     store.grid("s", {"4": 26})
     store.grid("s", {"4": 26, "6": 122})
     a, b = store.join("a", "boot"), store.join("b", "boot")
@@ -89,10 +89,10 @@ def use_everything(store, past):
     (block,) = store.claim(a, [("s", "10.0.0.64/26")])
     store.write_uses(a, [Use("s", "10.0.0.64/26", "a", 1, "boot", [], 1.0)])
     store.uses()
-    asked = single.from_dict(single.to_dict() | {"state": ASKED, "container": "d"})
-    store.change_single(store.claim_single(b, asked), state=KEPT)
+    asked = ip_claim.from_dict(ip_claim.to_dict() | {"state": ASKED, "container": "d"})
+    store.change_ip_claim(store.claim_address(b, asked), state=KEPT)
     assert store.give_back(block)
-    store.release_single(store.single("s", "10.0.0.70"))
+    store.release_ip_claim(store.ip_claim("s", "10.0.0.70"))
     assert store.give_back(store.share("s", "10.0.0.64/26"))
     store.api.patch(f"{BASE}/{NODES}/a/status", past)
     dead = store.declare_dead(next(node for node in store.nodes() if node.name == "a"))

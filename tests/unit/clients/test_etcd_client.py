@@ -113,12 +113,12 @@ def test_a_password_file_that_cannot_be_read_is_named(tmp_path):
     ("fd00:1::/48", ("fd00:1::", "fd00:1:0:ffff:ffff:ffff:ffff:ffff"), ("fd00:2::",)),
     ("fd00::1/128", ("fd00::1",), ("fd00::", "fd00::2")),
 ])
-def test_the_singles_of_a_block_are_a_range_of_keys(cidr, inside, outside):
+def test_the_ip_claims_of_a_block_are_a_range_of_keys(cidr, inside, outside):
     keys = etcd_keys.Keys("/p/")
-    first, end = keys.singles_in("s", cidr)
-    assert all(first <= keys.single("s", each) < end for each in inside)
-    assert not any(first <= keys.single("s", each) < end for each in outside)
-    assert not first <= keys.single("s2", inside[0]) < end
+    first, end = keys.ip_claims_in("s", cidr)
+    assert all(first <= keys.ip_claim("s", each) < end for each in inside)
+    assert not any(first <= keys.ip_claim("s", each) < end for each in outside)
+    assert not first <= keys.ip_claim("s2", inside[0]) < end
 
 
 def test_index_keys_lead_to_their_records():

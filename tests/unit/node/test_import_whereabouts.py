@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastcni.kit.ipam.cluster.contract import ACTIVE, HELD, SHARED, Node, Single
+from fastcni.kit.ipam.cluster.contract import ACTIVE, HELD, SHARED, IPClaim, Node
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.whereabouts_pools import Allocation, Pool, Reservation, Whereabouts
 from fastcni.node.cluster import site
@@ -47,10 +47,10 @@ def run(store, *pools, headroom=1, **more):
     return plan, apply(store, plan)
 
 
-def test_addresses_become_singles_of_their_pods_nodes_in_shared_blocks(store):
+def test_addresses_become_ip_claims_of_their_pods_nodes_in_shared_blocks(store):
     plan, lost = run(store, POOL)
     assert (lost, plan.conflicts, plan.gone) == ([], [], [])
-    assert [(it.address, it.pod, it.container, it.node, it.state, it.block) for it in store.singles()] == [
+    assert [(it.address, it.pod, it.container, it.node, it.state, it.block) for it in store.ip_claims()] == [
         ("10.5.0.1", "ns/a", "c1", "node-1", HELD, "10.5.0.0/28"), ("10.5.0.20", "ns/b", "c2", "node-2", HELD,
                                                                     "10.5.0.16/28")]
     # the block after the last one is free for whereabouts, but not for a node
@@ -62,10 +62,10 @@ def test_a_second_import_takes_over_what_is_new_only(store):
     run(store, POOL)
     before = store.history()
     plan, lost = run(store, POOL)
-    assert (plan.singles, plan.blocks, plan.known, lost) == ([], [], 2, [])
+    assert (plan.ip_claims, plan.blocks, plan.known, lost) == ([], [], 2, [])
     assert store.history() == before
     plan, _ = run(store, pool("10.5.0.0/24", {1: ("c1", "ns/a"), 20: ("c2", "ns/b"), 2: ("c3", "ns/c")}))
-    assert [it.address for it in plan.singles] == ["10.5.0.2"] and plan.known == 2
+    assert [it.address for it in plan.ip_claims] == ["10.5.0.2"] and plan.known == 2
 
 
 def test_a_second_import_releases_addresses_of_pods_that_ended(store):
@@ -73,13 +73,13 @@ def test_a_second_import_releases_addresses_of_pods_that_ended(store):
     run(store, POOL)
     plan, _ = run(store, POOL, pods={"ns/a": "node-1"})
     assert [it.address for it in plan.ended] == ["10.5.0.20"]
-    assert [it.address for it in store.singles()] == ["10.5.0.1"]
+    assert [it.address for it in store.ip_claims()] == ["10.5.0.1"]
 
 
 def test_pods_that_are_gone_are_left_out(store):
     plan, _ = run(store, POOL, pods={"ns/a": "node-1"})
     assert [str(it.address) for it in plan.gone] == ["10.5.0.20"]
-    assert [it.address for it in store.singles()] == ["10.5.0.1"]
+    assert [it.address for it in store.ip_claims()] == ["10.5.0.1"]
 
 
 def test_a_pod_without_a_node_is_a_conflict(store):
@@ -91,14 +91,14 @@ def test_a_pod_without_a_node_is_a_conflict(store):
 def test_a_reservation_without_an_entry_counts(store):
     """whereabouts can fail to write its pool and leave the address to the pod (its issue 712)."""
     run(store, POOL, reservations=[reservation("10.5.0.9", "ns/c", "c9"), reservation("10.5.0.1", "ns/a")])
-    assert [(it.address, it.pod) for it in store.singles()] == [
+    assert [(it.address, it.pod) for it in store.ip_claims()] == [
         ("10.5.0.1", "ns/a"), ("10.5.0.9", "ns/c"), ("10.5.0.20", "ns/b")]
 
 
 def test_two_pools_that_gave_one_address_are_a_conflict(store):
     plan, _ = run(store, POOL, pool("10.5.0.0/23", {1: ("c9", "ns/c")}))
     assert plan.conflicts == ["10.5.0.1: whereabouts has given it twice, to pod ns/a and to pod ns/c"]
-    assert len(store.singles()) == 2
+    assert len(store.ip_claims()) == 2
 
 
 def test_a_block_of_a_node_is_a_conflict_and_stays(store):
@@ -108,7 +108,7 @@ def test_a_block_of_a_node_is_a_conflict_and_stays(store):
     plan, _ = run(store, POOL)
     assert plan.conflicts == ["10.5.0.20 (pod ns/b): its block 10.5.0.16/28 is active, of node node-9"]
     assert [it.node for it in store.blocks() if it.state == ACTIVE] == ["node-9"]
-    assert [it.address for it in store.singles()] == ["10.5.0.1"]
+    assert [it.address for it in store.ip_claims()] == ["10.5.0.1"]
 
 
 def test_an_address_of_another_pod_is_a_conflict(store):
@@ -137,7 +137,7 @@ def test_a_block_that_a_node_claims_meanwhile_is_named_and_nothing_is_given_twic
     _, lost = run(racing, POOL)
     assert lost == ["block 10.5.0.16/28 of space default: node node-9 has claimed it since",
                     "10.5.0.20 (pod ns/b): node node-9 has claimed it since"]
-    assert [it.address for it in store.singles()] == ["10.5.0.1"]
+    assert [it.address for it in store.ip_claims()] == ["10.5.0.1"]
 
 
 def test_a_dry_run_writes_nothing(store):
@@ -155,7 +155,7 @@ def test_headroom_ends_with_the_range(store):
 def test_a_network_name_is_a_space(store):
     run(store, POOL, pool("10.5.0.0/24", {1: ("c3", "ns/c")}, "blue"), reservations=[
         reservation("10.5.0.9", "ns/b", "c2", "blue")])
-    assert [(it.space, it.address, it.pod) for it in store.singles()] == [
+    assert [(it.space, it.address, it.pod) for it in store.ip_claims()] == [
         ("blue", "10.5.0.1", "ns/c"), ("blue", "10.5.0.9", "ns/b"), ("default", "10.5.0.1", "ns/a"),
         ("default", "10.5.0.20", "ns/b")]
 
@@ -167,7 +167,7 @@ def test_what_cannot_be_read_is_a_conflict(store):
 
 def test_ipv6_blocks(store):
     run(store, pool("fd00:5::/64", {5: ("c1", "ns/a")}))
-    assert [(it.address, it.block) for it in store.singles()] == [("fd00:5::5", "fd00:5::/122")]
+    assert [(it.address, it.block) for it in store.ip_claims()] == [("fd00:5::5", "fd00:5::/122")]
 
 
 @given(st.lists(st.tuples(st.integers(1, 2000), st.sampled_from(sorted(PODS))), max_size=30), st.integers(0, 3))
@@ -179,9 +179,9 @@ def test_every_address_is_in_a_shared_block_or_a_conflict(given_, headroom):
     grids = {"default": {"4": 26}}
     empty = survey(Empty())
     plan = make_plan(source, empty, grids, 1.0, headroom)
-    addresses = [it.address for it in plan.singles]
+    addresses = [it.address for it in plan.ip_claims]
     assert len(set(addresses)) == len(addresses)
-    assert {(it.space, it.block) for it in plan.singles} <= set(plan.blocks)
+    assert {(it.space, it.block) for it in plan.ip_claims} <= set(plan.blocks)
     assert {str(it.address) for it in read_given(source)} == set(addresses)
     assert len(set(plan.blocks)) == len(plan.blocks)
     assert blocks_to_share([], ranges_of(source), None, headroom) == []
@@ -196,7 +196,7 @@ class Empty:
     def blocks(self, space=""):
         return []
 
-    def singles(self, space="") -> list[Single]:
+    def ip_claims(self, space="") -> list[IPClaim]:
         return []
 
     uses = blocks

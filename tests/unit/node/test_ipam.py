@@ -7,7 +7,7 @@ import pytest
 
 from fastcni.kit.ipam.address_files import owner_of
 from fastcni.kit.ipam.cluster import node_state
-from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, QUARANTINE, REFUSED, Single, Use
+from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, HELD, KEPT, QUARANTINE, REFUSED, IPClaim, Use
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.node import confs
 from fastcni.node.cluster import site
@@ -39,11 +39,11 @@ class Cluster:
             {"address": ip, "container": container, "ifname": "eth0", "pod": pod, "network": "net1", "since": since}
             for ip, pod, container in holders], time.time())])
 
-    def single(self, node, address, state=HELD, block="10.9.1.0/26", **fields):
+    def ip_claim(self, node, address, state=HELD, block="10.9.1.0/26", **fields):
         me = next(it for it in self.store.nodes() if it.name == node)
         fields = {"space": "default", "container": "c9", "ifname": "eth0", "pod": "ns/db-0", "network": "net1",
                   "since": time.time() - 7200, "sticky": False, **fields}
-        return self.store.claim_single(me, Single(address=address, block=block, state=state, **fields))
+        return self.store.claim_address(me, IPClaim(address=address, block=block, state=state, **fields))
 
     def silence(self, node, seconds=3600):
         """Make the node's last heartbeat this old."""
@@ -69,7 +69,7 @@ def two(cluster):
     cluster.use(HERE, "10.9.0.0/26", ("10.9.0.2", "ns/web-0", "c1"), ("10.9.0.10", "", LONG_ID))
     cluster.use(OTHER, "10.9.0.64/26", ("10.9.0.65", "a-namespace-of-people/a-pod-with-a-long-name-7d9f8b-x2v", "c3"))
     cluster.store.share("default", "10.9.1.0/26")
-    cluster.single(OTHER, "10.9.1.5")
+    cluster.ip_claim(OTHER, "10.9.1.5")
     return cluster
 
 
@@ -152,9 +152,9 @@ def test_show_of_a_free_address(two, fastcni, ip, text):
 @pytest.mark.parametrize("state, text", [
     (KEPT, f"is kept for the next pod ns/db-0, which had it last, on node {OTHER}"),
     (REFUSED, f"was refused to pod ns/db-0 on node {OTHER}: pod ns/web-0 has it")])
-def test_show_of_a_single_in_another_state(two, fastcni, state, text):
-    single = two.store.single("default", "10.9.1.5")
-    two.store.change_single(single, state=state, reason="pod ns/web-0 has it")
+def test_show_of_an_ip_claim_in_another_state(two, fastcni, state, text):
+    ip_claim = two.store.ip_claim("default", "10.9.1.5")
+    two.store.change_ip_claim(ip_claim, state=state, reason="pod ns/web-0 has it")
     assert text in words(fastcni("ipam", "show", "10.9.1.5"))
 
 
@@ -218,16 +218,16 @@ def test_forget_node_says_what_it_frees_and_frees_it(two, fastcni):
     assert [it["address"] for it in document["freed"]] == ["10.9.0.65", "10.9.1.5"]
     assert two.node(OTHER) is None
     assert {it.cidr for it in two.store.blocks()} == {"10.9.0.0/26", "10.9.1.0/26"}
-    assert two.store.singles() == []
+    assert two.store.ip_claims() == []
 
 
 def test_forget_node_keeps_sticky_addresses(two, fastcni):
-    two.store.change_single(two.store.single("default", "10.9.1.5"), state=KEPT, sticky=True)
+    two.store.change_ip_claim(two.store.ip_claim("default", "10.9.1.5"), state=KEPT, sticky=True)
     two.silence(OTHER)
     two.store.declare_dead(two.node(OTHER))
     answer = fastcni("ipam", "forget-node", OTHER, "--yes")
     assert "keeps 1 sticky address" in answer.out
-    assert [it.state for it in two.store.singles()] == [KEPT]
+    assert [it.state for it in two.store.ip_claims()] == [KEPT]
 
 
 def test_forget_node_of_an_unknown_node_names_the_nodes(two, fastcni):
@@ -243,34 +243,34 @@ def test_an_address_of_another_nodes_block_is_released_there(two, fastcni):
     assert "a-pod-with-a-long-name" in words(answer)
 
 
-def test_a_single_of_another_node_needs_force(two, fastcni):
+def test_an_ip_claim_of_another_node_needs_force(two, fastcni):
     answer = fastcni("ipam", "release", "10.9.1.5")
     assert answer.status == 1 and "belongs to pod ns/db-0" in answer.err and f"on node {OTHER}" in words(answer)
     assert fastcni("ipam", "release", "10.9.1.5", "--force").out.strip() == "released 10.9.1.5 of pod ns/db-0"
-    assert two.store.singles() == []
+    assert two.store.ip_claims() == []
 
 
 def test_a_kept_address_is_released(two, fastcni):
-    two.store.change_single(two.store.single("default", "10.9.1.5"), state=KEPT, sticky=True)
+    two.store.change_ip_claim(two.store.ip_claim("default", "10.9.1.5"), state=KEPT, sticky=True)
     assert fastcni("ipam", "release", "10.9.1.5", "--json").document["released"]["state"] == KEPT
-    assert two.store.singles() == []
+    assert two.store.ip_claims() == []
 
 
-def test_a_single_of_this_node_is_released_if_its_pod_is_gone(two, fastcni):
-    two.single(HERE, "10.9.1.6", container="gone")
+def test_an_ip_claim_of_this_node_is_released_if_its_pod_is_gone(two, fastcni):
+    two.ip_claim(HERE, "10.9.1.6", container="gone")
     assert fastcni("ipam", "release", "10.9.1.6").status == 0
-    two.single(HERE, "10.9.1.7", container="runs")
+    two.ip_claim(HERE, "10.9.1.7", container="runs")
     two.directories.cached("runs", netns="/proc/self/ns/net")
     answer = fastcni("ipam", "release", "10.9.1.7")
     assert answer.status == 1 and "which runs" in answer.err and "--force" in answer.err
-    assert [it.address for it in two.store.singles()] == ["10.9.1.5", "10.9.1.7"]
+    assert [it.address for it in two.store.ip_claims()] == ["10.9.1.5", "10.9.1.7"]
 
 
 def test_an_address_that_a_running_add_asks_for_is_not_released(two, fastcni):
-    two.single(HERE, "10.9.0.66", ASKED, "10.9.0.64/26", since=time.time())
+    two.ip_claim(HERE, "10.9.0.66", ASKED, "10.9.0.64/26", since=time.time())
     answer = fastcni("ipam", "release", "10.9.0.66")
     assert answer.status == 1 and "whose ADD waits for it" in answer.err
-    two.store.change_single(two.store.single("default", "10.9.0.66"), since=time.time() - 60)
+    two.store.change_ip_claim(two.store.ip_claim("default", "10.9.0.66"), since=time.time() - 60)
     assert fastcni("ipam", "release", "10.9.0.66").status == 0
 
 

@@ -84,7 +84,7 @@ def page_cluster(directories):
     cluster.use(HERE, "10.20.0.64/26", ("10.20.0.65", "ns/web-0", "c1"))
     cluster.use("node-b", "10.20.0.128/26", ("10.20.0.129", "ns/web-1", "c2"))
     cluster.store.share("default", "10.20.0.0/26")
-    cluster.single(HERE, "10.20.0.5", block="10.20.0.0/26")
+    cluster.ip_claim(HERE, "10.20.0.5", block="10.20.0.0/26")
     cluster.silence("node-b")
     return cluster
 
@@ -114,5 +114,5 @@ def test_every_command_of_the_page_works(page_cluster, fastcni, monkeypatch):
         if answer.status:
             failed[line] = answer.out + answer.err
     assert failed == {}
-    assert page_cluster.node("node-b") is None and page_cluster.store.single("default", "10.20.0.5") is None
-    assert page_cluster.store.single("default", "10.5.0.1").pod == "ns/a"
+    assert page_cluster.node("node-b") is None and page_cluster.store.ip_claim("default", "10.20.0.5") is None
+    assert page_cluster.store.ip_claim("default", "10.5.0.1").pod == "ns/a"

@@ -82,7 +82,7 @@ class Broken:
         self.monkeypatch, self.calls, self.hang = monkeypatch, 0, threading.Event()
 
     def away(self):
-        for name in ("keep_alive", "join", "blocks", "claim", "write_uses", "nodes", "singles", "history", "watch"):
+        for name in ("keep_alive", "join", "blocks", "claim", "write_uses", "nodes", "ip_claims", "history", "watch"):
             self.monkeypatch.setattr(self.store, name, self._fail)
 
     def _fail(self, *_, **__):
@@ -90,7 +90,7 @@ class Broken:
         raise Away("no route to host")
 
     def stuck(self):
-        for name in ("keep_alive", "join", "blocks", "claim", "write_uses", "nodes", "singles", "history"):
+        for name in ("keep_alive", "join", "blocks", "claim", "write_uses", "nodes", "ip_claims", "history"):
             self.monkeypatch.setattr(self.store, name, self._hang)
 
     def _hang(self, *_, **__):
@@ -255,7 +255,7 @@ def test_a_sticky_address_of_a_pod_that_is_gone_is_kept(cluster_node):
     ready(a)
     time.sleep(0.05)
     states["/run/netns/c1"] = "gone"
-    assert eventually(lambda: a.store.single("default", address).state == KEPT)
+    assert eventually(lambda: a.store.ip_claim("default", address).state == KEPT)
     assert a.held[address].startswith("fastcni:single shop/db-0")
 
 

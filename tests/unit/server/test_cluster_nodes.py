@@ -18,8 +18,8 @@ from fastcni.kit.ipam.cluster.contract import (
     Block,
     Event,
     Fenced,
+    IPClaim,
     Node,
-    Single,
 )
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
 from fastcni.server.cluster import watch as watch_module
@@ -378,8 +378,9 @@ class TestMember:
         (Node("a", 1, "boot", "", ALIVE), False, True), (Node("b", 1, "boot", "", ALIVE), False, False),
         (Block(space="s", cidr=CIDR, node="a"), False, False), (Block(space="s", cidr=CIDR, node="a"), True, True),
         (Block(space="s", cidr=CIDR, node="b"), False, True), (Block(space="t", cidr=CIDR, node="b"), True, False),
-        (Single(space="s", block=CIDR, node="b"), False, True), (Single(space="t", block=CIDR, node="b"), False, False),
-        (Single(space="t", block=CIDR, node="a"), False, True)])
+        (IPClaim(space="s", block=CIDR, node="b"), False, True),
+        (IPClaim(space="t", block=CIDR, node="b"), False, False),
+        (IPClaim(space="t", block=CIDR, node="a"), False, True)])
     def test_changes_are_wanted_of_this_node_and_its_blocks(self, member, record, gone, wanted):
         member.own = frozenset({("s", CIDR)})
         assert member._wanted(Event(record, gone)) == wanted

@@ -7,7 +7,7 @@ import pytest
 
 from fastcni.clients.away import Away
 from fastcni.kernel.presence import GONE
-from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, Node, Single
+from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, IPClaim, Node
 from fastcni.server.cluster import local
 from fastcni.server.cluster.times import NEVER
 from fastcni.spec.errors import CniError
@@ -99,21 +99,22 @@ def test_what_is_noted_while_uses_are_written_is_written_next(cluster_node, monk
     assert written and (space.dirty, space.changes) == ({cidr, other} if fails else {other}, 1)
 
 
-def test_a_single_that_changes_while_it_is_attended_to_is_attended_to_again(cluster_node, monkeypatch):
+def test_an_ip_claim_that_changes_while_it_is_attended_to_is_attended_to_again(cluster_node, monkeypatch):
     """The server removed the newer change together with the older one."""
     space, _ = quiet(cluster_node())
-    old, new = (Single(space="default", address="10.9.9.9", block="10.9.9.0/28", state=state) for state in (HELD, KEPT))
+    old, new = (IPClaim(space="default", address="10.9.9.9", block="10.9.9.0/28", state=state)
+                for state in (HELD, KEPT))
     seen = []
 
-    def attend(single):
-        seen.append(single.state)
+    def attend(ip_claim):
+        seen.append(ip_claim.state)
         if len(seen) == 1:
-            space.singles.note(new, False)
+            space.ip_claims.note(new, False)
 
-    monkeypatch.setattr(space.singles, "_attend_one", attend)
-    space.singles.note(old, False)
-    space.singles._attend(0.0)
-    assert seen == [HELD, KEPT] and not space.singles.changed
+    monkeypatch.setattr(space.ip_claims, "_attend_one", attend)
+    space.ip_claims.note(old, False)
+    space.ip_claims._attend(0.0)
+    assert seen == [HELD, KEPT] and not space.ip_claims.changed
 
 
 def test_the_holders_of_a_large_block_are_those_of_a_small_one(cluster_node, monkeypatch):
@@ -141,13 +142,13 @@ def test_a_claim_without_a_file_ends_with_its_pod(cluster_node, sticky):
     a.add("c1")
     assert eventually(lambda: a.store.nodes() and a.stored)
     a.store.share("default", "10.0.0.192/28")
-    a.store.claim_single(a.store.nodes()[0], Single(
+    a.store.claim_address(a.store.nodes()[0], IPClaim(
         space="default", address="10.0.0.200", block="10.0.0.192/28", state=HELD, container="x", ifname="eth0",
         pod="shop/web", network="net", since=1.0, sticky=sticky))
-    assert not eventually(lambda: a.store.single("default", "10.0.0.200").state != HELD, 0.3)
+    assert not eventually(lambda: a.store.ip_claim("default", "10.0.0.200").state != HELD, 0.3)
     a.states["/run/netns/x"] = GONE
     assert a.logged("cluster_address_released")["kept"] == sticky
-    left = a.store.single("default", "10.0.0.200")
+    left = a.store.ip_claim("default", "10.0.0.200")
     assert left.state == KEPT if sticky else left is None
 
 
@@ -168,21 +169,21 @@ def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node, mon
     address = a.add("c1")
     assert eventually(lambda: a.stored)
     [cidr] = a.stored
-    a.store.claim_single(a.store.nodes()[0], Single(
+    a.store.claim_address(a.store.nodes()[0], IPClaim(
         space="default", address=address, block=cidr, state=HELD, container="x", ifname="eth0", pod="shop/web",
         network="net", since=1.0, sticky=False))
     values = a.logged("cluster_address_conflict")
     assert (values["address"], values["claimed_by"], values["node"]) == (address, "x eth0", "a")
     assert "c1" in values["held_by"] and a.held[address] == "c1"
     space = next(iter(next(iter(a.cluster.members.values())).spaces.values()))
-    looks, singles = [], space.member.store.singles
+    looks, ip_claims = [], space.member.store.ip_claims
     space.member.watch.wanted = lambda event: False             # only a poll finds the end of the claim
-    monkeypatch.setattr(space.member.store, "singles",
-                        lambda *args, **keys: looks.append(keys) or singles(*args, **keys))
+    monkeypatch.setattr(space.member.store, "ip_claims",
+                        lambda *args, **keys: looks.append(keys) or ip_claims(*args, **keys))
     assert eventually(lambda: len(looks) > 2)
     assert [event for event, _ in a.log.lines].count("cluster_address_conflict") == 1
-    a.store.release_single(a.store.single("default", address))
-    assert eventually(lambda: not space.singles.conflicts)          # a later conflict is logged again
+    a.store.release_ip_claim(a.store.ip_claim("default", address))
+    assert eventually(lambda: not space.ip_claims.conflicts)          # a later conflict is logged again
 
 
 def test_a_confirmed_node_is_in_the_local_state(cluster_node):

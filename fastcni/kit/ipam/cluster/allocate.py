@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.contract import Single
+    from fastcni.kit.ipam.cluster.contract import IPClaim
     from fastcni.kit.ipam.cluster.grid import Own, Plan, Range
     from fastcni.kit.ipam.cluster.requested import Requested
 
@@ -41,8 +41,8 @@ class Attachment:
     handed          [(packed, previous owner, that owner's lines)]: addresses that this ADD took over from another
                     sandbox of the pod; the rollback gives them back to that sandbox
     confirmed       whether this ADD has asked the store to confirm this node
-    claimed         the Singles that this ADD has claimed
-    kept            [(before, after)]: the Singles that this ADD took over
+    claimed         the IP claims that this ADD has made
+    kept            [(before, after)]: the IP claims that this ADD took over
     """
 
     __slots__ = ("asked", "claimed", "confirmed", "container", "fresh", "grid", "handed", "ifname", "kept", "keys",
@@ -58,8 +58,8 @@ class Attachment:
         self.fresh: list[bytes] = []
         self.handed: list[tuple[bytes, bytes, bytes]] = []
         self.confirmed = False
-        self.claimed: list[Single] = []
-        self.kept: list[tuple[Single, Single]] = []
+        self.claimed: list[IPClaim] = []
+        self.kept: list[tuple[IPClaim, IPClaim]] = []
 
     @property
     def sticky(self) -> bool:

@@ -1,4 +1,4 @@
-"""Claim further blocks and single addresses (singles.py) in the store, if this node's blocks have no address for a pod.
+"""Claim blocks and single addresses (ip_claims.py) in the store, if this node's blocks have no address for a pod.
 
 Calls to the store need the claim lock of the address space, so that concurrent ADDs that need a block claim only one.
 During a call, the Space's own lock is free: DEL and ADDs that find a free address continue.
@@ -17,7 +17,7 @@ from fastcni.clients.away import Away, Busy
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_directories
 from fastcni.kit.call.names import digest
-from fastcni.kit.ipam.cluster import allocate, hold, singles, states
+from fastcni.kit.ipam.cluster import allocate, hold, ip_claims, states
 from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken, log_restored, restored
 from fastcni.kit.ipam.cluster.grid import cidr_text
 from fastcni.kit.ipam.cluster.node_state import DIRECTORY, STICKY, MadeSpace
@@ -124,24 +124,24 @@ def _provide_or_rejoin(req: Request, attachment: Attachment, store: Store) -> No
 def _provide(req: Request, attachment: Attachment, store: Store) -> None:
     state, joined = ready(store, attachment.keys, req.warn, attachment.keys.ranges)
     me, attachment.grid = node_of(state), state.grid
-    if attachment.sticky or singles.wanted(attachment):
+    if attachment.sticky or ip_claims.wanted(attachment):
         check_hold(store, attachment.keys, req.warn, joined, fully=True)
         joined = True                           # this ADD has asked
-    singles.begin(req, attachment, store, me, bool(state.later))
+    ip_claims.begin(req, attachment, store, me, bool(state.later))
     claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
         known = give_claimed(req, attachment, store, claimed)
         if not attachment.missing():
             break
         check_hold(store, attachment.keys, req.warn, joined)
-        singles.give(req, attachment, store, me)
+        ip_claims.give(req, attachment, store, me)
         claimed, exhausted = claim_blocks(store, me, attachment.keys, attachment.missing_ranges(), known)
         if exhausted:
-            singles.give(req, attachment, store, me, exhausted)
+            ip_claims.give(req, attachment, store, me, exhausted)
     else:
         raise CniError(TRY_AGAIN_LATER, "other pods took the addresses of each block that was claimed")
     if attachment.sticky:
-        singles.hold_sticky(req, attachment, store, me)
+        ip_claims.hold_sticky(req, attachment, store, me)
         with MadeSpace(attachment.keys, req.warn) as space:
             end(space, attachment)
 
@@ -164,7 +164,7 @@ def give_claimed(req: Request, attachment: Attachment, store: Store, claimed: Se
 
 def end(space: Space, attachment: Attachment) -> None:
     """Record that the ADD has all its addresses."""
-    singles.all_given(space, attachment)
+    ip_claims.all_given(space, attachment)
     allocate.note_pod(space, attachment)
 
 
@@ -239,7 +239,7 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
             state.note_history(now)
             space.save(state)
     if state.later:
-        singles.finish_later(store, keys, warn)
+        ip_claims.finish_later(store, keys, warn)
 
 
 def lacks_blocks(store: Store, keys: Keys, state: State) -> bool:
@@ -297,7 +297,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
             lost.append(cidr)
         else:
             mine.append(block)
-    again = singles.claim_again(store, me, keys, warn, joined.grid) if suspect else []
+    again = ip_claims.claim_again(store, me, keys, warn, joined.grid) if suspect else []
     now = store.history()
     with MadeSpace(keys, warn) as space:
         state = space.state.copy()
@@ -316,7 +316,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
                  f"{hold.seconds_of(keys.store):g} s, while the nodes claim their own again")
         state.history = now
         state.later += [one for one in again if one not in state.later]
-        singles.note_ended(space, state, joined.singles)
+        ip_claims.note_ended(space, state, joined.ip_claims)
         space.save(state)
         space.times.note_confirmed(True)
     return me

@@ -6,15 +6,15 @@
     Node     a node of the cluster with its epoch. A node that is declared dead gets a higher epoch, and the store
              rejects writes by the old epoch
     Block    an aligned prefix of that length. An ACTIVE block belongs to one node: only this node gives its addresses.
-             In a SHARED block, nodes claim each address as a Single
-    Single   the claim of one address: in a SHARED block, or a fixed or sticky address in a node's block
+             In a SHARED block, nodes claim each address as an IPClaim
+    IPClaim  the claim of one address: in a SHARED block, or a fixed or sticky address in a node's block
     Use      the addresses of a block that pods have, for people and tools. The node writes it some time later
 
 The invariant: an address of a space has at most one live owner. To keep it, a store compares and writes in one atomic
 step. If a change does not fit into one transaction, the store orders its steps so that at least one of two concurrent
 nodes sees the other's change; the docstrings of the stores show how.
 
-Only Blocks and Singles decide who owns an address. Uses are informative.
+Only Blocks and IPClaims decide who owns an address. Uses are informative.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ACTIVE = "active"
 QUARANTINE = "quarantine"       # of a dead node: no node gives its addresses, until the node is forgotten or comes back
 SHARED = "shared"               # the block belongs to no node
 
-# Values of Single.state
+# Values of IPClaim.state
 HELD = "held"                   # a pod has the address
 KEPT = "kept"                   # the address is sticky and its pod was deleted: the next pod with that identity gets it
 ASKED = "asked"                 # another node has the block, and has not yet answered this request
@@ -47,14 +47,14 @@ REFUSED = "refused"             # the asked node's own pod has the address: `rea
 
 NODE_TTL_S = 60.0
 
-IMPORTED = "(imported)"         # Single.network of an address imported from another IPAM, until its pod is deleted
+IMPORTED = "(imported)"         # IPClaim.network of an address imported from another IPAM, until its pod is deleted
 
 
 class Taken(Exception):
-    """The error of a claim if another node or pod has the block or address. `by` is the Block or Single in the
+    """The error of a claim if another node or pod has the block or address. `by` is the Block or IPClaim in the
     store."""
 
-    def __init__(self, by: Block | Single) -> None:
+    def __init__(self, by: Block | IPClaim) -> None:
         super().__init__(by)
         self.by = by
 
@@ -144,12 +144,12 @@ class Block(Record):
     revision: Any
 
 
-class Single(Record):
+class IPClaim(Record):
     """The claim of one address.
 
     space, address ("10.0.0.7"), block (the cidr). state: HELD, KEPT, ASKED or REFUSED. node and epoch: the claiming
     node's. owner: container id, ifname. pod: "namespace/name", "" if unknown. network: the configuration's name. since:
-    unix time. sticky: True if the Single becomes KEPT for `pod` when the pod is deleted. reason: the explanation of
+    unix time. sticky: True if the IPClaim becomes KEPT for `pod` when the pod is deleted. reason: the explanation of
     REFUSED, "" in other states.
     """
 
@@ -187,24 +187,24 @@ class Use(Record):
 
 
 class Event(Record):
-    """A change of the store: record is a Node, Block or Single; gone is True if it was removed."""
+    """A change of the store: record is a Node, Block or IPClaim; gone is True if it was removed."""
 
     __slots__ = ("record", "gone")
-    record: Node | Block | Single
+    record: Node | Block | IPClaim
     gone: bool
 
 
 class Joined:
-    """The result of join_space(): the Node, the block sizes of the space, and the node's blocks and singles. log: a
-    result of Store.log() from before the join. restored: whether the store was restored since it was last complete, see
-    Store.settle()."""
+    """The result of join_space(): the Node, the block sizes of the space, and the node's blocks and IP claims. log:
+    a result of Store.log() from before the join. restored: whether the store was restored since it was last complete,
+    see Store.settle()."""
 
-    __slots__ = ("blocks", "grid", "log", "node", "restored", "singles")
+    __slots__ = ("blocks", "grid", "ip_claims", "log", "node", "restored")
 
-    def __init__(self, node: Node, grid: dict[str, int], blocks: list[Block], singles: list[Single],
+    def __init__(self, node: Node, grid: dict[str, int], blocks: list[Block], ip_claims: list[IPClaim],
                  log: tuple[int, int] | None = None, restored: bool = False) -> None:
-        self.node, self.grid, self.blocks, self.singles, self.log, self.restored = (
-            node, grid, blocks, singles, log, restored)
+        self.node, self.grid, self.blocks, self.ip_claims, self.log, self.restored = (
+            node, grid, blocks, ip_claims, log, restored)
 
 
 def restored(before: History, now: History) -> bool:
@@ -242,8 +242,8 @@ if TYPE_CHECKING:
             becomes ALIVE, with the epoch that declare_dead() raised; its blocks do not change."""
 
         def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
-            """Call join(), then grid(space, wanted), blocks(space, node) and singles(space, node); return the results.
-            new: the store probably has no record of the node; this hint can save a request."""
+            """Call join(), then grid(space, wanted), blocks(space, node) and ip_claims(space, node). Return the
+            results. new: the store probably has no record of the node; this hint can save a request."""
 
         def keep_alive(self, node: Node) -> Node:
             """Send a heartbeat. Raises Fenced; Changed if the node was forgotten."""
@@ -256,8 +256,8 @@ if TYPE_CHECKING:
             crash, does the remaining steps. Raises Changed if the store has another epoch, or if the node is ALIVE."""
 
         def forget(self, node: Node) -> None:
-            """Remove a DEAD node with its blocks, uses and singles; KEPT singles stay. The caller guarantees that no
-            pod of the node runs. Raises Changed if the node is not DEAD any more."""
+            """Remove a DEAD node with its blocks, uses and IP claims; KEPT IP claims stay. The caller guarantees that
+            no pod of the node runs. Raises Changed if the node is not DEAD any more."""
 
         def node_gone(self, node: str) -> bool:
             """Return whether the node's Kubernetes Node object was deleted. False if this store does not know Node
@@ -295,28 +295,28 @@ if TYPE_CHECKING:
             block."""
 
         def give_back(self, block: Block) -> bool:
-            """Remove a block with its use. A SHARED block is only removed if it has no Single; a node's block with KEPT
-            singles becomes SHARED. Return False, and change nothing, if the block has changed (revision)."""
+            """Remove a block with its use. A SHARED block is only removed if it has no IP claim; a node's block with
+            KEPT IP claims becomes SHARED. Return False, and change nothing, if the block has changed (revision)."""
 
-        # Single addresses
-        def claim_single(self, me: Node, single: Single) -> Single:
-            """Claim an address. The wanted state is `single.state`: HELD needs a SHARED block or an ACTIVE block of
-            this node; ASKED needs another node's block. The claim takes over a Single of the same container and ifname,
-            or a KEPT Single of the same pod. Raises Taken if a Single or the state of the Block (`by`) prevents the
-            claim; Changed if the block does not exist; Fenced."""
+        # IP claims
+        def claim_address(self, me: Node, ip_claim: IPClaim) -> IPClaim:
+            """Claim an address. The wanted state is `ip_claim.state`: HELD needs a SHARED block or an ACTIVE block of
+            this node; ASKED needs another node's block. The claim takes over an IPClaim of the same container and
+            ifname, or a KEPT IPClaim of the same pod. Raises Taken if an IPClaim or the state of the Block (`by`)
+            prevents the claim; Changed if the block does not exist; Fenced."""
 
-        def change_single(self, single: Single, **fields: Any) -> Single:
-            """Write `fields` into a Single. Raises Changed if the Single has changed (revision)."""
+        def change_ip_claim(self, ip_claim: IPClaim, **fields: Any) -> IPClaim:
+            """Write `fields` into an IPClaim. Raises Changed if the IPClaim has changed (revision)."""
 
-        def release_single(self, single: Single) -> bool:
-            """Remove a Single. Return False, and change nothing, if the Single has changed (revision)."""
+        def release_ip_claim(self, ip_claim: IPClaim) -> bool:
+            """Remove an IPClaim. Return False, and change nothing, if the IPClaim has changed (revision)."""
 
-        def single(self, space: str, address: str) -> Single | None:
-            """Return the Single of an address, or None."""
+        def ip_claim(self, space: str, address: str) -> IPClaim | None:
+            """Return the IPClaim of an address, or None."""
 
-        def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
-            """Return the singles of a space, a node, a pod; without arguments all singles. The list is sorted by space
-            and address."""
+        def ip_claims(self, space: str = "", node: str = "", pod: str = "") -> list[IPClaim]:
+            """Return the IP claims of a space, a node, a pod; without arguments all IP claims. The list is sorted by
+            space and address."""
 
         # Records for people and tools
         def write_uses(self, me: Node, uses: Sequence[Use]) -> None:

@@ -26,10 +26,10 @@ def error(store: Store, keys: Keys, range_: Range) -> CniError:
             counts = by_node.setdefault(block.node, [0, 0])
             counts[block.state == QUARANTINE] += block.state in (ACTIVE, QUARANTINE)
     claimed: dict[str, int] = {}
-    for single in store.singles(keys.space):
-        packed = address.read_ip(single.address)
+    for ip_claim in store.ip_claims(keys.space):
+        packed = address.read_ip(ip_claim.address)
         if len(packed) * 8 == range_.bits and range_.has(int.from_bytes(packed, "big")):
-            claimed[single.node] = claimed.get(single.node, 0) + 1
+            claimed[ip_claim.node] = claimed.get(ip_claim.node, 0) + 1
     names = sorted((by_node.keys() | claimed.keys()) - {""}, key=lambda name: (-sum(by_node.get(name, [])), name))
     texts = [node_text(name, [*by_node.get(name, [0, 0]), claimed.get(name, 0)]) for name in names[:MAX_NODES]]
     if len(names) > MAX_NODES:

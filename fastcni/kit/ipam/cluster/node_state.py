@@ -8,9 +8,9 @@
         .cluster/claim.lock     flock(2) around calls to the store, see claims.py; the other lock is then free
 
 An address file's first two lines are its owner, as in host-local. <pod> is "namespace/name". <netns> is the path of the
-pod's network namespace, by which a server checks whether the pod exists. <marks>: "single" if the Single is released
+pod's network namespace, by which a server checks whether the pod exists. <marks>: "single" if the IPClaim is released
 with the address, "sticky" if the store keeps it for the pod, "shared" if its block is SHARED. The owner
-"fastcni:single <pod>\\r\\n<ifname>" reserves an address of this node's block for a Single that is KEPT, or another
+"fastcni:single <pod>\\r\\n<ifname>" reserves an address of this node's block for an IPClaim that is KEPT, or another
 node's.
 """
 
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 DIRECTORY = SPACE_DIRECTORY
 BLOCKS = f"{DIRECTORY}/blocks.json"
 MAX_BYTES = 64 << 20
-KEPT_OWNER = "fastcni:single"   # first word of the owner that reserves an address for a Single
+KEPT_OWNER = "fastcni:single"   # first word of the owner that reserves an address for an IPClaim; of all versions
 KEPT_STATE = "kept"             # contract.KEPT
-SINGLE, STICKY = "single", "sticky"             # values of <marks>
+IP_CLAIM, STICKY = "single", "sticky"           # values of <marks>, which other versions of fastcni read
 WRITE = posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW
 
 
@@ -55,7 +55,7 @@ class State:
     grid                {"4": prefix length of a block, "6": ...}
     blocks              {cidr: Own}: the blocks out of which this node gives addresses
     lost                cidrs of blocks that this node has lost. Pods with an address in such a block keep the address
-    later               [{"address", "container", "ifname", "to": "", "kept" or "held"}]: Singles that the store has to
+    later               [{"address", "container", "ifname", "to": "", "kept" or "held"}]: IPClaims that the store has to
                         release or keep, or that this node has to claim again
     hold                the pause in which this node claims no block, because the store was restored: see hold.py
 
@@ -301,15 +301,15 @@ class Space(Store):
     def release(self, packed: bytes, owner: bytes) -> bool:
         """Release the address if `owner` has it, and record the time. Return whether the address was released.
 
-        If the address has a Single in the store, first add the Single to State.later. A sticky address stays reserved
+        If the address has an IP claim in the store, first add the claim to State.later. A sticky address stays reserved
         for its pod.
         """
         if not self._has_owner(packed, owner):
             return False
         name = address.ip_text(packed)
         network, pod, marks = self.files.note(name)
-        if SINGLE in marks or STICKY in marks:
-            self.end_single(name, owner, KEPT_STATE if STICKY in marks else "")
+        if IP_CLAIM in marks or STICKY in marks:
+            self.end_ip_claim(name, owner, KEPT_STATE if STICKY in marks else "")
         if STICKY in marks and self.state.own_block(packed):
             ifname = owner.partition(b"\r\n")[2].decode()
             self.hand_over(packed, owner, kept_owner(pod, ifname), more_lines(network, pod))
@@ -320,8 +320,9 @@ class Space(Store):
     def network_of(self, name: str) -> str:
         return self.files.note(name)[0] or self.network
 
-    def end_single(self, name: str, owner: bytes, to: str) -> None:
-        """Add a Single to State.later. to: "" if the store has to release the Single, "kept" to keep it for the pod."""
+    def end_ip_claim(self, name: str, owner: bytes, to: str) -> None:
+        """Add an IP claim to State.later. to: "" if the store has to release the claim, "kept" to keep the claim for
+        the pod."""
         container, _, ifname = owner.decode().partition("\r\n")
         state = self.state.copy()
         state.later.append({"address": name, "container": container, "ifname": ifname, "to": to})
@@ -387,7 +388,7 @@ def pod_link(pod: str, ifname: str) -> str:
 
 
 def kept_owner(pod: str, ifname: str) -> bytes:
-    """Return the owner that reserves an address for a Single: unlike an attachment's, its first line has a space."""
+    """Return the owner that reserves an address for an IPClaim: unlike an attachment's, its first line has a space."""
     return f"{KEPT_OWNER} {pod or '-'}\r\n{ifname or '-'}".encode()
 
 

@@ -32,13 +32,13 @@ def ask_store(req: Request, attachment: Attachment, what: str) -> None:
 
 
 def take_back(req: Request, attachment: Attachment) -> None:
-    """Roll back an ADD: release its addresses and its Singles."""
+    """Roll back an ADD: release its addresses and its IPClaims."""
     allocate.take_back(req, attachment)
     if attachment.confirmed or attachment.missing() or attachment.claimed or attachment.kept:
-        from fastcni.kit.ipam.cluster import singles, stores
+        from fastcni.kit.ipam.cluster import ip_claims, stores
 
         try:
-            singles.take_back(req, attachment, stores.store_of(req.mode, attachment.keys.store))
+            ip_claims.take_back(req, attachment, stores.store_of(req.mode, attachment.keys.store))
         except Away as e:
             req.warn(f"sticky addresses are released in the store later: {e}")
         finish(req, attachment)
@@ -67,12 +67,12 @@ def release_attachment(req: Request, attachment: Attachment) -> None:
 
 
 def finish(req: Request, attachment: Attachment) -> None:
-    """Release or keep the Singles of State.later in the store. If that fails, they stay in State.later."""
-    from fastcni.kit.ipam.cluster import claims, singles, stores
+    """Release or keep the IPClaims of State.later in the store. If that fails, they stay in State.later."""
+    from fastcni.kit.ipam.cluster import claims, ip_claims, stores
 
     try:
         with claims.ClaimLock(attachment.keys):
-            singles.finish_later(stores.store_of(req.mode, attachment.keys.store), attachment.keys, req.warn)
+            ip_claims.finish_later(stores.store_of(req.mode, attachment.keys.store), attachment.keys, req.warn)
     except (Away, CniError) as e:
         req.warn(f"single addresses are released in the store later: {e}")
 
@@ -155,8 +155,8 @@ def check_room(req: Request, attachment: Attachment, i: int) -> None:
     store, one = stores.store_of(req.mode, attachment.keys.store), attachment.keys.ranges[i]
     prefix = store.grid(attachment.keys.space, {}).get(one.family, one.wanted_prefix())
     if one.is_tiny(prefix):
-        held = sum(one.has(to_int(packed)) for single in store.singles(attachment.keys.space)
-                   if len(packed := address.read_ip(single.address)) * 8 == one.bits)
+        held = sum(one.has(to_int(packed)) for ip_claim in store.ip_claims(attachment.keys.space)
+                   if len(packed := address.read_ip(ip_claim.address)) * 8 == one.bits)
         room = held < one.size()
     else:
         known = {block.cidr for block in store.blocks(attachment.keys.space)}

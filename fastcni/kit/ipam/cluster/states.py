@@ -65,7 +65,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeVar
 
-    from fastcni.kit.ipam.cluster.contract import Single
+    from fastcni.kit.ipam.cluster.contract import IPClaim
 
     R = TypeVar("R", Node, Block)
 
@@ -243,8 +243,8 @@ def give_back(block: Block, used: bool) -> Block:
     return after(block, RETURN, USED if used else EMPTY) or block
 
 
-def check_hold(block: Block, me: Node, single: Single) -> None:
+def check_hold(block: Block, me: Node, ip_claim: IPClaim) -> None:
     """Check that a node may claim an address in a block. Raises Changed if the block is FREE, Taken if the wanted state
     of the address does not fit the block."""
-    if after(block, ASK if single.state == ASKED else HOLD, whose(block, me)) is None:
+    if after(block, ASK if ip_claim.state == ASKED else HOLD, whose(block, me)) is None:
         raise Changed(f"block {block.cidr} does not exist") if block.state == FREE else Taken(block)

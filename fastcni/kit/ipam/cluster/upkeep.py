@@ -8,7 +8,7 @@ node_state.Space.
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.cluster import allocate, claims, singles
+from fastcni.kit.ipam.cluster import allocate, claims, ip_claims
 from fastcni.kit.ipam.cluster.claims import ClaimLock
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED, Changed
 from fastcni.kit.ipam.cluster.grid import to_int, to_packed
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastcni.kit.ipam.cluster.conf import Keys
-    from fastcni.kit.ipam.cluster.contract import Single, Store
+    from fastcni.kit.ipam.cluster.contract import IPClaim, Store
     from fastcni.kit.ipam.cluster.grid import Own, Range
 
     Warn = Callable[[str], object]
@@ -140,47 +140,48 @@ def give_back(store: Store, keys: Keys, warn: Warn, cidr: str) -> bool:
 
 
 def finish_later(store: Store, keys: Keys, warn: Warn) -> None:
-    """Release or keep the Singles of State.later in the store."""
+    """Release or keep the IPClaims of State.later in the store."""
     with ClaimLock(keys):
-        singles.finish_later(store, keys, warn)
+        ip_claims.finish_later(store, keys, warn)
 
 
-# -- single addresses of other nodes' pods ----------------------------------------------------------------
+# -- IP claims of other nodes' pods ----------------------------------------------------------------
 
-def answer_asked(store: Store, keys: Keys, warn: Warn, single: Single) -> Single | None:
-    """Answer another node that asks for an address in a block of this node. Set the Single's state to HELD if the
-    address was free, else to REFUSED with the holder as reason. Return the Single. None: the Single asks for no address
+def answer_asked(store: Store, keys: Keys, warn: Warn, ip_claim: IPClaim) -> IPClaim | None:
+    """Answer another node that asks for an address in a block of this node. Set the IPClaim's state to HELD if the
+    address was free, else to REFUSED with the holder as reason. Return the IPClaim. None: the claim asks for no address
     of this node, or the other node has withdrawn it."""
-    if single.state != ASKED:
+    if ip_claim.state != ASKED:
         return None
-    packed = address.read_ip(single.address)
-    owner = kept_owner(single.pod, single.ifname)
+    packed = address.read_ip(ip_claim.address)
+    owner = kept_owner(ip_claim.pod, ip_claim.ifname)
     with MadeSpace(keys, warn) as space:
         if space.state.own_block(packed) is None:
             return None
-        space.files.more = more_lines(single.network, single.pod)
+        space.files.more = more_lines(ip_claim.network, ip_claim.pod)
         taken = space._has_owner(packed, owner) or space.take(packed, owner)
         reason = "" if taken else allocate.holder_text(space, packed)
     try:
-        return store.change_single(single, state=HELD if taken else REFUSED, reason=reason)
+        return store.change_ip_claim(ip_claim, state=HELD if taken else REFUSED, reason=reason)
     except Changed:                     # withdrawn, or already answered: the same request can come twice
-        now = store.single(single.space, single.address)
+        now = store.ip_claim(ip_claim.space, ip_claim.address)
         if (now is None or now.state not in (HELD, KEPT)) and is_complete(store, keys, warn):
-            forget_single(keys, warn, single)
+            forget_ip_claim(keys, warn, ip_claim)
         return None
 
 
 def is_complete(store: Store, keys: Keys, warn: Warn) -> bool:
-    """Return whether a Single that the store does not have has ended. After a restore of the store, the node of its pod
+    """Return whether an IP claim that the store lacks has ended. After a restore of the store, the node of its pod
     may have to claim it again."""
     with ClaimLock(keys):
         return not claims.held(store, keys, warn, fully=True)
 
 
-def forget_single(keys: Keys, warn: Warn, single: Single) -> bool:
-    """Free the address that this node reserves for a deleted Single. Return whether the address was reserved."""
+def forget_ip_claim(keys: Keys, warn: Warn, ip_claim: IPClaim) -> bool:
+    """Free the address that this node reserves for a deleted IPClaim. Return whether the address was reserved."""
     with Space(keys, warn) as space:
         if space is None:
             return False
-        owner = kept_owner(single.pod, single.ifname)
-        return space._has_owner(address.read_ip(single.address), owner) and singles.forget_kept(space, single.address)
+        owner = kept_owner(ip_claim.pod, ip_claim.ifname)
+        packed = address.read_ip(ip_claim.address)
+        return space._has_owner(packed, owner) and ip_claims.forget_kept(space, ip_claim.address)

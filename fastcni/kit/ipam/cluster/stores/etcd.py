@@ -8,8 +8,8 @@ depends. Some methods read keys first; if a key has changed, they repeat the rea
     adopt           value(epoch) = mine, blk is as read         -> put blk, own
     share           no blk key yet                              -> put blk
     give_back       blk is as read, no ip key in its range      -> delete blk, own, use; else put blk SHARED
-    claim_single    value(epoch) = mine, blk and ip as read     -> put ip, pod
-    change_single   ip is as read                               -> put ip, pod
+    claim_address   value(epoch) = mine, blk and ip as read     -> put ip, pod
+    change_ip_claim ip is as read                               -> put ip, pod
     forget          record as read (dead), each key as read     -> delete the node's keys, its record last
 """
 
@@ -19,10 +19,10 @@ import time
 
 from fastcni.clients.etcd import MAX_BYTES, MAX_OPERATIONS, below, delete, exists, get, none_in, put, revision_is
 from fastcni.kit.ipam.cluster import states
-from fastcni.kit.ipam.cluster.contract import KEPT, SHARED, Block, Changed, Joined, Single, Taken, Use, log_restored
+from fastcni.kit.ipam.cluster.contract import KEPT, SHARED, Block, Changed, IPClaim, Joined, Taken, Use, log_restored
 from fastcni.kit.ipam.cluster.stores.etcd_keys import record_of, use_value, value_of
 from fastcni.kit.ipam.cluster.stores.etcd_nodes import EtcdNodes, races, text
-from fastcni.kit.ipam.cluster.stores.rules import claim_single, place
+from fastcni.kit.ipam.cluster.stores.rules import claim_address, place
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -60,17 +60,17 @@ class EtcdStore(EtcdNodes):
     def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
         log = self.log()
         reads = [get(self.keys.grid(space)), get(*below(self.keys.own(node, space))),
-                 get(*below(self.keys.singles(space))), get(self.keys.log())]
-        me, (grids, own, singles, logs) = self._join(node, boot_id, "", reads, new)
+                 get(*below(self.keys.ip_claims(space))), get(self.keys.log())]
+        me, (grids, own, ip_claims, logs) = self._join(node, boot_id, "", reads, new)
         complete = ("etcd", logs[0].revision, int(logs[0].value) - logs[0].revision) if logs else None
         if complete is None and log is not None:
             self.etcd.txn([revision_is(self.keys.log(), 0)], [put(self.keys.log(), str(log[0]))])
         grid = json.read(grids[0].value.encode()) if grids else {}
         if not wanted.keys() <= grid.keys():
             grid = self.grid(space, wanted)
-        found = [record_of(Single, pair) for pair in singles]
+        found = [record_of(IPClaim, pair) for pair in ip_claims]
         return Joined(me, grid, self._indexed(Block, own, "blk"),
-                      sorted((single for single in found if single.node == node), key=place), log,
+                      sorted((ip_claim for ip_claim in found if ip_claim.node == node), key=place), log,
                       restored=complete is not None and log_restored(complete, log))
 
     def declare_dead(self, node: Node) -> Node:
@@ -95,13 +95,13 @@ class EtcdStore(EtcdNodes):
             if states.forget(now) is now:
                 return
             dead = revision_is(self.keys.node(now.name, "record"), now.revision)
-            singles = [single for single in self.singles(node=now.name) if single.state != KEPT]
+            ip_claims = [ip_claim for ip_claim in self.ip_claims(node=now.name) if ip_claim.state != KEPT]
             blocks = self.blocks(node=now.name)
-            for single in singles:
-                self._drop_single(single, dead)
+            for ip_claim in ip_claims:
+                self._drop_ip_claim(ip_claim, dead)
             for block in blocks:
                 self._free_block(block, dead)
-            if not singles and not blocks:
+            if not ip_claims and not blocks:
                 self.etcd.txn([dead], [delete(self.keys.node(now.name, "record"))])
 
     # -- blocks ---------------------------------------------------------------------------------------
@@ -156,51 +156,52 @@ class EtcdStore(EtcdNodes):
         # an earlier call may have made the block SHARED
         return left is None or (left is not block and left.state == SHARED != block.state)
 
-    # -- single addresses -----------------------------------------------------------------------------
+    # -- IP claims -----------------------------------------------------------------------------
 
-    def claim_single(self, me: Node, single: Single) -> Single:
-        key, block_key = self.keys.single(single.space, single.address), self.keys.block(single.space, single.block)
-        for _ in races(f"address {single.address}"):
+    def claim_address(self, me: Node, ip_claim: IPClaim) -> IPClaim:
+        key = self.keys.ip_claim(ip_claim.space, ip_claim.address)
+        block_key = self.keys.block(ip_claim.space, ip_claim.block)
+        for _ in races(f"address {ip_claim.address}"):
             outcome = self.etcd.txn([], [self._get_epoch(me), get(block_key), get(key)])
             self._check_epoch(me, outcome)
             _, blocks, found = outcome.answers
-            before = record_of(Single, found[0]) if found else None
-            new, needs_block = claim_single(before, me, single)
+            before = record_of(IPClaim, found[0]) if found else None
+            new, needs_block = claim_address(before, me, ip_claim)
             if new is before:
                 return new                      # an earlier call has asked for the address
             if needs_block:
-                states.check_hold(block_of(blocks, single.space, single.block), me, single)
+                states.check_hold(block_of(blocks, ip_claim.space, ip_claim.block), me, ip_claim)
             compare = [self._epoch_is(me), revision_is(block_key, blocks[0].revision if blocks else 0),
                        revision_is(key, before.revision if before else 0)]
-            outcome = self.etcd.txn(compare, self._put_single(new, before))
+            outcome = self.etcd.txn(compare, self._put_ip_claim(new, before))
             if outcome.done:
                 break
         return at_revision(new, outcome)
 
-    def change_single(self, single: Single, **fields: Any) -> Single:
-        key = self.keys.single(single.space, single.address)
-        new: Single = single.copy(**fields)
-        outcome = self.etcd.txn([is_as_seen(key, single)], self._put_single(new, single), [get(key)])
+    def change_ip_claim(self, ip_claim: IPClaim, **fields: Any) -> IPClaim:
+        key = self.keys.ip_claim(ip_claim.space, ip_claim.address)
+        new: IPClaim = ip_claim.copy(**fields)
+        outcome = self.etcd.txn([is_as_seen(key, ip_claim)], self._put_ip_claim(new, ip_claim), [get(key)])
         if outcome.done:
             return at_revision(new, outcome)
-        left: Single | None = record_of(Single, outcome.answers[0][0]) if outcome.answers[0] else None
+        left: IPClaim | None = record_of(IPClaim, outcome.answers[0][0]) if outcome.answers[0] else None
         if left is None or left != new:         # otherwise an earlier call has written the fields
-            raise Changed(f"{single.address} has changed")
+            raise Changed(f"{ip_claim.address} has changed")
         return left
 
-    def release_single(self, single: Single) -> bool:
-        outcome = self._drop_single(single)
+    def release_ip_claim(self, ip_claim: IPClaim) -> bool:
+        outcome = self._drop_ip_claim(ip_claim)
         return outcome.done or not outcome.answers[0]
 
-    def single(self, space: str, address: str) -> Single | None:
-        pair = self.etcd.read(self.keys.single(space, address))[0]
-        return record_of(Single, pair) if pair else None
+    def ip_claim(self, space: str, address: str) -> IPClaim | None:
+        pair = self.etcd.read(self.keys.ip_claim(space, address))[0]
+        return record_of(IPClaim, pair) if pair else None
 
-    def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
+    def ip_claims(self, space: str = "", node: str = "", pod: str = "") -> list[IPClaim]:
         if pod:
-            found = self._indexed(Single, self.etcd.read_range(*below(self.keys.pod(pod)))[0], "ip")
+            found = self._indexed(IPClaim, self.etcd.read_range(*below(self.keys.pod(pod)))[0], "ip")
         else:
-            found = self._all(Single, self.keys.singles(space))
+            found = self._all(IPClaim, self.keys.ip_claims(space))
         return [one for one in found
                 if space in ("", one.space) and node in ("", one.node) and pod in ("", one.pod)]
 
@@ -243,14 +244,14 @@ class EtcdStore(EtcdNodes):
                 put(self.keys.own(block.node, block.space, block.cidr), "")]
 
     def _free_block(self, block: Block, *more: dict[str, Any]) -> Block | None:
-        """Remove a block with its Use. If the block has Singles, a node's block becomes SHARED. Return None if the
+        """Remove a block with its Use. If the block has IPClaims, a node's block becomes SHARED. Return None if the
         block was removed, else the remaining block: another object if it has changed, or if the comparisons `more`
         fail."""
         key = self.keys.block(block.space, block.cidr)
         rest = [delete(self.keys.use(block.space, block.cidr))]
         if block.node:
             rest.append(delete(self.keys.own(block.node, block.space, block.cidr)))
-        empty = none_in(*self.keys.singles_in(block.space, block.cidr))
+        empty = none_in(*self.keys.ip_claims_in(block.space, block.cidr))
         for _ in races(f"block {block.cidr}"):
             outcome = self.etcd.txn([is_as_seen(key, block), empty, *more], [delete(key), *rest], [get(key)])
             if outcome.done or not outcome.answers[0]:
@@ -268,18 +269,18 @@ class EtcdStore(EtcdNodes):
                 return left
         return None
 
-    def _put_single(self, new: Single, before: Single | None) -> list[dict[str, Any]]:
-        puts = [put(self.keys.single(new.space, new.address), value_of(new))]
+    def _put_ip_claim(self, new: IPClaim, before: IPClaim | None) -> list[dict[str, Any]]:
+        puts = [put(self.keys.ip_claim(new.space, new.address), value_of(new))]
         if new.pod:
             puts.append(put(self.keys.pod(new.pod, new), ""))
         if before and before.pod not in ("", new.pod):
             puts.append(delete(self.keys.pod(before.pod, before)))
         return puts
 
-    def _drop_single(self, single: Single, *more: dict[str, Any]) -> Outcome:
-        key = self.keys.single(single.space, single.address)
-        drops = [delete(key)] + ([delete(self.keys.pod(single.pod, single))] if single.pod else [])
-        return self.etcd.txn([is_as_seen(key, single), *more], drops, [get(key)])
+    def _drop_ip_claim(self, ip_claim: IPClaim, *more: dict[str, Any]) -> Outcome:
+        key = self.keys.ip_claim(ip_claim.space, ip_claim.address)
+        drops = [delete(key)] + ([delete(self.keys.pod(ip_claim.pod, ip_claim))] if ip_claim.pod else [])
+        return self.etcd.txn([is_as_seen(key, ip_claim), *more], drops, [get(key)])
 
     def _claim_many(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
         """Do claim() by several transactions. If a later transaction finds a block taken, give back the blocks of the
@@ -307,7 +308,7 @@ def block_of(pairs: Sequence[Pair], space: str, cidr: str) -> Block:
     return block
 
 
-def is_as_seen(key: str, record: Block | Single) -> dict[str, Any]:
+def is_as_seen(key: str, record: Block | IPClaim) -> dict[str, Any]:
     """Return the comparison that etcd still has the record's revision. It fails for a record without a revision."""
     return revision_is(key, record.revision if isinstance(record.revision, int) else -1)
 

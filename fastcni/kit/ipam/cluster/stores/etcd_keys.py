@@ -2,7 +2,7 @@
 
     blk/SPACE/CIDR              Block
     cfg/SPACE                   {"4": 26, "6": 122}: the grid of a space
-    ip/SPACE/4-0a000046         Single. The address is in hexadecimal digits, so that a block's addresses are a range of
+    ip/SPACE/4-0a000046         IPClaim. The address has hexadecimal digits, so that a block's addresses are a range of
                                 keys
     log                         an index of etcd's log from before this write, as text, see Store.settle(). This index
                                 minus the key's revision is at_least of a History
@@ -11,7 +11,7 @@
                                 twice
     node/NODE/record            {"boot_id", "address", "dead": true}
     own/NODE/SPACE/CIDR         "": index of the node's blocks
-    pod/POD/SPACE/4-0a000046    "": index of the pod's Singles
+    pod/POD/SPACE/4-0a000046    "": index of the pod's IPClaims
     use/SPACE/CIDR              Use
 
 A key begins with the kind of record. So one watch from blk/ to node/ gets every record that decides ownership, without
@@ -20,7 +20,7 @@ the Uses, which change often. "%" and "/" in names are written %25 and %2F.
 
 from __future__ import annotations
 
-from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, LOST, Block, Node, Single, Use
+from fastcni.kit.ipam.cluster.contract import ALIVE, DEAD, LOST, Block, IPClaim, Node, Use
 from fastcni.spec import address, json
 
 TYPE_CHECKING = False
@@ -51,19 +51,19 @@ class Keys:
     def log(self) -> str:
         return f"{self.prefix}/log"
 
-    def singles(self, space: str = "") -> str:
+    def ip_claims(self, space: str = "") -> str:
         return f"{self.prefix}/ip/{escape(space)}/" if space else f"{self.prefix}/ip/"
 
-    def single(self, space: str, text: str) -> str:
+    def ip_claim(self, space: str, text: str) -> str:
         return f"{self.prefix}/ip/{escape(space)}/{hexadecimal(text)}"
 
-    def singles_in(self, space: str, cidr: str) -> tuple[str, str]:
-        """Return the range of keys of a block's Singles: the first key, and the key after the last."""
+    def ip_claims_in(self, space: str, cidr: str) -> tuple[str, str]:
+        """Return the range of keys of a block's IPClaims: the first key, and the key after the last."""
         network, _, prefix = cidr.partition("/")
         first = hexadecimal(network)
         digits = len(first) - 2
         last = int(first[2:], 16) | ((1 << (4 * digits - int(prefix))) - 1)
-        start = self.singles(space)
+        start = self.ip_claims(space)
         return f"{start}{first}", f"{start}{first[:2]}{last:0{digits}x}\0"
 
     def nodes(self) -> str:
@@ -76,9 +76,9 @@ class Keys:
         return f"{self.prefix}/own/{escape(node)}/{escape(space)}/{cidr}" if space else \
             f"{self.prefix}/own/{escape(node)}/"
 
-    def pod(self, pod: str, single: Single | None = None) -> str:
+    def pod(self, pod: str, ip_claim: IPClaim | None = None) -> str:
         start = f"{self.prefix}/pod/{escape(pod)}/"
-        return f"{start}{escape(single.space)}/{hexadecimal(single.address)}" if single else start
+        return f"{start}{escape(ip_claim.space)}/{hexadecimal(ip_claim.address)}" if ip_claim else start
 
     def uses(self, space: str = "") -> str:
         return f"{self.prefix}/use/{escape(space)}/" if space else f"{self.prefix}/use/"
@@ -87,12 +87,12 @@ class Keys:
         return f"{self.prefix}/use/{escape(space)}/{cidr}"
 
     def indexed(self, key: str, kind: str) -> str:
-        """Return the key of the Block (kind "blk") or Single ("ip") that an index key of own/ or pod/ points to."""
+        """Return the key of the Block (kind "blk") or IPClaim ("ip") that an index key of own/ or pod/ points to."""
         _, _, space, rest = key[len(self.prefix) + 1:].split("/", 3)
         return f"{self.prefix}/{kind}/{space}/{rest}"
 
     def watched(self) -> tuple[str, str]:
-        """Return the range of the keys of Blocks, block sizes, Singles and Nodes."""
+        """Return the range of the keys of Blocks, block sizes, IPClaims and Nodes."""
         return self.blocks(), f"{self.prefix}/node0"
 
 
@@ -124,7 +124,7 @@ def use_value(use: Use, most: int) -> str:
     return json.write(use.to_dict() | {"holders": holders[:kept], "left_out": len(holders) - kept}).decode()
 
 
-def record_of(kind: type[Block | Single | Use], pair: Pair) -> Any:
+def record_of(kind: type[Block | IPClaim | Use], pair: Pair) -> Any:
     return kind.from_dict(json.read(pair.value.encode()), pair.revision)
 
 

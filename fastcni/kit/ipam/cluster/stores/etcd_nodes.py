@@ -2,7 +2,7 @@
 from writing.
 
     join            value(epoch) = as read                      -> put record; put alive if it does not exist
-    join_space      as join; the transaction also reads the grid, the node's own/ keys and the space's Singles
+    join_space      as join; the transaction also reads the grid, the node's own/ keys and the space's IPClaims
     keep_alive      renew the lease of the alive key: one request, if the process knows this lease. Else as join, with
                     value(epoch) = mine
     declare_dead    epoch and record as read, no alive key      -> put epoch + 1, record dead; then the node's blocks

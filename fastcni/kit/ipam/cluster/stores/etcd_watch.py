@@ -1,4 +1,4 @@
-"""Keep a copy of etcd's Blocks, Singles and Nodes up to date, by one watch of a range of keys.
+"""Keep a copy of etcd's Blocks, IPClaims and Nodes up to date, by one watch of a range of keys.
 
 After a lost connection, the watch continues from the last seen revision, at the next endpoint. If etcd has compacted
 this revision, or has a lower revision because etcd was restored from a backup, the Watch reads all keys again, and
@@ -11,7 +11,7 @@ from time import monotonic
 
 from fastcni.clients.away import Away
 from fastcni.clients.etcd import Pair, read_pair
-from fastcni.kit.ipam.cluster.contract import Block, Event, Node, Single
+from fastcni.kit.ipam.cluster.contract import Block, Event, IPClaim, Node
 from fastcni.kit.ipam.cluster.stores.etcd_keys import read_nodes, record_of
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ class Copy:
 
     def __init__(self, keys: Keys, changed: Callable[[Event], object]) -> None:
         self.keys, self.changed, self.revision = keys, changed, 0
-        self.records: dict[str, Block | Single] = {}
+        self.records: dict[str, Block | IPClaim] = {}
         self.parts: dict[str, dict[str, Pair]] = {}     # the nodes' keys: {".../node/NAME": {key: Pair}}
         self.nodes: dict[str, Node] = {}
 
@@ -89,7 +89,7 @@ class Copy:
     def _kind(self, key: str) -> Any:
         if key.startswith(self.keys.blocks()):
             return Block
-        return Single if key.startswith(self.keys.singles()) else None
+        return IPClaim if key.startswith(self.keys.ip_claims()) else None
 
     def _update_node(self, name: str) -> None:
         old = self.nodes.pop(name, None)

@@ -4,7 +4,7 @@
     IPSpace   the block sizes of an address space
     IPNode    a Node with its epoch
     IPBlock   a Block; a node claims it by creating the object
-    IPClaim   a Single; a node claims it by creating the object
+    IPClaim   an IPClaim of contract.py; a node makes the claim by creating the object
     IPUse     a Use. It is an object of its own, so that watchers of blocks do not receive it
 
 A node's heartbeat is the Lease that its kubelet renews in kube-node-lease. While the Lease is old or missing, the node
@@ -21,7 +21,7 @@ the node's blocks to quarantine them. So a dead node's new block is either in th
 node stops before it removes the block, the block stays, with an old epoch, and no address of it was given. The node
 adopts the block when it joins again, or forget() removes the block.
 
-claim_single() against give_back() of its block. A node creates its IPClaim, and then reads the IPBlock. give_back()
+claim_address() against give_back() of its block. A node creates its IPClaim, and then reads the IPBlock. give_back()
 marks the block (`status.draining`), and then lists the IPClaims in the block. If the list is not empty, give_back()
 clears the mark, and the block stays. If the claiming node finds the mark, it clears the mark itself. This changes the
 block's resourceVersion, a precondition of the removal, so give_back() fails to remove the block. If the claiming node
@@ -58,9 +58,9 @@ from fastcni.kit.ipam.cluster.contract import (
     Changed,
     Event,
     Fenced,
+    IPClaim,
     Joined,
     Node,
-    Single,
     Taken,
     Use,
 )
@@ -83,7 +83,7 @@ from fastcni.kit.ipam.cluster.stores.kubernetes_objects import (
     to_patch,
     to_record,
 )
-from fastcni.kit.ipam.cluster.stores.rules import claim_single, place
+from fastcni.kit.ipam.cluster.stores.rules import claim_address, place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class KubernetesStore(NodeObjects):
         grid = self.grid(space, wanted)
         if created:
             return Joined(me, grid, [], [])
-        return Joined(me, grid, self.blocks(space, node), self.singles(space, node))
+        return Joined(me, grid, self.blocks(space, node), self.ip_claims(space, node))
 
     # -- blocks ---------------------------------------------------------------------------------------
 
@@ -225,29 +225,29 @@ class KubernetesStore(NodeObjects):
         except (Conflict, Missing, Away):
             return
 
-    # -- single addresses -----------------------------------------------------------------------------
+    # -- IP claims -----------------------------------------------------------------------------
 
-    def claim_single(self, me: Node, single: Single) -> Single:
-        """Implement Store.claim_single() of contract.py."""
+    def claim_address(self, me: Node, ip_claim: IPClaim) -> IPClaim:
+        """Implement Store.claim_address() of contract.py."""
         while True:
-            document, before, needs_block = self._make_claim(me, single)
+            document, before, needs_block = self._make_claim(me, ip_claim)
             if document is None:
                 continue
             try:
                 self.check_epoch(me)
                 if needs_block:
-                    self._check_block(me, single)
+                    self._check_block(me, ip_claim)
             except (Taken, Fenced, Changed):
                 if document is not before:
                     self._undo(CLAIMS, document, before)
                 raise
-            mine: Single = to_record(CLAIMS, document)
+            mine: IPClaim = to_record(CLAIMS, document)
             return mine
 
-    def _make_claim(self, me: Node, single: Single) -> tuple[Object | None, Object | None, bool]:
+    def _make_claim(self, me: Node, ip_claim: IPClaim) -> tuple[Object | None, Object | None, bool]:
         """Create or take over an IPClaim. Return (the IPClaim, the IPClaim before this call or None, whether its block
         has to be checked). The first is None if the IPClaim changed during the call: call again. Raises Taken."""
-        new, needs_block = claim_single(None, me, single)
+        new, needs_block = claim_address(None, me, ip_claim)
         path = f"{BASE}/{CLAIMS}/{claim_name(new.space, new.address)}"
         try:
             document = self.api.create(f"{BASE}/{CLAIMS}", to_object(CLAIMS, name_of(new), spec_of(new)))
@@ -256,8 +256,8 @@ class KubernetesStore(NodeObjects):
             before = self.api.get(path)
         if before is None:
             return None, None, True
-        now: Single = to_record(CLAIMS, before)
-        new, needs_block = claim_single(now, me, single)
+        now: IPClaim = to_record(CLAIMS, before)
+        new, needs_block = claim_address(now, me, ip_claim)
         if new is now:
             return before, before, needs_block          # an earlier call has asked for the address
         try:
@@ -265,12 +265,12 @@ class KubernetesStore(NodeObjects):
         except (Conflict, Missing):
             return None, None, True
 
-    def _check_block(self, me: Node, single: Single) -> None:
+    def _check_block(self, me: Node, ip_claim: IPClaim) -> None:
         """Read the claim's block, and check by states.check_hold() that it allows the claim. If give_back() has marked
         the block, clear the mark, so that the block stays."""
         while True:
-            document = self.get_block(single.space, single.block)
-            states.check_hold(block_of(document, single.space, single.block), me, single)
+            document = self.get_block(ip_claim.space, ip_claim.block)
+            states.check_hold(block_of(document, ip_claim.space, ip_claim.block), me, ip_claim)
             try:
                 if document:
                     self.keep(document)
@@ -278,38 +278,38 @@ class KubernetesStore(NodeObjects):
             except (Conflict, Missing):
                 continue
 
-    def change_single(self, single: Single, **fields: Any) -> Single:
-        """Implement Store.change_single() of contract.py."""
-        new: Single = single.copy(**fields)
-        uid, _, version = single.revision.partition("/")
-        path = f"{BASE}/{CLAIMS}/{claim_name(single.space, single.address)}"
+    def change_ip_claim(self, ip_claim: IPClaim, **fields: Any) -> IPClaim:
+        """Implement Store.change_ip_claim() of contract.py."""
+        new: IPClaim = ip_claim.copy(**fields)
+        uid, _, version = ip_claim.revision.partition("/")
+        path = f"{BASE}/{CLAIMS}/{claim_name(ip_claim.space, ip_claim.address)}"
         try:
             document: Object | None = self.api.patch(path, to_patch(spec_of(new), version))
         except (Conflict, Missing):
             document = self.api.get(path)
-        now: Single | None = to_record(CLAIMS, document) if document else None
+        now: IPClaim | None = to_record(CLAIMS, document) if document else None
         if document is None or now is None or document["metadata"]["uid"] != uid or now != new:
-            raise Changed(f"{single.address} has changed")
+            raise Changed(f"{ip_claim.address} has changed")
         return now
 
-    def release_single(self, single: Single) -> bool:
-        """Implement Store.release_single() of contract.py."""
-        uid, _, version = single.revision.partition("/")
+    def release_ip_claim(self, ip_claim: IPClaim) -> bool:
+        """Implement Store.release_ip_claim() of contract.py."""
+        uid, _, version = ip_claim.revision.partition("/")
         try:
-            self.api.delete(f"{BASE}/{CLAIMS}/{claim_name(single.space, single.address)}", uid, version)
+            self.api.delete(f"{BASE}/{CLAIMS}/{claim_name(ip_claim.space, ip_claim.address)}", uid, version)
         except Conflict:
             return False
         except Missing:
             return True
         return True
 
-    def single(self, space: str, address: str) -> Single | None:
-        """Implement Store.single() of contract.py."""
+    def ip_claim(self, space: str, address: str) -> IPClaim | None:
+        """Implement Store.ip_claim() of contract.py."""
         document = self.api.get(f"{BASE}/{CLAIMS}/{claim_name(space, address)}")
         return to_record(CLAIMS, document) if document else None
 
-    def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
-        """Implement Store.singles() of contract.py."""
+    def ip_claims(self, space: str = "", node: str = "", pod: str = "") -> list[IPClaim]:
+        """Implement Store.ip_claims() of contract.py."""
         return sorted((record for record, _ in self.list_of(CLAIMS, space=space, node=node, pod=pod)), key=place)
 
     # -- records for people and tools -----------------------------------------------------------------

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 
 from fastcni.kit.call.names import digest
-from fastcni.kit.ipam.cluster.contract import Block, Node, Single, Use
+from fastcni.kit.ipam.cluster.contract import Block, IPClaim, Node, Use
 from fastcni.spec import address
 
 TYPE_CHECKING = False
@@ -32,7 +32,7 @@ API_VERSION = f"{GROUP}/v1alpha1"
 BASE = f"/apis/{API_VERSION}"
 SPACES, NODES, BLOCKS, CLAIMS, USES = "ipspaces", "ipnodes", "ipblocks", "ipclaims", "ipuses"
 KINDS = {SPACES: "IPSpace", NODES: "IPNode", BLOCKS: "IPBlock", CLAIMS: "IPClaim", USES: "IPUse"}
-RECORDS: dict[str, Any] = {NODES: Node, BLOCKS: Block, CLAIMS: Single, USES: Use}
+RECORDS: dict[str, Any] = {NODES: Node, BLOCKS: Block, CLAIMS: IPClaim, USES: Use}
 
 LABELED = ("space", "node", "pod", "block")     # fields that are also labels
 RENAMED = {"boot_id": "bootID"}
@@ -67,11 +67,11 @@ def claim_name(space: str, ip: str) -> str:
     return f"{space_name(space)}.{ip_part(address.read_ip(ip))}"
 
 
-def name_of(record: Node | Block | Single | Use) -> str:
+def name_of(record: Node | Block | IPClaim | Use) -> str:
     """Return the name of a record's object."""
     if isinstance(record, Node):
         return node_name(record.name)
-    if isinstance(record, Single):
+    if isinstance(record, IPClaim):
         return claim_name(record.space, record.address)
     return block_name(record.space, record.cidr)
 
@@ -118,7 +118,7 @@ def selector(fields: dict[str, str]) -> str:
 
 # Fields
 
-def spec_of(record: Node | Block | Single | Use) -> Object:
+def spec_of(record: Node | Block | IPClaim | Use) -> Object:
     """Return the `spec` of a record's object: each field in the form of the API, None for an empty field."""
     spec: Object = {}
     for name in record.__slots__:

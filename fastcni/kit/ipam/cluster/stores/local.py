@@ -18,8 +18,8 @@ from fastcni.clients.away import Away
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_directories
 from fastcni.kit.ipam.cluster import states
-from fastcni.kit.ipam.cluster.contract import KEPT, NODE_TTL_S, Block, Changed, Event, Joined, Node, Single, Use
-from fastcni.kit.ipam.cluster.stores.rules import claim_single, join_space, place
+from fastcni.kit.ipam.cluster.contract import KEPT, NODE_TTL_S, Block, Changed, Event, IPClaim, Joined, Node, Use
+from fastcni.kit.ipam.cluster.stores.rules import claim_address, join_space, place
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 MAX_BYTES = 256 << 20
 LOCK_TIMEOUT_S = 5.0
 POLL_S = 0.1                    # interval at which watch() reads the file
-TABLES = ("grids", "nodes", "blocks", "singles", "uses")
+IP_CLAIMS = "singles"           # the key in store.json, which other versions of fastcni read
+TABLES = ("grids", "nodes", "blocks", IP_CLAIMS, "uses")
 
 
 class Document:
@@ -135,7 +136,7 @@ class Document:
         return now is not None and now["revision"] == record.revision
 
 
-KINDS: dict[str, Any] = {"nodes": Node, "blocks": Block, "singles": Single, "uses": Use}
+KINDS: dict[str, Any] = {"nodes": Node, "blocks": Block, IP_CLAIMS: IPClaim, "uses": Use}
 
 
 def read_document(directory: str) -> dict[str, Any]:
@@ -155,8 +156,8 @@ def write_document(directory: str, data: dict[str, Any]) -> None:
     posix.rename(f"{path}.new", path)
 
 
-def key_of(record: Block | Single | Use) -> str:
-    return f"{record.space} {record.address if isinstance(record, Single) else record.cidr}"
+def key_of(record: Block | IPClaim | Use) -> str:
+    return f"{record.space} {record.address if isinstance(record, IPClaim) else record.cidr}"
 
 
 class LocalStore:
@@ -224,8 +225,8 @@ class LocalStore:
             found = doc.node(node.name)
             if states.forget(found) is found:
                 return
-            singles = [one for one in doc.all("singles", node=node.name) if one.state != KEPT]
-            for table, records in (("singles", singles), ("uses", doc.all("uses", node=node.name))):
+            ip_claims = [one for one in doc.all(IP_CLAIMS, node=node.name) if one.state != KEPT]
+            for table, records in ((IP_CLAIMS, ip_claims), ("uses", doc.all("uses", node=node.name))):
                 for record in records:
                     doc.drop(table, key_of(record))
             for block in doc.all("blocks", node=node.name):
@@ -265,37 +266,37 @@ class LocalStore:
                 return key not in doc.data["blocks"]
             return give_back(doc, block)
 
-    # -- single addresses -----------------------------------------------------------------------------
+    # -- IP claims -----------------------------------------------------------------------------
 
-    def claim_single(self, me: Node, single: Single) -> Single:
+    def claim_address(self, me: Node, ip_claim: IPClaim) -> IPClaim:
         with self.open() as doc:
             doc.check_epoch(me)
-            now = doc.get("singles", key_of(single))
-            new, needs_block = claim_single(now, me, single)
+            now = doc.get(IP_CLAIMS, key_of(ip_claim))
+            new, needs_block = claim_address(now, me, ip_claim)
             if needs_block:
-                states.check_hold(doc.block(single.space, single.block), me, single)
-            return now if new is now else doc.put("singles", key_of(new), new)
+                states.check_hold(doc.block(ip_claim.space, ip_claim.block), me, ip_claim)
+            return now if new is now else doc.put(IP_CLAIMS, key_of(new), new)
 
-    def change_single(self, single: Single, **fields: Any) -> Single:
+    def change_ip_claim(self, ip_claim: IPClaim, **fields: Any) -> IPClaim:
         with self.open() as doc:
-            if not doc.unchanged("singles", key_of(single), single):
-                raise Changed(f"{single.address} has changed")
-            return doc.put("singles", key_of(single), doc.get("singles", key_of(single)).copy(**fields))
+            if not doc.unchanged(IP_CLAIMS, key_of(ip_claim), ip_claim):
+                raise Changed(f"{ip_claim.address} has changed")
+            return doc.put(IP_CLAIMS, key_of(ip_claim), doc.get(IP_CLAIMS, key_of(ip_claim)).copy(**fields))
 
-    def release_single(self, single: Single) -> bool:
+    def release_ip_claim(self, ip_claim: IPClaim) -> bool:
         with self.open() as doc:
-            if not doc.unchanged("singles", key_of(single), single):
-                return key_of(single) not in doc.data["singles"]
-            doc.drop("singles", key_of(single))
+            if not doc.unchanged(IP_CLAIMS, key_of(ip_claim), ip_claim):
+                return key_of(ip_claim) not in doc.data[IP_CLAIMS]
+            doc.drop(IP_CLAIMS, key_of(ip_claim))
             return True
 
-    def single(self, space: str, address: str) -> Single | None:
+    def ip_claim(self, space: str, address: str) -> IPClaim | None:
         with self.open() as doc:
-            return doc.get("singles", f"{space} {address}")
+            return doc.get(IP_CLAIMS, f"{space} {address}")
 
-    def singles(self, space: str = "", node: str = "", pod: str = "") -> list[Single]:
+    def ip_claims(self, space: str = "", node: str = "", pod: str = "") -> list[IPClaim]:
         with self.open() as doc:
-            return doc.all("singles", space, node, pod)
+            return doc.all(IP_CLAIMS, space, node, pod)
 
     # -- records for people and tools -----------------------------------------------------------------
 
@@ -321,7 +322,7 @@ class LocalStore:
                 raise Away(f"store {self.directory}: {e.strerror} (errno {e.errno})") from None
             if data["revision"] != at:
                 at = data["revision"]
-                now = {(table, key): one for table in ("nodes", "blocks", "singles")
+                now = {(table, key): one for table in ("nodes", "blocks", IP_CLAIMS)
                        for key, one in data[table].items()}
                 for key, one in now.items():
                     if key not in seen or seen[key]["revision"] != one["revision"]:
@@ -338,7 +339,7 @@ class LocalStore:
 
 def give_back(doc: Document, block: Block) -> bool:
     """Remove a block or make it SHARED, see states.give_back(). Return whether the block has changed."""
-    used = any(one.block == block.cidr for one in doc.all("singles", block.space))
+    used = any(one.block == block.cidr for one in doc.all(IP_CLAIMS, block.space))
     after = states.give_back(block, used)
     if after is not block:
         doc.drop("uses", key_of(block))

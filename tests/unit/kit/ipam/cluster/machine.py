@@ -171,7 +171,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def answer(self, at, fault):
         """A server answers the nodes that ask for addresses of its node's blocks."""
         self.of_server(at, fault, lambda store, keys: [
-            upkeep.answer_asked(store, keys, print, single) for single in store.singles(keys.space)])
+            upkeep.answer_asked(store, keys, print, ip_claim) for ip_claim in store.ip_claims(keys.space)])
 
     def of_server(self, at, fault, work, network="wide"):
         node = self.nodes[at]

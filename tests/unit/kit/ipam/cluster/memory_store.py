@@ -15,7 +15,7 @@ from fastcni.kit.ipam.cluster.stores import rules
 
 
 class Memory:
-    """The stored state. nodes: {name: Node}; blocks, singles, uses: {(space, cidr or address): record}.
+    """The stored state. nodes: {name: Node}; blocks, ip_claims, uses: {(space, cidr or address): record}.
 
     now() is the store's clock in seconds. unrevised: the number of entries in the store's log without a revision.
     Callers get copies of the records."""
@@ -23,13 +23,14 @@ class Memory:
     def __init__(self, now: Callable[[], float]) -> None:
         self.now, self.revision, self.unrevised, self.id, self.lock = now, 0, 1, "memory", threading.Lock()
         self.logged = None                      # the History that settle() has recorded
-        self.grids, self.nodes, self.blocks, self.singles, self.uses = {}, {}, {}, {}, {}
+        self.grids, self.nodes, self.blocks, self.ip_claims, self.uses = {}, {}, {}, {}, {}
 
     def backup(self):
-        return copy.deepcopy((self.revision, self.logged, self.grids, self.nodes, self.blocks, self.singles, self.uses))
+        return copy.deepcopy((self.revision, self.logged, self.grids, self.nodes, self.blocks, self.ip_claims,
+                              self.uses))
 
     def restore(self, backup):
-        (self.revision, self.logged, self.grids, self.nodes, self.blocks, self.singles,
+        (self.revision, self.logged, self.grids, self.nodes, self.blocks, self.ip_claims,
          self.uses) = copy.deepcopy(backup)
         self.unrevised = 1 - self.revision      # a restored etcd has a new log
 
@@ -102,10 +103,10 @@ class MemoryStore:
         if states.forget(found) is found:
             return
         del self.memory.nodes[node.name]
-        for key in [key for key, one in self.memory.singles.items() if one.node == node.name and one.state != KEPT]:
-            del self.memory.singles[key]
+        for key in [key for key, one in self.memory.ip_claims.items() if one.node == node.name and one.state != KEPT]:
+            del self.memory.ip_claims[key]
         for block in self.blocks(node=node.name):
-            self._write(block, states.give_back(block, self._has_singles(block)))
+            self._write(block, states.give_back(block, self._has_ip_claims(block)))
 
     def node_gone(self, node):
         return False
@@ -159,43 +160,43 @@ class MemoryStore:
         found = self._block(block.space, block.cidr)
         if found.state == states.FREE or found.revision != block.revision:
             return found.state == states.FREE
-        return self._write(found, states.give_back(found, self._has_singles(found))) is not found
+        return self._write(found, states.give_back(found, self._has_ip_claims(found))) is not found
 
-    def _has_singles(self, block):
-        return any((one.space, one.block) == (block.space, block.cidr) for one in self.memory.singles.values())
+    def _has_ip_claims(self, block):
+        return any((one.space, one.block) == (block.space, block.cidr) for one in self.memory.ip_claims.values())
 
-    # -- singles -------------------------------------------------------------------------------------------------------
+    # -- IP claims ----------------------------------------------------------------------------------------------------
 
-    def claim_single(self, me, single):
+    def claim_address(self, me, ip_claim):
         self._own(me)
-        key = single.space, single.address
-        found = self.single(*key)
-        new, needs_block = rules.claim_single(found, me, single)
+        key = ip_claim.space, ip_claim.address
+        found = self.ip_claim(*key)
+        new, needs_block = rules.claim_address(found, me, ip_claim)
         if needs_block:
-            states.check_hold(self._block(single.space, single.block), me, single)
-        return found if new is found else self.memory.put(self.memory.singles, key, new)
+            states.check_hold(self._block(ip_claim.space, ip_claim.block), me, ip_claim)
+        return found if new is found else self.memory.put(self.memory.ip_claims, key, new)
 
-    def change_single(self, single, **fields):
-        key = single.space, single.address
-        found = self.memory.singles.get(key)
-        if found is None or found.revision != single.revision:
+    def change_ip_claim(self, ip_claim, **fields):
+        key = ip_claim.space, ip_claim.address
+        found = self.memory.ip_claims.get(key)
+        if found is None or found.revision != ip_claim.revision:
             raise Changed
-        return self.memory.put(self.memory.singles, key, found.copy(**fields))
+        return self.memory.put(self.memory.ip_claims, key, found.copy(**fields))
 
-    def release_single(self, single):
-        key = single.space, single.address
-        found = self.memory.singles.get(key)
-        if found is None or found.revision != single.revision:
+    def release_ip_claim(self, ip_claim):
+        key = ip_claim.space, ip_claim.address
+        found = self.memory.ip_claims.get(key)
+        if found is None or found.revision != ip_claim.revision:
             return found is None
-        del self.memory.singles[key]
+        del self.memory.ip_claims[key]
         self.memory.revision += 1
         return True
 
-    def single(self, space, address):
-        return copy.copy(self.memory.singles.get((space, address)))
+    def ip_claim(self, space, address):
+        return copy.copy(self.memory.ip_claims.get((space, address)))
 
-    def singles(self, space="", node="", pod=""):
-        return [copy.copy(one) for _, one in sorted(self.memory.singles.items(), key=place)
+    def ip_claims(self, space="", node="", pod=""):
+        return [copy.copy(one) for _, one in sorted(self.memory.ip_claims.items(), key=place)
                 if space in ("", one.space) and node in ("", one.node) and pod in ("", one.pod)]
 
     # -- after the fact ------------------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ class MemoryStore:
     def watch(self, changed, stop):
         seen = {}
         while not stop():
-            now = {key: record for table in (self.memory.nodes, self.memory.blocks, self.memory.singles)
+            now = {key: record for table in (self.memory.nodes, self.memory.blocks, self.memory.ip_claims)
                    for key, record in list(table.items())}
             for key, record in now.items():
                 if key not in seen or seen[key].revision != record.revision:

@@ -14,7 +14,7 @@ from fastcni.kit.ipam.cluster.contract import (
     SHARED,
     Changed,
     Fenced,
-    Single,
+    IPClaim,
     Taken,
 )
 
@@ -30,8 +30,8 @@ OF_BLOCKS = {
     states.ADOPT: lambda store, me, block: store.adopt(me, block),
     states.SHARE: lambda store, me, block: store.share(block.space, block.cidr),
     states.RETURN: lambda store, me, block: store.give_back(block),
-    states.HOLD: lambda store, me, block: store.claim_single(me, address_in(block, HELD, "pod")),
-    states.ASK: lambda store, me, block: store.claim_single(me, address_in(block, ASKED, "pod")),
+    states.HOLD: lambda store, me, block: store.claim_address(me, address_in(block, HELD, "pod")),
+    states.ASK: lambda store, me, block: store.claim_address(me, address_in(block, ASKED, "pod")),
 }
 EPOCHS = {states.OWN: ("a", 2), states.FORMER: ("a", 1), states.LATER: ("a", 3), states.OTHER: ("b", 1)}
 RECORDS = [(states.FREE, ""), (SHARED, ""), *itertools.product((ACTIVE, QUARANTINE), EPOCHS)]
@@ -39,7 +39,7 @@ RECORDS = [(states.FREE, ""), (SHARED, ""), *itertools.product((ACTIVE, QUARANTI
 
 def address_in(block, state, container):
     address = block.cidr.replace(".0/26", ".7")
-    return Single("s", address, block.cidr, state, container=container, ifname="eth0", network="net", since=1.0)
+    return IPClaim("s", address, block.cidr, state, container=container, ifname="eth0", network="net", since=1.0)
 
 
 def find_node(store, name):
@@ -95,7 +95,7 @@ class StatesContract:
             block = states.free("s", f"10.{number // 250}.{number % 250}.0/26", 1.0)
             if use == states.USED:
                 store.share("s", block.cidr)
-                store.claim_single(me, address_in(block, HELD, "other"))
+                store.claim_address(me, address_in(block, HELD, "other"))
             if state != states.FREE:
                 node, epoch = EPOCHS.get(whose, ("", 0))
                 put(block.copy(node=node, epoch=epoch, state=state))

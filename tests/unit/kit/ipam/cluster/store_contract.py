@@ -26,8 +26,8 @@ from fastcni.kit.ipam.cluster.contract import (
     Block,
     Changed,
     Fenced,
+    IPClaim,
     Node,
-    Single,
     Taken,
     Use,
 )
@@ -35,9 +35,9 @@ from fastcni.kit.ipam.cluster.contract import (
 CIDR, CIDR2, CIDR6 = "10.0.0.64/26", "10.0.0.128/26", "fd00:9::40/122"
 
 
-def single(address="10.0.0.70", block=CIDR, state=HELD, container="c1", **more):
+def ip_claim(address="10.0.0.70", block=CIDR, state=HELD, container="c1", **more):
     fields = {"space": "s", "ifname": "eth0", "pod": "", "network": "net", "since": 1.0, "sticky": False}
-    return Single(address=address, block=block, state=state, container=container, **fields | more)
+    return IPClaim(address=address, block=block, state=state, container=container, **fields | more)
 
 
 class StoreContract(StatesContract, HistoryContract):
@@ -78,17 +78,17 @@ class StoreContract(StatesContract, HistoryContract):
         store.grid("s", {"4": 26})
         mine, _ = store.claim(a, [("s", CIDR), ("t", CIDR)])
         other.claim(b, [("s", CIDR2)])
-        held = store.claim_single(a, single())
-        other.claim_single(b, single("10.0.0.130", CIDR2))
+        held = store.claim_address(a, ip_claim())
+        other.claim_address(b, ip_claim("10.0.0.130", CIDR2))
         joined = store.join_space("a", "boot 2", "s", {"4": 28, "6": 122}, new)
         assert (joined.node.name, joined.node.epoch, joined.node.boot_id) == ("a", 1, "boot 2")
         assert joined.grid == {"4": 26, "6": 122} == other.grid("s", {})
-        assert (joined.blocks, joined.singles) == ([mine], [held])
-        assert store.give_back(joined.blocks[0]) and store.release_single(joined.singles[0])    # with the revisions
+        assert (joined.blocks, joined.ip_claims) == ([mine], [held])
+        assert store.give_back(joined.blocks[0]) and store.release_ip_claim(joined.ip_claims[0])    # with the revisions
 
     def test_a_new_node_that_joins_for_a_space_decides_its_grid(self, store):
         joined = store.join_space("a", "boot", "s", {"4": 26}, new=True)
-        assert (joined.node.epoch, joined.grid, joined.blocks, joined.singles) == (1, {"4": 26}, [], [])
+        assert (joined.node.epoch, joined.grid, joined.blocks, joined.ip_claims) == (1, {"4": 26}, [], [])
         assert [(node.name, node.state) for node in store.nodes()] == [("a", ALIVE)]
         (block,) = store.claim(joined.node, [("s", "10.0.0.0/26")])
         assert store.blocks("s") == [block]
@@ -136,7 +136,7 @@ class StoreContract(StatesContract, HistoryContract):
         lose("a")
         store.declare_dead(store.nodes()[0])
         for write in (lambda: store.keep_alive(a), lambda: store.claim(a, [("s", CIDR2)]),
-                      lambda: store.adopt(a, block), lambda: store.claim_single(a, single()),
+                      lambda: store.adopt(a, block), lambda: store.claim_address(a, ip_claim()),
                       lambda: store.write_uses(a, [Use("s", CIDR, "a", 1, "boot-a", [], 1.0)])):
             with pytest.raises(Fenced) as caught:
                 write()
@@ -164,7 +164,7 @@ class StoreContract(StatesContract, HistoryContract):
         put(store.blocks()[0].copy(state=ACTIVE))
         (seen,) = store.blocks()
         assert (seen.epoch, seen.state) == (1, ACTIVE)
-        for use in (lambda: store.claim(back, [("s", CIDR)]), lambda: store.claim_single(back, single())):
+        for use in (lambda: store.claim(back, [("s", CIDR)]), lambda: store.claim_address(back, ip_claim())):
             with pytest.raises(Taken):
                 use()
         block = assert_block(store, back, "s", CIDR, seen)          # as a join does
@@ -199,9 +199,9 @@ class StoreContract(StatesContract, HistoryContract):
 
     def test_forgetting_a_node_frees_all_but_what_is_kept_for_pods(self, store, a, b, lose):
         store.claim(a, [("s", CIDR), ("s", CIDR2)])
-        store.claim_single(a, single(pod="ns/db-0", sticky=True))
-        store.change_single(store.single("s", "10.0.0.70"), state=KEPT)
-        store.claim_single(a, single("10.0.0.130", CIDR2))
+        store.claim_address(a, ip_claim(pod="ns/db-0", sticky=True))
+        store.change_ip_claim(store.ip_claim("s", "10.0.0.70"), state=KEPT)
+        store.claim_address(a, ip_claim("10.0.0.130", CIDR2))
         store.write_uses(a, [Use("s", CIDR2, "a", 1, "boot-a", [], 1.0)])
         lose("a")
         dead = store.declare_dead(store.nodes()[0])
@@ -209,7 +209,7 @@ class StoreContract(StatesContract, HistoryContract):
         store.forget(dead)
         assert [node.name for node in store.nodes()] == ["b"]
         assert [(one.cidr, one.state, one.node) for one in store.blocks()] == [(CIDR, SHARED, "")]
-        assert [(one.address, one.state) for one in store.singles()] == [("10.0.0.70", KEPT)]
+        assert [(one.address, one.state) for one in store.ip_claims()] == [("10.0.0.70", KEPT)]
         assert store.uses() == []
         assert [one.cidr for one in store.claim(b, [("s", CIDR2)])] == [CIDR2]
 
@@ -296,102 +296,102 @@ class StoreContract(StatesContract, HistoryContract):
 
     def test_a_shared_block_is_given_back_when_it_is_empty(self, store, a):
         block = store.share("s", CIDR)
-        held = store.claim_single(a, single())
+        held = store.claim_address(a, ip_claim())
         assert store.give_back(store.blocks()[0]) is False
-        store.release_single(held)
+        store.release_ip_claim(held)
         (now,) = store.blocks()
         assert now == block and store.give_back(now) is True
         assert store.blocks() == []
 
     def test_a_nodes_block_with_kept_addresses_becomes_shared(self, store, a):
         store.claim(a, [("s", CIDR)])
-        store.claim_single(a, single(pod="ns/db-0", sticky=True))
-        store.change_single(store.single("s", "10.0.0.70"), state=KEPT)
+        store.claim_address(a, ip_claim(pod="ns/db-0", sticky=True))
+        store.change_ip_claim(store.ip_claim("s", "10.0.0.70"), state=KEPT)
         assert store.give_back(store.blocks()[0]) is True
         assert [(one.cidr, one.state, one.node) for one in store.blocks()] == [(CIDR, SHARED, "")]
-        assert [one.address for one in store.singles()] == ["10.0.0.70"]
+        assert [one.address for one in store.ip_claims()] == ["10.0.0.70"]
 
-    # -- single addresses -----------------------------------------------------------------------------
+    # -- IP claims -----------------------------------------------------------------------------
 
     def test_an_address_of_a_shared_block_is_claimed_once(self, store, other, a, b):
         store.share("s", CIDR)
-        mine = store.claim_single(a, single(pod="ns/p", sticky=True))
+        mine = store.claim_address(a, ip_claim(pod="ns/p", sticky=True))
         assert (mine.node, mine.epoch, mine.state, mine.container, mine.pod) == ("a", 1, HELD, "c1", "ns/p")
         with pytest.raises(Taken) as caught:
-            other.claim_single(b, single(container="c2"))
+            other.claim_address(b, ip_claim(container="c2"))
         assert (caught.value.by.node, caught.value.by.container, caught.value.by.since) == ("a", "c1", 1.0)
-        assert store.claim_single(a, single(pod="ns/p", sticky=True)) == mine
-        assert other.single("s", "10.0.0.70") == mine
-        assert other.single("s", "10.0.0.71") is None and other.single("t", "10.0.0.70") is None
+        assert store.claim_address(a, ip_claim(pod="ns/p", sticky=True)) == mine
+        assert other.ip_claim("s", "10.0.0.70") == mine
+        assert other.ip_claim("s", "10.0.0.71") is None and other.ip_claim("t", "10.0.0.70") is None
 
     def test_an_address_needs_a_block(self, store, a):
         with pytest.raises(Changed):
-            store.claim_single(a, single())
+            store.claim_address(a, ip_claim())
 
     def test_only_the_owner_of_a_block_claims_an_address_in_it(self, store, a, b):
         store.claim(a, [("s", CIDR)])
-        assert store.claim_single(a, single()).state == HELD
+        assert store.claim_address(a, ip_claim()).state == HELD
         with pytest.raises(Taken) as caught:
-            store.claim_single(b, single("10.0.0.71"))
+            store.claim_address(b, ip_claim("10.0.0.71"))
         assert isinstance(caught.value.by, Block) and caught.value.by.node == "a"
 
     def test_another_node_asks_the_owner_of_a_block(self, store, a, b):
         store.claim(a, [("s", CIDR)])
-        asked = store.claim_single(b, single(state=ASKED))
+        asked = store.claim_address(b, ip_claim(state=ASKED))
         assert (asked.node, asked.state) == ("b", ASKED)
-        assert store.claim_single(b, single(state=ASKED)) == asked
-        given = store.change_single(asked, state=HELD)
-        assert store.single("s", "10.0.0.70") == given
-        assert store.claim_single(b, single(state=ASKED)).state == HELD
+        assert store.claim_address(b, ip_claim(state=ASKED)) == asked
+        given = store.change_ip_claim(asked, state=HELD)
+        assert store.ip_claim("s", "10.0.0.70") == given
+        assert store.claim_address(b, ip_claim(state=ASKED)).state == HELD
         with pytest.raises(Changed):
-            store.change_single(asked, state=REFUSED, reason="too late")
+            store.change_ip_claim(asked, state=REFUSED, reason="too late")
 
     def test_nobody_is_asked_for_an_address_of_a_shared_or_own_block(self, store, a):
         store.claim(a, [("s", CIDR)])
         store.share("s", CIDR2)
         for address, block in (("10.0.0.70", CIDR), ("10.0.0.130", CIDR2)):
             with pytest.raises(Taken):
-                store.claim_single(a, single(address, block, ASKED))
+                store.claim_address(a, ip_claim(address, block, ASKED))
 
     def test_a_refused_address_can_be_asked_for_again(self, store, a, b):
         store.claim(a, [("s", CIDR)])
-        store.change_single(store.claim_single(b, single(state=ASKED)), state=REFUSED, reason="pod ns/p has it")
-        assert store.single("s", "10.0.0.70").reason == "pod ns/p has it"
-        again = store.claim_single(b, single(state=ASKED, container="c2"))
+        store.change_ip_claim(store.claim_address(b, ip_claim(state=ASKED)), state=REFUSED, reason="pod ns/p has it")
+        assert store.ip_claim("s", "10.0.0.70").reason == "pod ns/p has it"
+        again = store.claim_address(b, ip_claim(state=ASKED, container="c2"))
         assert (again.state, again.container, again.reason) == (ASKED, "c2", "")
 
     def test_a_kept_address_is_taken_over_by_its_pod_on_another_node(self, store, a, b):
         store.claim(a, [("s", CIDR)])
-        store.claim_single(a, single(pod="ns/db-0", sticky=True))
+        store.claim_address(a, ip_claim(pod="ns/db-0", sticky=True))
         with pytest.raises(Taken):
-            store.claim_single(b, single(container="c2", pod="ns/db-0", sticky=True))
-        store.change_single(store.single("s", "10.0.0.70"), state=KEPT)
+            store.claim_address(b, ip_claim(container="c2", pod="ns/db-0", sticky=True))
+        store.change_ip_claim(store.ip_claim("s", "10.0.0.70"), state=KEPT)
         with pytest.raises(Taken):
-            store.claim_single(b, single(container="c3", pod="ns/db-1"))
+            store.claim_address(b, ip_claim(container="c3", pod="ns/db-1"))
         with pytest.raises(Taken):
-            store.claim_single(a, single(container="c3"))
-        mine = store.claim_single(b, single(container="c2", pod="ns/db-0", sticky=True))
+            store.claim_address(a, ip_claim(container="c3"))
+        mine = store.claim_address(b, ip_claim(container="c2", pod="ns/db-0", sticky=True))
         assert (mine.node, mine.state, mine.container) == ("b", HELD, "c2")
-        assert store.singles(node="b") == [mine] == store.singles(pod="ns/db-0")
+        assert store.ip_claims(node="b") == [mine] == store.ip_claims(pod="ns/db-0")
 
-    def test_singles_come_by_space_and_address(self, store, a, b):
+    def test_ip_claims_come_by_space_and_address(self, store, a, b):
         store.share("s", CIDR)
         store.share("t", CIDR)
         for space, address, me in (("t", "10.0.0.70", a), ("s", "10.0.0.100", b), ("s", "10.0.0.70", a)):
-            store.claim_single(me, single(address, space=space, container=f"{space}{address}"))
-        assert [(one.space, one.address) for one in store.singles()] == [
+            store.claim_address(me, ip_claim(address, space=space, container=f"{space}{address}"))
+        assert [(one.space, one.address) for one in store.ip_claims()] == [
             ("s", "10.0.0.70"), ("s", "10.0.0.100"), ("t", "10.0.0.70")]
-        assert [one.address for one in store.singles("s")] == ["10.0.0.70", "10.0.0.100"]
-        assert [one.space for one in store.singles(node="a")] == ["s", "t"]
+        assert [one.address for one in store.ip_claims("s")] == ["10.0.0.70", "10.0.0.100"]
+        assert [one.space for one in store.ip_claims(node="a")] == ["s", "t"]
 
     def test_only_what_was_seen_is_released(self, store, a):
         store.share("s", CIDR)
-        old = store.claim_single(a, single())
-        new = store.change_single(old, container="c2")
-        assert store.release_single(old) is False
-        assert store.single("s", "10.0.0.70") == new
-        assert store.release_single(new) is True
-        assert store.singles() == []
+        old = store.claim_address(a, ip_claim())
+        new = store.change_ip_claim(old, container="c2")
+        assert store.release_ip_claim(old) is False
+        assert store.ip_claim("s", "10.0.0.70") == new
+        assert store.release_ip_claim(new) is True
+        assert store.ip_claims() == []
 
     # -- after the fact -------------------------------------------------------------------------------
 

@@ -90,27 +90,27 @@ def test_what_tells_one_store_from_another(before, now, same):
     assert stores.same_store(stores.key_of(before), now) is same
 
 
-def test_a_single_is_released_later_if_the_store_is_away(a, b):
+def test_an_ip_claim_is_released_later_if_the_store_is_away(a, b):
     first = a.add(TINY, "c1")
     a.mode.watched.away = True
     a.delete(TINY, "c1")
     assert a.files() == {} and "released in the store later" in a.warnings[-1]
-    assert [one.container for one in store_of(a).singles()] == ["c1"]
+    assert [one.container for one in store_of(a).ip_claims()] == ["c1"]
     a.mode.watched.away = False
     a.add(TINY, "c2")
-    assert [one.container for one in store_of(a).singles()] == ["c2"] and first
+    assert [one.container for one in store_of(a).ip_claims()] == ["c2"] and first
 
 
-def test_a_single_that_a_failed_add_has_claimed_is_released_later(a, b):
+def test_an_ip_claim_that_a_failed_add_has_claimed_is_released_later(a, b):
     """The ADD claims the address, then the store is unavailable. When the store is back, the claim is released."""
     a.add(TINY, "c0")
-    a.mode.watched.lost = ("claim_single", "single")
+    a.mode.watched.lost = ("claim_address", "ip_claim")
     assert a.refused("ADD", TINY, "c1").code == 11
-    assert len(store_of(a).singles()) == 2
+    assert len(store_of(a).ip_claims()) == 2
     a.mode.watched.lost = ()
     a.delete(TINY, "c1")
-    assert [one.container for one in store_of(a).singles()] == ["c0"]
-    assert set(a.files()) == {store_of(a).singles()[0].address}
+    assert [one.container for one in store_of(a).ip_claims()] == ["c0"]
+    assert set(a.files()) == {store_of(a).ip_claims()[0].address}
 
 
 def test_a_kept_address_that_another_node_took_over_stays_held_here(a, b):
@@ -119,11 +119,11 @@ def test_a_kept_address_that_another_node_took_over_stays_held_here(a, b):
     a.mode.watched.away = True
     a.delete(STICKY, "c1")
     a.mode.watched.away = False
-    (single,) = store_of(a).singles()
-    store_of(a).change_single(single, state=KEPT)       # by an operator
+    (ip_claim,) = store_of(a).ip_claims()
+    store_of(a).change_ip_claim(ip_claim, state=KEPT)       # by an operator
     assert b.add(STICKY, "c2", args=pod("db-0")) == first
     assert first[0] not in [a.add(STICKY, f"d{i}", args=pod(f"x{i}"))[0] for i in range(20)]
-    assert [one.node for one in store_of(a).singles(pod="ns/db-0")] == ["b"]
+    assert [one.node for one in store_of(a).ip_claims(pod="ns/db-0")] == ["b"]
 
 
 def test_a_claim_whose_answer_was_lost_is_found_again(a):
@@ -335,7 +335,7 @@ def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkey
     assert owners == [b"c3", b"fastcni:single ns/db-0"]
     assert {one.cidr for one in store_of(a).blocks(node="a")} == blocks
     a.add({"range": "10.77.0.0/24"}, "c4")      # a claim also reports ended pods to the store
-    assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
+    assert [(one.state, one.pod) for one in store_of(a).ip_claims()] == [(KEPT, "ns/db-0")]
 
 
 def open_as_host_local(node, how):

@@ -270,10 +270,10 @@ def test_gc_releases_what_is_not_valid_in_its_network_only(a):
     assert a.req.released == [{"plugin": "cluster", "what": f"address {gone[0]}", "of": "c3 eth0"}]
 
 
-def test_gc_releases_singles_in_the_store(a):
+def test_gc_releases_ip_claims_in_the_store(a):
     a.add(TINY, "c1")
     a.call("GC", TINY, "", **{"cni.dev/valid-attachments": []})
-    assert store_of(a).singles() == [] and a.files() == {}
+    assert store_of(a).ip_claims() == [] and a.files() == {}
 
 
 def test_status_is_fine_while_addresses_can_be_given(a, b):

@@ -208,14 +208,14 @@ def test_nodes_that_the_store_has_shown_nothing_wait_after_a_restore(network, fi
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
 @pytest.mark.parametrize("known", [True, False])
 def test_an_address_in_another_nodes_block_is_asked_for_again_after_a_restore(order, known):
-    """The restored store lacks the Single and, if `known` is False, also the block, until its node has claimed the
+    """The restored store lacks the IPClaim and, if `known` is False, also the block, until its node has claimed the
     block."""
     saved = [("add", 1, "wide", 0, "", None), ("add", 0, "overlapping", 0, "", None), ("back_up",)]
     machine = steps(*(saved if known else saved[1:]), ("fill", 1, "wide"), ("delete", 4 if known else 3, None),
-                    ("add", 0, "fixed", 0, "10.0.0.14", (PAUSE, "single")), ("answer", 1, None), ("go_on", 0),
+                    ("add", 0, "fixed", 0, "10.0.0.14", (PAUSE, "ip_claim")), ("answer", 1, None), ("go_on", 0),
                     ("restore", order, []), *BEATS, ("answer", 1, None))
-    single = machine.memory.singles["default", "10.0.0.14"]
-    assert (single.state, single.node) == (HELD, "n1")
+    ip_claim = machine.memory.ip_claims["default", "10.0.0.14"]
+    assert (ip_claim.state, ip_claim.node) == (HELD, "n1")
     assert {block.node for block in machine.memory.blocks.values()} == {"n1", "n2"}
 
 
@@ -237,4 +237,4 @@ def test_a_node_that_has_lost_its_blocks_file_claims_its_single_addresses_again_
             machine.restore((0, 1, 2), ["overlapping"])
         finally:
             machine.teardown()
-    assert {(one.node, one.state) for one in machine.memory.singles.values()} == {("n1", HELD)}
+    assert {(one.node, one.state) for one in machine.memory.ip_claims.values()} == {("n1", HELD)}

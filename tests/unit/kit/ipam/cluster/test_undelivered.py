@@ -67,4 +67,4 @@ def test_an_add_that_cannot_be_answered_leaves_nothing_beside_a_del(tmp_path, mo
     add_undelivered(server, ipam, args)
     one_shot.add(NET | {"range": "10.77.0.0/24"}, "c9")         # a claim also reports ended pods to the store
     assert [content for content in one_shot.files().values() if content.startswith(b"c1")] == []
-    assert [single for single in store_of(one_shot).singles() if single.state == HELD] == []
+    assert [ip_claim for ip_claim in store_of(one_shot).ip_claims() if ip_claim.state == HELD] == []

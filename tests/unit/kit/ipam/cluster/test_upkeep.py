@@ -8,7 +8,7 @@ from unit.kit.ipam.cluster.node import Node, pod
 
 from fastcni.clients.away import Away
 from fastcni.kit.ipam.cluster import claims, conf, upkeep
-from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, Single
+from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, IPClaim
 from fastcni.kit.ipam.cluster.grid import block_of
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.spec import address
@@ -120,19 +120,19 @@ def after(name):
 def ask(store, node, name):
     me = store.join(node, "boot")
     block = str(ipaddress.ip_network(f"{name}/28", strict=False))
-    return store.claim_single(me, Single(space="default", address=name, block=block, state=ASKED, container="x",
-                                         ifname="eth0", pod="ns/fixed", network="net", since=1.0, sticky=False))
+    return store.claim_address(me, IPClaim(space="default", address=name, block=block, state=ASKED, container="x",
+                                           ifname="eth0", pod="ns/fixed", network="net", since=1.0, sticky=False))
 
 
 def test_a_free_address_is_given_to_the_node_that_asks(a, store):
     (first,) = fill(a, 1)
     wanted = after(first)
-    single = ask(store, "b", wanted)
-    assert upkeep.answer_asked(store, keys_of(a), print, single).state == HELD
-    assert store.single("default", wanted).state == HELD
+    ip_claim = ask(store, "b", wanted)
+    assert upkeep.answer_asked(store, keys_of(a), print, ip_claim).state == HELD
+    assert store.ip_claim("default", wanted).state == HELD
     assert wanted not in fill(a, 9, start=1)
-    assert upkeep.forget_single(keys_of(a), print, single) is True
-    assert upkeep.forget_single(keys_of(a), print, single) is False
+    assert upkeep.forget_ip_claim(keys_of(a), print, ip_claim) is True
+    assert upkeep.forget_ip_claim(keys_of(a), print, ip_claim) is False
     assert wanted not in a.files()
 
 
@@ -141,9 +141,9 @@ def test_a_question_that_comes_twice_leaves_the_address_held(a, store):
     address."""
     (first,) = fill(a, 1)
     wanted = after(first)
-    single = ask(store, "b", wanted)
-    assert upkeep.answer_asked(store, keys_of(a), print, single).state == HELD
-    assert upkeep.answer_asked(store, keys_of(a), print, single) is None
+    ip_claim = ask(store, "b", wanted)
+    assert upkeep.answer_asked(store, keys_of(a), print, ip_claim).state == HELD
+    assert upkeep.answer_asked(store, keys_of(a), print, ip_claim) is None
     assert wanted in a.files()
     assert wanted not in fill(a, 9, start=1)
 
@@ -151,9 +151,9 @@ def test_a_question_that_comes_twice_leaves_the_address_held(a, store):
 def test_an_answer_to_a_question_that_was_taken_back_leaves_nothing(a, store):
     (first,) = fill(a, 1)
     wanted = after(first)
-    single = ask(store, "b", wanted)
-    assert store.release_single(single)
-    assert upkeep.answer_asked(store, keys_of(a), print, single) is None
+    ip_claim = ask(store, "b", wanted)
+    assert store.release_ip_claim(ip_claim)
+    assert upkeep.answer_asked(store, keys_of(a), print, ip_claim) is None
     assert wanted not in a.files()
 
 
@@ -171,7 +171,7 @@ def test_another_nodes_pod_gets_a_fixed_address_when_the_server_answers(a, b, st
 
     def serve():
         store.watch(lambda event: upkeep.answer_asked(store, keys_of(a), print, event.record)
-                    if isinstance(event.record, Single) and not event.gone else None, ended.is_set)
+                    if isinstance(event.record, IPClaim) and not event.gone else None, ended.is_set)
 
     server = threading.Thread(target=serve)
     server.start()
@@ -180,7 +180,7 @@ def test_another_nodes_pod_gets_a_fixed_address_when_the_server_answers(a, b, st
         e = b.refused("ADD", NET, "c3", args=f"IP={first}")
         assert e.code == 11 and 'container c1 eth0 on node "a" has it since' in e.msg
         b.delete(NET, "c2")
-        assert store.single("default", wanted) is None
+        assert store.ip_claim("default", wanted) is None
     finally:
         ended.set()
         server.join()

@@ -9,7 +9,7 @@ from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.spec.errors import CniError
 
 CALLS = ("grid", "join", "join_space", "keep_alive", "nodes", "blocks", "claim", "adopt", "share", "give_back",
-         "claim_single", "change_single", "release_single", "single", "singles", "uses", "history")
+         "claim_address", "change_ip_claim", "release_ip_claim", "ip_claim", "ip_claims", "uses", "history")
 
 
 class Watched:

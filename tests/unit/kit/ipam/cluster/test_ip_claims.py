@@ -40,17 +40,17 @@ def test_a_fixed_address_is_free_for_all_nodes_after_its_pod(a, b):
     a.add(NET, "c1", args="IP=10.0.0.77")
     assert [(one.cidr, one.state) for one in store_of(a).blocks()] == [("10.0.0.64/28", SHARED)]
     a.delete(NET, "c1")
-    assert store_of(a).singles() == [] and a.files() == {}
+    assert store_of(a).ip_claims() == [] and a.files() == {}
     assert b.add(NET, "c2", args="IP=10.0.0.77") == ["10.0.0.77"]
 
 
 def test_a_node_whose_server_does_not_answer_is_named(a, b, monkeypatch):
-    monkeypatch.setattr("fastcni.kit.ipam.cluster.singles.ANSWER_S", 0.1)
+    monkeypatch.setattr("fastcni.kit.ipam.cluster.ip_claims.ANSWER_S", 0.1)
     (first,) = a.add(NET, "c1")
     wanted = first.rpartition(".")[0] + "." + str(int(first.rpartition(".")[2]) + 1)
     e = b.refused("ADD", NET, "c2", args=f"IP={wanted}")
     assert e.code == 11 and 'asked node "a"' in e.msg and "its server does not answer" in e.msg
-    assert store_of(a).singles() == []
+    assert store_of(a).ip_claims() == []
 
 
 @pytest.mark.parametrize("args, text", [
@@ -82,12 +82,12 @@ def test_an_address_of_no_range_goes_into_the_result(a):
 def test_a_pod_gets_its_address_on_another_node(a, b):
     first = a.add(STICKY, "c1", args=pod("db-0"))
     a.delete(STICKY, "c1")
-    assert [(one.state, one.pod) for one in store_of(a).singles()] == [(KEPT, "ns/db-0")]
+    assert [(one.state, one.pod) for one in store_of(a).ip_claims()] == [(KEPT, "ns/db-0")]
     assert b.add(STICKY, "c2", args=pod("db-0")) == first
     assert first[0] not in [a.add(STICKY, f"d{i}", args=pod(f"x{i}"))[0] for i in range(20)]
     b.delete(STICKY, "c2")
     assert a.add(STICKY, "c3", args=pod("db-0")) == first
-    assert [(one.node, one.state, one.container) for one in store_of(a).singles(pod="ns/db-0")] == [("a", HELD, "c3")]
+    assert [(one.node, one.state, one.container) for one in store_of(a).ip_claims(pod="ns/db-0")] == [("a", HELD, "c3")]
     a.call("CHECK", STICKY, "c3")
 
 
@@ -103,7 +103,7 @@ def test_another_sandbox_of_a_sticky_pod_takes_over(a):
     first = a.add(STICKY, "c1", args=pod("db-0"))
     assert a.add(STICKY, "c2", args=pod("db-0")) == first
     a.delete(STICKY, "c1")
-    assert [(one.state, one.container) for one in store_of(a).singles()] == [(HELD, "c2")]
+    assert [(one.state, one.container) for one in store_of(a).ip_claims()] == [(HELD, "c2")]
 
 
 def test_a_kept_address_is_given_to_no_other_pod(a):
@@ -121,10 +121,10 @@ def test_a_sticky_add_that_fails_keeps_the_address(a, b):
     both = {"sticky": "pod", "ipRanges": [{"range": "10.0.0.0/24"}, {"range": "10.8.0.8/32"}]}
     a.add({"range": "10.8.0.8/32"}, "other")
     assert b.refused("ADD", both, "c2", args=pod("db-0")).code == 11
-    assert [(one.state, one.container, one.node) for one in store_of(a).singles(pod="ns/db-0")] == [(KEPT, "c1", "a")]
+    assert [(one.state, one.container, one.node) for one in store_of(a).ip_claims(pod="ns/db-0")] == [(KEPT, "c1", "a")]
     assert b.files() == {} and first[0] in a.files()
     assert b.add(STICKY, "c3", args=pod("db-0")) == first
 
 
 def test_sticky_needs_a_pod_name(a):
-    assert a.add(STICKY, "c1") and store_of(a).singles() == []
+    assert a.add(STICKY, "c1") and store_of(a).ip_claims() == []

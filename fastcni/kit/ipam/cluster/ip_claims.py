@@ -1,14 +1,14 @@
 """Claim single addresses in the store: addresses of tiny ranges, requested addresses in no block of this node, and
 sticky addresses.
 
-    in a shared block          claim_single(HELD), one call
-    in another node's block    claim_single(ASKED); the other node's server takes the address and answers HELD or
+    in a shared block          claim_address(HELD), one call
+    in another node's block    claim_address(ASKED); the other node's server takes the address and answers HELD or
                                REFUSED
-    sticky, first time         an address as for any pod, then claim_single(HELD, sticky)
-    sticky, pod comes again    the pod's attachment takes over the pod's KEPT Single, whatever node claimed it
+    sticky, first time         an address as for any pod, then claim_address(HELD, sticky)
+    sticky, pod comes again    the pod's attachment takes over the pod's KEPT IPClaim, whatever node claimed it
 
-An attachment with a Single also has an address file, marked "single" or "sticky", so that DEL finds the Single.
-State.later lists the Singles that the store still has to release or keep. Callers hold the claim lock. Every function
+An attachment with an IPClaim also has an address file, marked "single" or "sticky", so that DEL finds the IPClaim.
+State.later lists the IPClaims that the store still has to release or keep. Callers hold the claim lock. Every function
 raises the exceptions of the store.
 """
 
@@ -30,12 +30,12 @@ from fastcni.kit.ipam.cluster.contract import (
     SHARED,
     Block,
     Changed,
+    IPClaim,
     Node,
-    Single,
     Taken,
 )
 from fastcni.kit.ipam.cluster.grid import block_of, cidr_text, family_of, read_block, to_packed
-from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER, SINGLE, STICKY, MadeSpace, Space, kept_owner
+from fastcni.kit.ipam.cluster.node_state import IP_CLAIM, KEPT_OWNER, STICKY, MadeSpace, Space, kept_owner
 from fastcni.spec import address
 from fastcni.spec.errors import TRY_AGAIN_LATER, CniError
 
@@ -57,7 +57,7 @@ SHARE_TRIES = 3         # attempts to claim an address in a block that no node h
 
 
 def begin(req: Request, attachment: Attachment, store: Store, me: Node, later: bool) -> None:
-    """Begin an ADD: release or keep the Singles of State.later, and give the pod its sticky addresses. later:
+    """Begin an ADD: release or keep the IPClaims of State.later, and give the pod its sticky addresses. later:
     State.later is not empty."""
     if later:
         finish_later(store, attachment.keys, req.warn, attachment)
@@ -80,47 +80,46 @@ def give(req: Request, attachment: Attachment, store: Store, me: Node, exhausted
         if attachment.asked.wanted[i] is not None:
             give_fixed(req, attachment, store, me, i)
         elif one is exhausted or one.is_tiny(attachment.grid[one.family]):
-            give_single(req, attachment, store, me, i)
+            give_shared(req, attachment, store, me, i)
 
 
-def single_of(attachment: Attachment, packed: bytes, state: str = HELD) -> Single:
-    return Single(space=attachment.keys.space, address=address.ip_text(packed),
-                  block=block_of(packed, attachment.grid[family_of(len(packed) * 8)]), state=state,
-                  container=attachment.container,
-                  ifname=attachment.ifname, pod=attachment.asked.pod, network=attachment.network, since=time.time(),
-                  sticky=attachment.sticky)
+def ip_claim_of(attachment: Attachment, packed: bytes, state: str = HELD) -> IPClaim:
+    return IPClaim(space=attachment.keys.space, address=address.ip_text(packed),
+                   block=block_of(packed, attachment.grid[family_of(len(packed) * 8)]), state=state,
+                   container=attachment.container, ifname=attachment.ifname, pod=attachment.asked.pod,
+                   network=attachment.network, since=time.time(), sticky=attachment.sticky)
 
 
-def claim(store: Store, me: Node, single: Single, share: bool = True) -> Single:
+def claim(store: Store, me: Node, ip_claim: IPClaim, share: bool = True) -> IPClaim:
     """Claim an address. share: if the store has no record of the block, make it SHARED. Raises Taken, whose `by` is the
-    Single or the Block that prevents the claim; Changed if the store does not know this node, or does not know the
+    IPClaim or the Block that prevents the claim; Changed if the store does not know this node, or does not know the
     block and share is False."""
     for _ in range(SHARE_TRIES if share else 0):
         try:
-            return store.claim_single(me, single)
+            return store.claim_address(me, ip_claim)
         except Changed:
             try:
-                store.share(single.space, single.block)
+                store.share(ip_claim.space, ip_claim.block)
             except Taken:
                 continue                # a node has claimed the block since
-    return store.claim_single(me, single)
+    return store.claim_address(me, ip_claim)
 
 
-def take(req: Request, attachment: Attachment, i: int, single: Single, store: Store, shared: bool = True) -> bool:
-    """Make the address file of a Single that this attachment has claimed. If another attachment has the address file,
-    release the Single and return False. shared: whether the block is SHARED, not another node's."""
-    packed = address.read_ip(single.address)
-    attachment.claimed.append(single)
+def take(req: Request, attachment: Attachment, i: int, ip_claim: IPClaim, store: Store, shared: bool = True) -> bool:
+    """Make the address file of an IPClaim that this attachment has claimed. If another attachment has the address file,
+    release the IPClaim and return False. shared: whether the block is SHARED, not another node's."""
+    packed = address.read_ip(ip_claim.address)
+    attachment.claimed.append(ip_claim)
     with MadeSpace(attachment.keys, req.warn) as space:
-        space.files.more = attachment.more(SINGLE, STICKY if attachment.sticky else "", SHARED if shared else "")
+        space.files.more = attachment.more(IP_CLAIM, STICKY if attachment.sticky else "", SHARED if shared else "")
         kept = kept_owner(attachment.asked.pod, attachment.ifname)
         if space._has_owner(packed, kept):
             space.hand_over(packed, kept, attachment.owner, space.files.more)
         elif not space.take(packed, attachment.owner):
             holder = allocate.holder_text(space, packed)
-            req.warn(f"{single.address}: the store gives it to this pod, but {holder}")
-            attachment.claimed.remove(single)
-            store.release_single(single)
+            req.warn(f"{ip_claim.address}: the store gives it to this pod, but {holder}")
+            attachment.claimed.remove(ip_claim)
+            store.release_ip_claim(ip_claim)
             return False
         attachment.fresh.append(packed)
         attachment.taken[i] = packed
@@ -129,41 +128,41 @@ def take(req: Request, attachment: Attachment, i: int, single: Single, store: St
 
 def claim_again(store: Store, me: Node, keys: Keys, warn: Callable[[str], object],
                 grid: dict[str, int]) -> list[dict[str, str]]:
-    """Claim the Singles of this node's pods again, because a restored store may lack them. Return the entries of
-    State.later for Singles whose block the store lacks until its node has claimed it."""
+    """Make the IP claims of this node's pods again, because a restored store may lack them. Return the entries of
+    State.later for IPClaims whose block the store lacks until its node has claimed it."""
     with MadeSpace(keys, warn) as space:
-        found = [one for name in space.files.names() if (one := own_single(space, name, grid))]
-    return [later_of(single.address, single.container, single.ifname, HELD) for single, shared in found
-            if not regain(store, me, single, shared, warn)]
+        found = [one for name in space.files.names() if (one := own_ip_claim(space, name, grid))]
+    return [later_of(ip_claim.address, ip_claim.container, ip_claim.ifname, HELD) for ip_claim, shared in found
+            if not regain(store, me, ip_claim, shared, warn)]
 
 
-def own_single(space: Space, name: str, grid: dict[str, int]) -> tuple[Single, bool] | None:
-    """Return (the Single of the pod that has an address of this node, whether its block is SHARED). None if no pod has
-    the address, or if the address has no Single."""
+def own_ip_claim(space: Space, name: str, grid: dict[str, int]) -> tuple[IPClaim, bool] | None:
+    """Return (the IPClaim of the pod that has an address of this node, whether its block is SHARED). None if no pod has
+    the address, or if the address has no IPClaim."""
     owner, (network, pod, marks) = space.files.read_owner(name) or b"", space.files.note(name)
-    if (SINGLE not in marks and STICKY not in marks) or not is_attachment(owner):
+    if (IP_CLAIM not in marks and STICKY not in marks) or not is_attachment(owner):
         return None
     container, _, ifname = owner.decode("utf-8", "replace").partition("\r\n")
     packed = address.read_ip(name)
     block = block_of(packed, grid[family_of(len(packed) * 8)])
-    return Single(space=space.keys.space, address=name, block=block, state=HELD, container=container, ifname=ifname,
-                  pod=pod, network=network, since=time.time(), sticky=STICKY in marks), SHARED in marks
+    return IPClaim(space=space.keys.space, address=name, block=block, state=HELD, container=container, ifname=ifname,
+                   pod=pod, network=network, since=time.time(), sticky=STICKY in marks), SHARED in marks
 
 
-def regain(store: Store, me: Node, single: Single, shared: bool, warn: Callable[[str], object]) -> bool:
-    """Claim a Single again, or ask the node that has its block, whose server answers later. Warn if another pod has the
-    address now. shared: whether the block is SHARED. Return False if the store lacks the block."""
+def regain(store: Store, me: Node, ip_claim: IPClaim, shared: bool, warn: Callable[[str], object]) -> bool:
+    """Make an IP claim again, or ask the node that has its block, whose server answers later. Warn if another pod has
+    the address now. shared: whether the block is SHARED. Return False if the store lacks the block."""
     try:
-        claim(store, me, single, share=shared)
+        claim(store, me, ip_claim, share=shared)
     except Taken as e:
-        if isinstance(e.by, Block) and e.by.state == ACTIVE and e.by.node != me.name and single.state == HELD:
-            return regain(store, me, single.copy(state=ASKED), False, warn)
-        if isinstance(e.by, Single) and e.by.node == me.name:       # of the pod that had the address at the backup
-            store.change_single(e.by, container=single.container, ifname=single.ifname, pod=single.pod, state=HELD,
-                                network=single.network, since=single.since, sticky=single.sticky, epoch=me.epoch)
+        if isinstance(e.by, Block) and e.by.state == ACTIVE and e.by.node != me.name and ip_claim.state == HELD:
+            return regain(store, me, ip_claim.copy(state=ASKED), False, warn)
+        if isinstance(e.by, IPClaim) and e.by.node == me.name:      # of the pod that had the address at the backup
+            store.change_ip_claim(e.by, epoch=me.epoch, state=HELD, **{name: getattr(ip_claim, name) for name in (
+                "container", "ifname", "pod", "network", "since", "sticky")})
         else:
-            warn(f"{single.address} has two pods since the store was restored: container {single.container} of this "
-                 f"node, and {single_text(e.by)}")
+            warn(f"{ip_claim.address} has two pods since the store was restored: container {ip_claim.container} of "
+                 f"this node, and {claim_text(e.by)}")
     except Changed:
         return False
     return True
@@ -175,37 +174,37 @@ def give_fixed(req: Request, attachment: Attachment, store: Store, me: Node, i: 
     """Claim the requested address of range `i`, which is in no block of this node. Raises CniError 11."""
     packed = attachment.asked.wanted[i]
     assert packed is not None
-    single = single_of(attachment, packed)
-    intend(req, attachment, single.address)
+    ip_claim = ip_claim_of(attachment, packed)
+    intend(req, attachment, ip_claim.address)
     try:
-        got, shared = claim(store, me, single), True
+        got, shared = claim(store, me, ip_claim), True
     except Taken as e:
-        if isinstance(e.by, Single) or e.by.state != ACTIVE:
-            raise unavailable(single.address, single_text(e.by)) from None
-        got, shared = ask(store, me, single, e.by), False
+        if isinstance(e.by, IPClaim) or e.by.state != ACTIVE:
+            raise unavailable(ip_claim.address, claim_text(e.by)) from None
+        got, shared = ask(store, me, ip_claim, e.by), False
     if not take(req, attachment, i, got, store, shared):
-        raise unavailable(single.address, "this node has an address file of another pod for it")
+        raise unavailable(ip_claim.address, "this node has an address file of another pod for it")
 
 
-def ask(store: Store, me: Node, single: Single, block: Block) -> Single:
-    """Ask the node that owns `block` for the address of `single`, and wait for the answer. Raises CniError 11."""
-    single.state = ASKED
+def ask(store: Store, me: Node, ip_claim: IPClaim, block: Block) -> IPClaim:
+    """Ask the node that owns `block` for the address of `ip_claim`, and wait for the answer. Raises CniError 11."""
+    ip_claim.state = ASKED
     try:
-        got = store.claim_single(me, single)
+        got = store.claim_address(me, ip_claim)
     except Taken as e:
-        raise unavailable(single.address, single_text(e.by)) from None
-    answer: Single | None = got
+        raise unavailable(ip_claim.address, claim_text(e.by)) from None
+    answer: IPClaim | None = got
     deadline = time.monotonic() + ANSWER_S
     while answer is not None and answer.state == ASKED and time.monotonic() < deadline:
         waiting.readable(-1, POLL_S, waiting.LOCK)
-        answer = store.single(single.space, single.address)
+        answer = store.ip_claim(ip_claim.space, ip_claim.address)
     if answer is not None and answer.state == HELD:
         return answer
     if answer is not None:
-        store.release_single(answer)
+        store.release_ip_claim(answer)
     if answer is not None and answer.state == REFUSED:
-        raise unavailable(single.address, answer.reason or f'node "{block.node}" refuses it')
-    raise unavailable(single.address, f'asked node "{block.node}", which has its block {block.cidr}; '
+        raise unavailable(ip_claim.address, answer.reason or f'node "{block.node}" refuses it')
+    raise unavailable(ip_claim.address, f'asked node "{block.node}", which has its block {block.cidr}; '
                       "its server does not answer", f"is `fastcni serve` running on {block.node}?")
 
 
@@ -213,25 +212,25 @@ def unavailable(name: str, why: str, details: str = "delete that pod, or request
     return CniError(TRY_AGAIN_LATER, f"requested IP address {name} is not available: {why}", details)
 
 
-def single_text(single: Any) -> str:
-    """Return text about the Single or Block that prevents a claim: 'pod ns/p (container c1 eth0) on node "a" has it
+def claim_text(ip_claim: Any) -> str:
+    """Return text about the IPClaim or Block that prevents a claim: 'pod ns/p (container c1 eth0) on node "a" has it
     since 2026-01-01 12:00:00 UTC'."""
-    if isinstance(single, Block) and single.state == QUARANTINE:
-        return f"its block {single.cidr} is in quarantine, node {single.node} is dead"
-    if isinstance(single, Block):
-        return f'its block {single.cidr} is of node "{single.node}" ({single.state})'
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(single.since or 0))
-    who = f"container {single.container} {single.ifname}"
-    if single.state == KEPT:
-        return f'it is kept for pod {single.pod}, which had it on node "{single.node}" since {when}'
-    if single.pod:
-        who = f"pod {single.pod} ({who})"
-    return f'{who} on node "{single.node}" has it since {when}'
+    if isinstance(ip_claim, Block) and ip_claim.state == QUARANTINE:
+        return f"its block {ip_claim.cidr} is in quarantine, node {ip_claim.node} is dead"
+    if isinstance(ip_claim, Block):
+        return f'its block {ip_claim.cidr} is of node "{ip_claim.node}" ({ip_claim.state})'
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ip_claim.since or 0))
+    who = f"container {ip_claim.container} {ip_claim.ifname}"
+    if ip_claim.state == KEPT:
+        return f'it is kept for pod {ip_claim.pod}, which had it on node "{ip_claim.node}" since {when}'
+    if ip_claim.pod:
+        who = f"pod {ip_claim.pod} ({who})"
+    return f'{who} on node "{ip_claim.node}" has it since {when}'
 
 
 # -- any address of a shared block -------------------------------------------------------------------------
 
-def give_single(req: Request, attachment: Attachment, store: Store, me: Node, i: int) -> None:
+def give_shared(req: Request, attachment: Attachment, store: Store, me: Node, i: int) -> None:
     """Claim any free address of range `i` in a SHARED block. The blocks of a tiny range become SHARED. Raises CniError
     11 if no address is free."""
     one = attachment.keys.ranges[i]
@@ -250,13 +249,13 @@ def give_single(req: Request, attachment: Attachment, store: Store, me: Node, i:
                 continue
             intend(req, attachment, address.ip_text(packed))
             try:
-                if take(req, attachment, i, claim(store, me, single_of(attachment, packed), share=tiny), store):
+                if take(req, attachment, i, claim(store, me, ip_claim_of(attachment, packed), share=tiny), store):
                     return
             except Taken as e:
                 if isinstance(e.by, Block):
                     break               # a node owns the block
             if taken is None:
-                taken = {address.read_ip(other.address) for other in store.singles(attachment.keys.space)}
+                taken = {address.read_ip(other.address) for other in store.ip_claims(attachment.keys.space)}
     raise full.error(store, attachment.keys, one)
 
 
@@ -284,36 +283,35 @@ def is_held(req: Request, attachment: Attachment, packed: bytes) -> bool:
 def give_sticky(req: Request, attachment: Attachment, store: Store, me: Node) -> None:
     """Give a pod its sticky addresses of earlier sandboxes. Raises CniError 11 if a sandbox on another node still holds
     one of them."""
-    known = [one for one in store.singles(attachment.keys.space, pod=attachment.asked.pod)
+    known = [one for one in store.ip_claims(attachment.keys.space, pod=attachment.asked.pod)
              if one.ifname == attachment.ifname and one.state in (HELD, KEPT)]
     for i in attachment.missing():
         one = attachment.keys.ranges[i]
-        for single in known:
-            packed = address.read_ip(single.address)
+        for ip_claim in known:
+            packed = address.read_ip(ip_claim.address)
             if not one.contains(packed) or attachment.asked.wanted[i] not in (None, packed):
                 continue
-            if single.state == HELD and single.node != me.name:
-                raise CniError(TRY_AGAIN_LATER, f"sticky address of pod {attachment.asked.pod}: {single_text(single)}",
+            if ip_claim.state == HELD and ip_claim.node != me.name:
+                raise CniError(TRY_AGAIN_LATER, f"sticky address of pod {attachment.asked.pod}: {claim_text(ip_claim)}",
                                "it is given here when its pod on that node is deleted, or that node is forgotten")
-            known.remove(single)
-            intend(req, attachment, single.address, KEPT)
-            if single.state == KEPT:
-                got = store.claim_single(me, single_of(attachment, packed))
+            known.remove(ip_claim)
+            intend(req, attachment, ip_claim.address, KEPT)
+            if ip_claim.state == KEPT:
+                got = store.claim_address(me, ip_claim_of(attachment, packed))
             else:
-                got = store.change_single(single, container=attachment.container, network=attachment.network,
-                                          since=time.time(),
-                                          sticky=True, epoch=me.epoch)
-            attachment.kept.append((single, got))
-            take_sticky(req, attachment, i, packed, single)
+                got = store.change_ip_claim(ip_claim, container=attachment.container, network=attachment.network,
+                                            since=time.time(), sticky=True, epoch=me.epoch)
+            attachment.kept.append((ip_claim, got))
+            take_sticky(req, attachment, i, packed, ip_claim)
             break
 
 
-def take_sticky(req: Request, attachment: Attachment, i: int, packed: bytes, before: Single) -> None:
+def take_sticky(req: Request, attachment: Attachment, i: int, packed: bytes, before: IPClaim) -> None:
     """Make this attachment the owner of a sticky address's file. Until now, the pod's previous sandbox owns the file,
-    or the file does not exist on this node. before: the Single before the claim."""
+    or the file does not exist on this node. before: the IPClaim before the claim."""
     with MadeSpace(attachment.keys, req.warn) as space:
         own = space.state.own_block(packed) is not None
-        more = attachment.more("" if own else SINGLE, STICKY)
+        more = attachment.more("" if own else IP_CLAIM, STICKY)
         for owner in (kept_owner(attachment.asked.pod, attachment.ifname),
                       f"{before.container}\r\n{before.ifname}".encode()):
             if owner != attachment.owner and space._has_owner(packed, owner):
@@ -321,28 +319,28 @@ def take_sticky(req: Request, attachment: Attachment, i: int, packed: bytes, bef
                 break
         else:
             if not space._has_owner(packed, attachment.owner):
-                allocate.take_fixed(space, attachment, packed, "" if own else SINGLE, STICKY)
+                allocate.take_fixed(space, attachment, packed, "" if own else IP_CLAIM, STICKY)
         attachment.fresh.append(packed)
         attachment.taken[i] = packed
 
 
 def hold_sticky(req: Request, attachment: Attachment, store: Store, me: Node) -> None:
-    """Claim a Single for each sticky address that came out of this node's blocks. Raises CniError 11 if another pod has
-    a Single of the address."""
-    known = {single.address for single in attachment.claimed} | {after.address for _, after in attachment.kept}
+    """Make an IP claim for each sticky address that came out of this node's blocks. Raises CniError 11 if another pod
+    has an IP claim of the address."""
+    known = {ip_claim.address for ip_claim in attachment.claimed} | {after.address for _, after in attachment.kept}
     for packed in attachment.taken:
         if packed is None or address.ip_text(packed) in known:
             continue
         try:
-            attachment.claimed.append(store.claim_single(me, single_of(attachment, packed)))
+            attachment.claimed.append(store.claim_address(me, ip_claim_of(attachment, packed)))
         except Taken as e:
-            raise unavailable(address.ip_text(packed), single_text(e.by)) from None
+            raise unavailable(address.ip_text(packed), claim_text(e.by)) from None
 
 
-# -- Singles without a pod ----------------------------------------------------------------------------------
+# -- IP claims without a pod ----------------------------------------------------------------------------------
 
 def intend(req: Request, attachment: Attachment, name: str, to: str = "") -> None:
-    """Add a Single to State.later before claiming it, so that the store releases (or keeps) it if this ADD does not
+    """Add an address to State.later before claiming it, so that the store releases (or keeps) it if this ADD does not
     finish. When the ADD has all addresses, all_given() removes the entry."""
     with MadeSpace(attachment.keys, req.warn) as space:
         note_later(space, [later_of(name, attachment.container, attachment.ifname, to)])
@@ -371,22 +369,22 @@ def all_given(space: Space, attachment: Attachment) -> None:
 
 
 def take_back(req: Request, attachment: Attachment, store: Store) -> None:
-    """Roll back an ADD, whose address files are already removed. Restore the Singles that the ADD took over. Add the
-    Singles that it claimed to State.later, for finish_later()."""
+    """Roll back an ADD, whose address files are already removed. Restore the IPClaims that the ADD took over. Add the
+    IP claims that the ADD made to State.later, for finish_later()."""
     with MadeSpace(attachment.keys, req.warn) as space:
         note_later(space,
                    [later_of(one.address, attachment.container, attachment.ifname, "") for one in attachment.claimed])
     for before, after in attachment.kept:
         try:
-            store.change_single(after, **{name: getattr(before, name) for name in (
+            store.change_ip_claim(after, **{name: getattr(before, name) for name in (
                 "state", "container", "network", "since", "node", "epoch")})
         except Changed:
-            continue                    # another attachment has the Single now
+            continue                    # another attachment has the IPClaim now
 
 
 def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: Attachment | None = None) -> None:
-    """Release or keep the Singles of State.later, which belong to deleted pods and failed ADDs, or claim them again.
-    but: the attachment of the running ADD, whose Singles stay."""
+    """Release or keep the IPClaims of State.later, which belong to deleted pods and failed ADDs, or claim them again.
+    but: the attachment of the running ADD, whose IPClaims stay."""
     with Space(keys, warn) as space:
         if space is None or not space.state.later:
             return
@@ -401,33 +399,33 @@ def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: A
 
 
 def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], left: dict[str, str]) -> bool:
-    """Release or keep the Single of `left`, an entry of State.later, or claim it again. Return False if the Single
+    """Release or keep the IPClaim of `left`, an entry of State.later, or claim it again. Return False if the IPClaim
     changed meanwhile, or if the store lacks its block: call again.
     """
     if left["to"] == HELD:
         with MadeSpace(keys, warn) as space:
-            own, state = own_single(space, left["address"], space.state.grid), space.state
+            own, state = own_ip_claim(space, left["address"], space.state.grid), space.state
         return own is None or regain(store, Node(state.node, state.epoch, state.boot), *own, warn)
-    single = store.single(keys.space, left["address"])
-    if single is None:
+    ip_claim = store.ip_claim(keys.space, left["address"])
+    if ip_claim is None:
         with Space(keys, warn) as space:
             if space is not None:
                 forget_kept(space, left["address"])
         return True
-    if (single.container, single.ifname) != (left["container"], left["ifname"]):
+    if (ip_claim.container, ip_claim.ifname) != (left["container"], left["ifname"]):
         return True                     # another pod has the address, on this or another node
     if not left["to"]:
-        return store.release_single(single)
+        return store.release_ip_claim(ip_claim)
     try:
-        if single.state != KEPT:
-            store.change_single(single, state=KEPT)
+        if ip_claim.state != KEPT:
+            store.change_ip_claim(ip_claim, state=KEPT)
     except Changed:
         return False
     return True
 
 
 def forget_kept(space: Space, name: str) -> bool:
-    """Free an address that this node reserves for a Single that no longer exists. Return whether the address was
+    """Free an address that this node reserves for an IPClaim that no longer exists. Return whether the address was
     reserved."""
     owner = space.files.read_owner(name) or b""
     if not owner.startswith(KEPT_OWNER.encode()):
@@ -436,14 +434,14 @@ def forget_kept(space: Space, name: str) -> bool:
     return True
 
 
-def note_ended(space: Space, state: State, held: Iterable[Single]) -> None:
-    """Add to State.later the Singles of this node whose pods no longer exist, as after a reboot. Their addresses have
-    no file with the Single's owner."""
+def note_ended(space: Space, state: State, held: Iterable[IPClaim]) -> None:
+    """Add to State.later the IPClaims of this node whose pods no longer exist, as after a reboot. Their addresses have
+    no file with the IPClaim's owner."""
     known = {(one["address"], one["container"]) for one in state.later}
-    for single in held:
-        owner = f"{single.container}\r\n{single.ifname}".encode()
-        packed = address.read_ip(single.address)
-        if single.state == HELD and (single.address, single.container) not in known and \
-                not space._has_owner(packed, owner):
-            state.later.append(later_of(single.address, single.container, single.ifname, KEPT if single.sticky else ""))
+    for ip_claim in held:
+        owner = f"{ip_claim.container}\r\n{ip_claim.ifname}".encode()
+        if ip_claim.state == HELD and (ip_claim.address, ip_claim.container) not in known and \
+                not space._has_owner(address.read_ip(ip_claim.address), owner):
+            state.later.append(later_of(ip_claim.address, ip_claim.container, ip_claim.ifname,
+                                        KEPT if ip_claim.sticky else ""))
 
