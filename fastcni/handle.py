@@ -242,8 +242,8 @@ def check_variables(env: Mapping[str, str], command: str) -> None:
 
 
 def check_version(req: Request, supported: Sequence[str]) -> None:
-    """Raise CniError 1 if the configuration's version does not have the command, or the plugin does not support the
-    version."""
+    """Raise CniError 1 if the command does not exist in the configuration's version, or if the plugin does not support
+    the version."""
     since = SINCE.get(req.command)
     if since and not reports(req):
         try:
@@ -272,7 +272,8 @@ def check_other_netns(req: Request) -> None:
     try:
         same = req.mode.is_home(req.open_netns())
     except CniError:
-        return                          # the path is missing or no namespace: if that matters, the plugin reports it
+        # the path is missing or no namespace; plugins that need the namespace report this error
+        return
     if same:
         raise CniError(errors.INVALID_NETNS, "plugin's netns and netns from CNI_NETNS should not be the same")
 
@@ -281,7 +282,8 @@ def _run(module: ModuleType, req: Request) -> bytes:
     if req.command == "GC" and not req.conf.has(config.VALID_ATTACHMENTS):
         req.warn(f'GC of network "{req.name}": no "{config.VALID_ATTACHMENTS}", nothing is released')
         return b""
-    if req.command == "GC" and not reports(req):        # fastcni's runtime has already added the pods of multus
+    # fastcni's runtime has already added multus' pods to the valid attachments
+    if req.command == "GC" and not reports(req):
         from fastcni.kit.networks.other_caches import with_pods_of_multus
 
         req = with_pods_of_multus(req)

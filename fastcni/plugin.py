@@ -85,7 +85,7 @@ __all__ = [
 # index).
 
 def find_link(sock: Socket, name: str | None = None, *, index: int = 0) -> Link | None:
-    """Return the Link with that name or index; None if no link has it. Raises NetlinkError."""
+    """Return the Link with that name or index; None if it does not exist. Raises NetlinkError."""
     return find.link(sock, name, index=index)
 
 

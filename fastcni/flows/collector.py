@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from fastcni.flows.packets import Packet
 
-TRACE_BYTES = 8 << 20           # receive buffer, as the kernel counts: table.PACKETS packets, each 20 messages of 1 kB
+# the receive buffer as the kernel counts its size: table.PACKETS packets, each 20 messages of 1 kB
+TRACE_BYTES = 8 << 20
 UNSUPPORTED = (EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)
 
 

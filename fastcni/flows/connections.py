@@ -14,7 +14,7 @@ PAUSE_S = 0.1                   # seconds between two calls of read(); the kerne
 MOMENT_S = 0.002                # seconds of each PAUSE_S in which the socket is in the group, on a busy node
 MAX_EVENTS = 75                 # if read() gets more events than this, the next calls read only samples
 CALM = 10                       # calls of read() in a row with few events, after which all connections are read again
-BUFFER_BYTES = 256 << 10        # the receive buffer, as the kernel counts: about 300 events
+BUFFER_BYTES = 256 << 10        # the receive buffer as the kernel counts its size: about 300 events
 
 
 class Connections:

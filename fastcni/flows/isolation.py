@@ -1,7 +1,7 @@
 """Find packets that a bridge drops because of the key portIsolation of the plugin bridge. No nftables hook sees them.
 
-A bridge forwards nothing between isolated ports. The first packet that is lost is one pod's request for the MAC of the
-other pod (ARP or neighbour solicitation). Without an answer, the pod usually sends no other packet.
+A bridge forwards nothing between isolated ports. A pod first requests the MAC of the other pod (ARP or neighbour
+solicitation), and the bridge drops this request. Without an answer, the pod usually sends no other packet.
 """
 
 from __future__ import annotations

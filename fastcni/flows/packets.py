@@ -23,7 +23,7 @@ class Packet(NamedTuple):
     and for later fragments.
 
     target: in a neighbour solicitation, the first 12 and the last three bytes of the address whose MAC is requested; a
-    trace message does not contain the 13th byte. b"" in other packets.
+    trace message does not contain the 13th byte. target is b"" in other packets.
     """
 
     protocol: str
@@ -45,8 +45,8 @@ def protocol_text(number: int) -> str:
 
 
 def read(network: bytes, transport: bytes) -> Packet | None:
-    """Return the packet whose headers a trace message has; None if it is not IPv4, IPv6 or ARP. network: the network
-    header. transport: the first bytes of the transport header; b"" in a later fragment."""
+    """Return the packet whose headers a trace message has; None if the packet is not IPv4, IPv6 or ARP. network: the
+    network header. transport: the first bytes of the transport header; b"" in a later fragment."""
     if len(network) == ARP_BYTES:
         return Packet("arp", network[14:18], None, network[24:28], None)
     version = network[0] >> 4 if network else 0

@@ -48,7 +48,8 @@ class Policies:
             try:
                 found.update(name for pod in policies.ask(path, request)["pods"] for name in pod.get(direction, ()))
             except (policies.NoAgent, CniError):
-                continue                    # after the agent's end, its rules stay, but no process knows the names
+                # the rules of an agent stay after the agent has ended, but no process knows their names
+                continue
         return ", ".join(sorted(found))
 
     def _read(self, chain: str, rule: int) -> str:

@@ -1,4 +1,4 @@
-"""Define Flow: the two ends of a packet or request, whether it was allowed or dropped, and by what."""
+"""Define Flow: the two ends of a packet or request, the verdict (allowed or dropped), and what decided the verdict."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class End:
 class Flow:
     """One line of `fastcni flows`.
 
-    time: Unix seconds. verdict: ALLOWED or DROPPED. by: what decided: POLICY, FIREWALL, ISOLATION, or HTTP for a
-    request that no rule allows; "" for an allowed flow that no policy restricts. policy: the names of the policies that
-    allow the flow, or that restrict the pod for which it was dropped, separated by ", ". chain: the chain that dropped
-    the packet, such as "inet fastcni-policy ingress". request: for an HTTP request, its method, host and path, the
-    status of the answer, and the reason for a denial; {} for other flows.
+    time: Unix seconds. verdict: ALLOWED or DROPPED. by: what dropped or allowed the flow: POLICY, FIREWALL, ISOLATION,
+    or HTTP for a request that no rule allows; "" if no policy restricts an allowed flow. policy: the names, separated
+    by ", ", of the policies that allow the flow, or that restrict the pod for which the flow was dropped. chain: the
+    chain that dropped the packet, such as "inet fastcni-policy ingress". request: for an HTTP request, its method, host
+    and path, the status of the answer, and the reason for a denial; {} for other flows.
     """
 
     time: float

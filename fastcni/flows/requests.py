@@ -1,4 +1,4 @@
-"""Receive the HTTP requests that the agents' proxies have allowed or denied, from the agents, by datagram sockets."""
+"""Receive by datagram sockets, from the agents, the HTTP requests that the agents' proxies have allowed or denied."""
 
 from __future__ import annotations
 

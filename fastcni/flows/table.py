@@ -21,9 +21,9 @@
         chain report { limit rate 100/second burst 100 packets meta nftrace set 1 accept }
     }
 
-A table of the family bridge has the same rules for frames that a bridge forwards, because the table above sees these
-frames only with br_netfilter. These frames have no conntrack: instead of established connections, the table skips TCP
-packets other than SYN. Its chain `asking` reports ARP requests and neighbour solicitations, from which isolation.py
+A second table, of the family bridge, has the same rules for the frames that a bridge forwards: the table above sees
+these frames only with br_netfilter. These frames have no conntrack: instead of established connections, the table skips
+TCP packets other than SYN. Its chain `asking` reports ARP requests and neighbour solicitations, from which isolation.py
 finds drops between isolated ports.
 
 The limit for each flow shares the limit of the chain `report` fairly: 10,000 allowed connections a second between two
@@ -60,11 +60,11 @@ FAMILIES = (nft.NFPROTO_INET, nft.NFPROTO_BRIDGE)
 BEFORE = -400                   # the priority of the base chains: before the chains of other programs
 NEW, REPORT, ASKING, ASKED = "new", "report", "asking", "asked"
 WITH_PORTS, PORTS_ID = "with-ports", 1
-SET_ID = 2                      # the same for the other sets, which the kernel finds by their names
-TIMEOUT_MS, MAX_KEYS = 10_000, 16_384           # of an element, and of the elements of a dynamic set
+SET_ID = 2                      # all other sets share this ID, because the kernel finds them by their names
+TIMEOUT_MS, MAX_KEYS = 10_000, 16_384           # the lifetime of an element; the most elements in a dynamic set
 # Limits for each second: packets of one source, destination and port; all packets; requests for one MAC; all requests
 PER_FLOW, PACKETS, PER_REQUEST, REQUESTS = 1, 100, 1, 50
-BURST = 2                       # packets of one source, destination and port
+BURST = 2                       # the burst of PER_FLOW, in packets
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
 VERSIONS = {4: 4, 16: 6}        # {length of an address in bytes: version of IP}
 ETHER_TYPES = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}
@@ -80,8 +80,8 @@ def name() -> str:
 
 
 def write(sock: wire.Socket) -> None:
-    """Write the tables, which exist as long as `sock`. If the kernel lacks the family bridge, write only the other
-    table.
+    """Write the tables, which exist as long as `sock`. If the kernel lacks the family bridge, write only the table of
+    the family inet.
 
     Raises NetlinkError; errno is EINVAL before Linux 5.12, where a socket cannot own a table, and EPERM without root's
     rights.
@@ -150,7 +150,8 @@ def is_protocol(number: int) -> Rule:
 def limited(length: int, ports: bool) -> Rule:
     """Return the rule `update @new4 { ip saddr . ip daddr . meta l4proto . th dport limit ... }`, without its verdict.
 
-    length: of an address, 4 or 16. ports: for protocols with ports; if False, the set is @other4, without th dport.
+    length: the bytes of an address, 4 or 16. ports: whether the rule is for protocols with ports; if False, the set is
+    @other4, without th dport.
     """
     second = NFT_REG32_00 + length // 4
     behind = second + length // 4
@@ -176,4 +177,4 @@ def asking() -> Iterator[tuple[str, Rule]]:
         asked = nft_rules.update_limit(f"asked{VERSIONS[length]}", SET_ID, PER_REQUEST, PER_REQUEST)
         yield ASKING, (*question, *target, asked, nft_rules.jump(ASKED))
     yield ASKED, (nft_rules.limit(REQUESTS, REQUESTS), *nft_rules.set_nftrace(True))
-    yield ASKED, nft_rules.set_nftrace(False)           # so that later chains do not report the same packet
+    yield ASKED, nft_rules.set_nftrace(False)           # later chains must not report the same packet again

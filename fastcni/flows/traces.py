@@ -2,7 +2,7 @@
 
 In each base chain, a packet's first message has the headers; later messages have only the packet's number. A message
 with the verdict drop names the chain that drops the packet. Messages with the verdict accept name the rules of policies
-that allow it.
+that allow the packet.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Drop(NamedTuple):
 
     @property
     def by(self) -> str:
-        """Return what the chain belongs to: POLICY, FIREWALL or ISOLATION."""
+        """Return the origin of the chain that drops the packet: POLICY, FIREWALL or ISOLATION."""
         if self.table.startswith(TABLE):
             return POLICY
         if self.chain in ISOLATING_CHAINS or (self.family, self.table, self.chain) in ISOLATING:
@@ -103,8 +103,8 @@ class Traces:
         return None
 
     def _begin(self, trace: Trace) -> None:
-        """Read a packet's first message in a base chain. If its number had other headers before, it is a new packet,
-        because the kernel reuses numbers."""
+        """Read a packet's first message in a base chain. If the packet's number had other headers before, the packet is
+        new, because the kernel reuses numbers."""
         followed, packet = self.followed.get(trace.id), packets.read(trace.network, trace.transport)
         if packet is None:
             self.followed.pop(trace.id, None)
@@ -116,7 +116,7 @@ class Traces:
         followed.base = trace.chain
 
     def _allow(self, followed: Followed, trace: Trace) -> None:
-        if trace.chain == followed.base:       # rules of base chains come from no policy
+        if trace.chain == followed.base:       # a base chain has no rules of policies
             return
         followed.allowed.append((trace.chain, trace.handle))
         if len(self.allowed) >= MAX_PACKETS:

@@ -68,7 +68,8 @@ def detection(conf: Conf, result: dict[str, Any]) -> bool | None:
 
 def complete(req: Request, conf: Conf, port: bridges.Port) -> dict[str, Any]:
     """Return the port's result with the interfaces added, and with the configuration's dns if there is one."""
-    bridge = find.host_link(req.mode, conf.name) or port.bridge     # the MAC of an adopted bridge may be a port's
+    # read the bridge again: an adopted bridge may have changed to a port's MAC
+    bridge = find.host_link(req.mode, conf.name) or port.bridge
     port.result["interfaces"] = [interface(bridge), interface(port.host), interface(port.inside, req.netns)]
     if port.vlan_interface:
         port.result["interfaces"].append(interface(port.vlan_interface))

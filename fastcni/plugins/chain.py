@@ -1,4 +1,4 @@
-"""chain: runs the plugins of a network list in one request, where a runtime would start a program for each.
+"""chain: runs all plugins of a network list in one request; otherwise a runtime starts a program for each plugin.
 
     {"type": "chain", "capabilities": {"portMappings": true}, "plugins": [
         {"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.22.0.0/16"}},
@@ -82,10 +82,10 @@ def read_plugins(conf: Section) -> list[Nested]:
         if not kind:
             raise conf.wrong(f"plugins[{index}]", "missing 'type'")
         if kind == KIND:
-            raise conf.wrong(f"plugins[{index}]", "a chain inside a chain; move its plugins into the outer one")
+            raise conf.wrong(f"plugins[{index}]", "a chain inside a chain; move its plugins into the outer chain")
         values = {**keys.values, **first, "name": conf.text("name"), "cniVersion": conf.text("cniVersion")}
         taken = {name: asked[name] for name, on in keys.section("capabilities").values.items() if on and name in asked}
-        if taken:                       # if empty, a runtimeConfig in the file stays, as in libcni
+        if taken:                       # if no capability applies, the file's own runtimeConfig stays, as in libcni
             values["runtimeConfig"] = taken
         found.append(Nested(kind, index, Section(values)))
         first = {}

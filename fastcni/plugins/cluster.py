@@ -38,7 +38,7 @@ def read(req: Request) -> Attachment:
     if req.command in ENDINGS:
         return it
     if not it.keys.ranges and req.command != "STATUS":
-        raise CniError(INVALID_CONFIG, "no IP ranges specified", 'ipam.range or ipam.ipRanges has them')
+        raise CniError(INVALID_CONFIG, "no IP ranges specified", 'set ipam.range or ipam.ipRanges')
     it.asked = read_requested(req, it.keys.ranges)
     return it
 

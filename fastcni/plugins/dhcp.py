@@ -55,7 +55,7 @@ def delete(req: Request, path: str) -> None:
     try:
         release(req, path)
     except client.Unreachable as e:
-        req.warn(f"{unreachable(path, e)}. A lease of this pod is released when fastcni's daemon starts")
+        req.warn(f"{unreachable(path, e)}. When fastcni's daemon starts, it releases the lease of this pod")
 
 
 def check(req: Request, path: str) -> None:
@@ -76,7 +76,7 @@ def gc(req: Request, path: str) -> None:
     try:
         found = client.call(path, rpc.COLLECT, arguments(req), client.RELEASE_TIMEOUT_S)
     except client.Unreachable as e:
-        req.warn(f"{unreachable(path, e)}. It releases leases whose pod is gone when it starts")
+        req.warn(f"{unreachable(path, e)}. When the daemon starts, it releases the leases of pods that no longer exist")
         return
     except (client.Refused, client.Late) as e:
         if str(e).startswith(rpc.NO_METHOD):
@@ -92,7 +92,7 @@ def status(req: Request, path: str) -> None:
     try:
         client.call(path, rpc.STATUS, arguments(req), client.STATUS_TIMEOUT_S)
     except (client.Unreachable, client.Refused, client.Late) as e:
-        if str(e).startswith(rpc.NO_METHOD):        # the reference's daemon: it runs
+        if str(e).startswith(rpc.NO_METHOD):        # the reference's daemon has no such method, but it runs
             return
         text = unreachable(path, e) if isinstance(e, client.Unreachable) else f"dhcp daemon at {path}: {e}"
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, text,

@@ -1,4 +1,4 @@
-"""firewall: lets the pod's traffic through the host, and bridges' pods be reached only from where a policy says."""
+"""firewall: accepts the pod's packets on the host; the key ingressPolicy limits who reaches the pods of a bridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""flannel: has another plugin, bridge by default, connect the pod to the node's part of the network that flanneld runs.
+"""flannel: calls another plugin, by default bridge, with the node's subnet of the network that flanneld runs.
 
 ADD stores the delegate's configuration in a file, so that DEL uses the same configuration even if flanneld's file has
 changed.
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 DELEGATE, IPAM = "bridge", "host-local"             # default types of the delegate and its IPAM
 SUBNET_FILE, DATA_DIR = "/run/flannel/subnet.env", "/var/lib/cni/flannel"
-# Keys that are copied from the ADD to the delegate's configuration, and stored with it
 KEPT_KEYS = ("runtimeConfig", "args")
-REQUEST_KEYS = ("prevResult", VALID_ATTACHMENTS)      # keys that each request copies to the delegate's
+REQUEST_KEYS = ("prevResult", VALID_ATTACHMENTS)      # keys that each request copies to the delegate's configuration
 
 
 class Conf:
-    """The configuration keys of one network. subnet_file, data_dir: paths. delegate, ipam: these objects of the
-    configuration. delegate is None in a DEL whose keys are invalid."""
+    """The configuration keys of one network. subnet_file, data_dir: paths. delegate, ipam: the objects under the keys
+    `delegate` and `ipam`; delegate is None in a DEL whose keys are invalid."""
 
     __slots__ = ("subnet_file", "data_dir", "delegate", "ipam")
     subnet_file: str

@@ -1,4 +1,4 @@
-"""host-device: a link of the host moves into the pod, and back when the pod ends: a network card, a virtual function.
+"""host-device: moves a link of the host, such as a network card, into the pod, and back when the pod ends.
 
 A device with a driver of DPDK has no link and is not moved: the pod only gets addresses.
 """

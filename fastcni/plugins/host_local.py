@@ -1,4 +1,4 @@
-"""host-local: addresses from ranges of this node, kept as files; the Go plugin can share the directory.
+"""host-local: addresses from ranges of this node, one file each; the Go plugin can use the same directory.
 
 The keys below `ipam` are the reference plugin's: subnet, rangeStart, rangeEnd, gateway, ranges, routes, dataDir,
 resolvConf. A pod can request addresses by IP= in CNI_ARGS, by args.cni.ips and by runtimeConfig.ips;

@@ -1,4 +1,4 @@
-"""ipvlan: a link on a link of the host that shares its MAC: the pod's addresses tell its packets apart."""
+"""ipvlan: a link on a link of the host, with the same MAC; the kernel finds the pod by IP address."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def check(req: Request, conf: Conf) -> None:
     from fastcni.kit.links import checks
 
     pod, link = devices.check(req, conf, "ipvlan")
-    if conf.master.name:                # by default, ADD took the default route's link of that time
+    # without the key `master`, ADD used the link of the default route, which may differ now
+    if conf.master.name:
         conf.master.find(req, pod)
     checks.same("Container IPVlan mode", kinds.ipvlan_mode(link), conf.mode)
 
@@ -85,6 +86,7 @@ gc = devices.gc
 
 
 def status(req: Request, conf: Conf) -> None:
-    if conf.master.name:                # the default may come from prevResult, which STATUS lacks
+    # without the key `master`, ADD may take the master from prevResult, which STATUS lacks
+    if conf.master.name:
         conf.master.status(req)
     devices.status(req, conf, "ipvlan")

@@ -1,4 +1,4 @@
-"""macvlan: a link with a separate MAC on a link of the host: the pod is a station of the master's network."""
+"""macvlan: a link with a separate MAC on a link of the host, so that the pod is a station of that network."""
 
 from __future__ import annotations
 

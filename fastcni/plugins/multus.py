@@ -1,4 +1,4 @@
-"""multus: connects a pod to several networks in one request: its first network, and those that its annotation names.
+"""multus: connects a pod to several networks in one request: a default network and the networks of its annotation.
 
     {"type": "multus", "delegates": [{"name": "a", "type": "bridge", ...}]}
     {"type": "multus", "clusterNetwork": "/etc/cni/net.d/10-flannel.conflist", "confDir": "/etc/cni/multus/net.d"}
@@ -38,8 +38,9 @@ PASSES_CAPABILITIES = True      # the pod's networks get the capabilities
 
 
 class Conf:
-    """The values of one request. keys: the configuration's keys. asked, networks: the pod and the networks that it asks
-    for, set for ADD. state: the pod's files on disk. for_gc: whether a GC, not a DEL, deletes the pod's networks."""
+    """The values of one request. keys: the configuration's keys. asked: the pod and the networks that its annotation
+    names. networks: the networks to which ADD attaches the pod. Only ADD sets both. state: the pod's files on disk.
+    for_gc: whether a GC, not a DEL, deletes the pod's networks."""
 
     __slots__ = ("keys", "asked", "networks", "state", "for_gc")
 
@@ -278,7 +279,8 @@ def gc(req: Request, conf: Conf) -> None:
     """Run DEL of the networks of containers that no longer exist. Then run GC of each network's plugins, with the
     containers that exist as valid attachments."""
     valid = req.valid_attachments
-    living = {container_id for container_id, _ in valid if is_name(container_id)}       # no other id names a file
+    # an id with other characters cannot be the name of a file
+    living = {container_id for container_id, _ in valid if is_name(container_id)}
     kept, damaged = state.kept_results(conf.keys.cni_dir, living)
     gone = state.gone_containers(conf.keys.cni_dir, kept, damaged, living)
     named = {(it.container_id, it.ifname) for it in kept} | {(it.container_id, it.ifname) for it in damaged}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def read(req: Request) -> Attachment | None:
-    """Return the attachment that podman asks for. For DEL, return the cached attachment, or None if nothing is to
+    """Return the attachment that podman asks for. For DEL, return the cached attachment, or None if there is nothing to
     delete."""
     setup = req.conf.section("setup")
     if req.command != "DEL":

@@ -41,7 +41,7 @@ def read(req: Request) -> Keys | OvsConf:
 def add(req: Request, keys: Keys, undo: Undo) -> dict[str, Any]:
     conf, args = keys
     bridge = conf.bridge or ovs_conf.OVN_BRIDGE
-    datapath = ports.find_bridge(conf.address, bridge)      # checked before ADD makes anything
+    datapath = ports.find_bridge(conf.address, bridge)      # fails before ADD makes anything if the bridge is missing
     vlan = ports.vlan_of(conf, bridge, conf.address)
     pod = Pod(req)
     late = conf.layer3 and ipam.needs_link(req)             # the plugin dhcp sends packets through the port
@@ -85,7 +85,7 @@ def delete_port(req: Request, conf: OvsConf) -> None:
     except CniError as e:
         if known is not None or e.code != errors.TRY_AGAIN_LATER:
             raise
-        req.warn(f"{e.msg}; there is no {cache.path(conf.directory, req.container_id, req.ifname)}, so no port either")
+        req.warn(f"{e.msg}; ADD made no port: {cache.path(conf.directory, req.container_id, req.ifname)} is missing")
     cache.remove(req, conf)
 
 

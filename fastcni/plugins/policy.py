@@ -1,4 +1,4 @@
-"""policy: network policies of Kubernetes hold for the pod before its first process runs; the node agent writes them.
+"""policy: the node agent applies the network policies of Kubernetes to the pod before the pod's first process runs.
 
 The agent is `fastcni agent --policies`; docs/policy.md describes it. Without an agent, ADD fails (code 11). The pod's
 namespace and name are K8S_POD_NAMESPACE and K8S_POD_NAME of CNI_ARGS, otherwise "default" and the container's ID. The
@@ -50,7 +50,7 @@ class Conf:
     socket: str                         # the agent's socket, key agentSocketPath
     args: dict[str, str]
     labels: dict[str, str]
-    port: dict[str, Any]                # for the agent: packets that the pod may send in addition
+    port: dict[str, Any]                # for the agent: additional packets that the pod may send
 
 
 def read(req: Request) -> Conf:
@@ -137,7 +137,7 @@ def delete(req: Request, conf: Conf) -> None:
     try:
         policies.ask(conf.socket, {"do": "forget", "id": [req.name, req.container_id, req.ifname]})
     except policies.NoAgent as e:
-        req.warn(f"{unreachable(conf, e)}. It forgets the pod when another one has its address, or with GC")
+        req.warn(f"{unreachable(conf, e)}. The agent forgets the pod when another pod gets the address, or at GC")
 
 
 def check(req: Request, conf: Conf) -> None:

@@ -1,4 +1,4 @@
-"""portmap: ports of the host lead to ports of the pod, as the capability portMappings asks for."""
+"""portmap: maps ports of the host to ports of the pod, as the capability portMappings requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ptp: a veth pair; the host end routes to the pod, no bridge between."""
+"""ptp: a veth pair; the host routes packets to the pod, without a bridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""static: the addresses that the configuration or the caller names. Keeps nothing.
+"""static: the addresses that the configuration or the caller names. The plugin stores nothing.
 
 The result has the addresses of `ipam.addresses`, then the addresses of IP= in CNI_ARGS. args.cni.ips replaces both
 lists, and has no gateways; runtimeConfig.ips replaces all other addresses. A gateway of GATEWAY= in CNI_ARGS applies to
@@ -66,8 +66,8 @@ def delete(req: Request, conf: None) -> None:
 
 
 def check(req: Request, conf: Conf) -> None:
-    """Check that each configured address with a gateway has the same gateway in prevResult, if prevResult has the
-    address."""
+    """Compare the configuration with prevResult: an address that is in both must have the configured gateway, if one is
+    configured."""
     result = read_prev_result(req.conf, req.version)
     if result is None:
         raise CniError(INVALID_CONFIG, "Required prevResult missing")

@@ -1,4 +1,4 @@
-"""tap: a TAP device in the pod, for a virtual machine, a VPN or DPDK in it."""
+"""tap: a TAP device in the pod, for the pod's virtual machine, VPN or DPDK program."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check(req: Request, conf: Conf) -> None:
     pod, link = devices.check(req, conf, "tun")
     wanted = {"type": "tap", "multiQueue": conf.multi_queue, "owner": conf.owner, "group": conf.group}
     for key, found in kinds.tun(link).items():
-        if wanted[key] is not None:             # a program in the pod may change a value without a key
+        if wanted[key] is not None:             # a program in the pod may change a value that no key sets
             checks.same(f"container tap {key}", found, wanted[key])
     if conf.bridge:
         master = find.link(pod.inside, index=link.master) if link.master else None

@@ -59,7 +59,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
         attributes.write(pod.inside, link, conf.wanted)
     for interface in result.get("interfaces", ()):
         if interface["name"] == req.ifname and "mac" in conf.wanted:
-            interface["mac"] = conf.wanted["mac"]           # spelt as in the configuration
+            interface["mac"] = conf.wanted["mac"]           # the configuration's spelling of the MAC
     return result
 
 

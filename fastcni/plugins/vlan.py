@@ -1,4 +1,4 @@
-"""vlan: a link that carries one VLAN of a link of the host, as 802.1Q tags it."""
+"""vlan: a link in the pod for one VLAN (802.1Q) of a link of the host."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ RESEND_S = 0.3                  # seconds without a reply after which the reques
 
 
 def ping(namespace: int, address: str, seconds: float, packet_bytes: int = 0) -> bool:
-    """Send echo requests from a namespace to `address`. Return whether the host answers one within `seconds`.
+    """Send echo requests from a namespace to `address`. Return whether the host answers a request within `seconds`.
 
     namespace: a descriptor. packet_bytes: the length of a request with its IP header, which no router may fragment; 0:
     as short as possible. Raises OSError if a request cannot be sent."""

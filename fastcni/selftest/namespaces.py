@@ -44,7 +44,8 @@ def path_of(fd: int) -> str:
 
 
 def call(fd: int, function: Callable[[], Answer]) -> Answer:
-    """Call `function` in the namespace `fd`, and return its result. A socket that it opens stays in that namespace."""
+    """Call `function` in the namespace `fd`, and return its result. A socket that `function` opens stays in that
+    namespace."""
     with netns.inside(fd):
         return function()
 

@@ -100,8 +100,8 @@ def require_up(bridge: str, up: bool) -> None:
 
 
 def require_gateways(net: NetworkList, bridge: str, there: set[str]) -> None:
-    """Raise Failed if the bridge lacks a gateway's address. there: the bridge's addresses. Check only the gateways of
-    host-local's ranges."""
+    """Raise Failed if the bridge lacks a gateway's address. there: the bridge's addresses as text. The function checks
+    only the gateways of host-local's ranges."""
     for it in ranges_of([net]):
         gateway = ip_text(it.range.gateway)
         if gateway not in there:

@@ -14,7 +14,7 @@ from fastcni.selftest.records import Failed
 from fastcni.spec import address as addresses
 
 INSIDE = "eth0"                 # the name of the outside host's link
-# A network for measurements (RFC 2544) and a local network (RFC 4193); each run takes four addresses of each.
+# A network for measurements (RFC 2544) and a local network (RFC 4193). Each run takes four addresses of both networks.
 NETWORKS = (addresses.read_ip("198.18.0.0"), addresses.read_ip("fd5f:2544::"))
 PLACES, STEP = 1 << 14, 4
 
@@ -87,8 +87,8 @@ def mac(number: int) -> bytes:
 
 
 def free_place(sock: wire.Socket) -> int:
-    """Return the number of a free block of four addresses in NETWORKS: no route of the node leads there, except a
-    default route. Raises Failed."""
+    """Return the number of a free block of four addresses in NETWORKS. A block is free if no route of the node, except
+    a default route, leads to its addresses. Raises Failed."""
     used = [route for family in (uapi.AF_INET, uapi.AF_INET6) for _, payload in wire.dump(
         sock, uapi.RTM_GETROUTE, rtmsg(family, 0), "list routes")
         if (route := rtnl.read_route(payload)) and route.prefix]

@@ -19,8 +19,8 @@ RESOLVER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other node. node: {4 or 6: its addresses}. pods: {4 or 6: its addresses in the subnet of its pods}. These are
-    the subnet's network address, which a tunnel's link has, and the subnet's first address, which the bridge has."""
+    """The other node. node: {4 or 6: its addresses}. pods: {4 or 6: its addresses in the subnet of its pods}: the
+    subnet's network address, which a tunnel's link has, and the subnet's first address, which the bridge has."""
 
     node: dict[int, list[str]] = field(default_factory=dict)
     pods: dict[int, list[str]] = field(default_factory=dict)

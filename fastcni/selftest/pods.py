@@ -56,7 +56,8 @@ class Pod:
         try:
             self.result = self.cni.add(self.net, self.runtime) or {}
         except CniError as e:
-            away = e.code in (errors.TRY_AGAIN_LATER, errors.PLUGIN_NOT_AVAILABLE)      # a program does not answer
+            # a daemon or an agent does not answer
+            away = e.code in (errors.TRY_AGAIN_LATER, errors.PLUGIN_NOT_AVAILABLE)
             raise Failed("ADD", str(e), f"fastcni {'status' if away else 'netconf --strict'} {self.net.name}") from None
         whole = results.to_version(results.create_any(self.result), "1.1.0")
         for ip in whole.get("ips") or ():
@@ -96,8 +97,8 @@ class Pod:
             raise Failed("DEL", "the result of ADD is still in the cache", f"fastcni gc {self.net.name}")
 
     def close(self) -> None:
-        """Send DEL if an ADD was sent, end the server, and remove the namespace. Raises Failed if DEL fails; the
-        namespace is removed nevertheless."""
+        """Send DEL if an ADD was sent, end the server, and remove the namespace. If DEL fails, close() removes the
+        namespace nevertheless, and raises Failed."""
         try:
             self.delete()
         finally:

@@ -24,7 +24,8 @@ ROLE = "selftest"               # a label of the pods; its value is the number o
 
 def directory_of(net: NetworkList) -> str | None:
     """Return the policy directory of the agent that the network's plugin `policy` uses; "" if the agent reads policies
-    from the Kubernetes API. Return None without this plugin, or if the agent does not answer; ADD then reports this."""
+    from the Kubernetes API. Return None without this plugin, or if the agent does not answer, which ADD then
+    reports."""
     for plugin in flattened(net.plugins):
         if plugin.type == "policy":
             try:

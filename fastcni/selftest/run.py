@@ -1,4 +1,4 @@
-"""Run the checks of a network: add two pods, test packets between them, the node and a host outside, then send DEL."""
+"""Run the checks of a network: add two pods, test packets between the pods, the node and an outside host, send DEL."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Network:
 
     def _can_hairpin(self) -> bool:
         """Return whether a pod can reach itself by a host port. If br_netfilter applies destination NAT in the bridge,
-        this needs the key hairpinMode of the plugin bridge."""
+        a pod needs the key hairpinMode of the plugin bridge for this."""
         bridges = [plugin for plugin in flattened(self.net.plugins) if plugin.type == "bridge"]
         return all(plugin.values.get("hairpinMode") for plugin in bridges) or not (
             sysctl.exists(BRIDGE_FILTER) and sysctl.read(BRIDGE_FILTER) == "1")

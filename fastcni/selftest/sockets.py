@@ -161,7 +161,7 @@ def answers_dns(namespace: int, address: str, seconds: float) -> bool:
 
 
 def rate(namespace: int, address: str, server: Server, seconds: float) -> float:
-    """Send by TCP to a Server for `seconds`. Return the bits per second that arrived in the second half of the time.
+    """Send by TCP to a Server for `seconds`. Return the bits per second that arrived in the second half of that time.
     Raises OSError."""
     with namespaces.call(namespace, lambda: socket.socket(family_of(address), socket.SOCK_STREAM)) as sock:
         sock.settimeout(seconds)

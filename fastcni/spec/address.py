@@ -8,7 +8,7 @@ MAPPED = bytes(10) + b"\xff\xff"        # ::ffff:0:0/96, which Go always treats 
 
 
 def read_ip(text: str) -> bytes:
-    """Return the text of an address, without prefix length, as 4 or 16 bytes. Raises ValueError."""
+    """Return the 4 or 16 bytes of the IP address `text`, which has no prefix length. Raises ValueError."""
     try:
         if ":" not in text:
             return inet_pton(AF_INET, text)
@@ -19,7 +19,7 @@ def read_ip(text: str) -> bytes:
 
 
 def ip_text(packed: bytes) -> str:
-    """Return the text of an address, IPv6 in the form of RFC 5952."""
+    """Return a packed address as text; IPv6 in the form of RFC 5952."""
     if len(packed) == 4:
         return inet_ntop(AF_INET, packed)
     if not any(packed[:12]) and any(packed[12:14]):     # inet_ntop(3) prints these addresses as ::1.2.3.4
@@ -30,7 +30,7 @@ def ip_text(packed: bytes) -> str:
 
 
 def read_cidr(text: str) -> tuple[bytes, int]:
-    """Return the text `address/prefix` as (packed address with its host bits, prefix length). Raises ValueError."""
+    """Parse the text `address/prefix`. Return (packed address with its host bits, prefix length). Raises ValueError."""
     try:
         ip, _, length = text.partition("/")
         if not length.isdigit() or not length.isascii():

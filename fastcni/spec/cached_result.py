@@ -1,4 +1,4 @@
-"""Make the JSON document of libcni's cache file of an attachment: `results`/NETWORK-CONTAINERID-IFNAME."""
+"""Make the JSON document that libcni caches for an attachment, in the file `results`/NETWORK-CONTAINERID-IFNAME."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 KIND = "cniCacheV1"
-MAX_BYTES = 16 << 20            # limit of a file
+MAX_BYTES = 16 << 20            # the maximum size of a cache file
 
 # Base64 and octal digits, see to_base64()
 DIGITS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -44,8 +44,9 @@ def to_base64(data: bytes) -> str:
     """Encode base64 (RFC 4648, section 4) without binascii, whose import takes a one-shot plugin 3 ms of processor
     time.
 
-    The value of a base64 digit is a pair of octal digits: 8 times the first plus the second. Two long integers have all
-    first values and all second values as their bytes. Their sum never carries into the next byte.
+    A base64 digit has 6 bits, which are two octal digits; its value is 8 * (first digit) + (second digit). The bytes of
+    one long integer are the values 8 * (first digit), the bytes of another are the second digits. Each byte of the sum
+    of these integers is the value of one base64 digit, because no byte carries into the next.
     """
     size = (len(data) * 4 + 2) // 3                 # digits
     number = int.from_bytes(data, "big") << (size * 6 - len(data) * 8)

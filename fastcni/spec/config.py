@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-MAX_SHOWN = 80          # characters of a bad value that its error repeats
+MAX_SHOWN = 80          # an error message shows at most this many characters of a bad value
 IFNAME_BYTES = 15       # IFNAMSIZ of linux/if.h, without the closing NUL
 INT64 = 1 << 63
 VALID_ATTACHMENTS = "cni.dev/valid-attachments"       # GC releases all other attachments (spec section 2)
@@ -48,7 +48,7 @@ class Section:
 
     def once(self, read: Callable[[Section], T]) -> T:
         """Return read(the common Section). once() calls read() only the first time, and many requests share the result,
-        so do not change it."""
+        so do not change the result."""
         common = self._common or self
         if common._read is None:
             common._read = {}
@@ -90,8 +90,8 @@ class Section:
         return self.below(self._typed(key, dict, "an object", {}), self.path(key))
 
     def integer(self, key: str, default: Any = 0, low: int | None = None, high: int | None = None) -> Any:
-        """Return the integer under `key`, which must be from `low` to `high`, or without bounds any integer of 64 bits;
-        the parameter `default` if the key is absent. 1500.0 is not an integer."""
+        """Return the integer under `key`, or the parameter `default` if the key is absent. The integer must be from
+        `low` to `high`; without these bounds, it must fit in 64 bits. 1500.0 is not an integer."""
         value = self.raw(key)
         if value is None:
             return default
@@ -148,12 +148,13 @@ class Section:
         return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {self.path(key)}: {why}")
 
     def bad(self, key: str, why: str, instead: Any) -> Any:
-        """Raise the CniError 7 for a bad value. A Lenient returns `instead`."""
+        """Raise the CniError 7 for a bad value. The subclass Lenient warns and returns `instead`."""
         raise self.wrong(key, why) from None
 
     @property
     def strict(self) -> Section:
-        """Return this Section, or for a Lenient a Section of the same object."""
+        """Return a Section that raises errors for bad values: this Section, or for a Lenient a Section of the same
+        object."""
         return self
 
     def below(self, values: dict[str, Any], where: str) -> Section:
@@ -261,10 +262,10 @@ def valid_attachments(conf: Section) -> set[tuple[str, str]]:
 # CNI_ARGS
 
 def read_args(text: str, known: Collection[str]) -> dict[str, str]:
-    """Return the names in `known` that CNI_ARGS, "K=V;K2=V2", has, as {name: value}. If a name occurs twice, the last
-    value counts.
+    """Parse the text of CNI_ARGS, "K=V;K2=V2". Return {name: value} for the names in `known`. If a name occurs twice,
+    its last value counts.
 
-    Raises CniError 4 for text that is not a pair, and for other names unless IgnoreUnknown is true.
+    Raises CniError 4 for text that is not a pair, and for names outside `known` unless IgnoreUnknown is true.
     """
     found: dict[str, str] = {}
     unknown: list[str] = []

@@ -21,9 +21,10 @@ PLUGIN_NOT_AVAILABLE = 50
 LIMITED_CONNECTIVITY = 51
 INTERNAL = 999                  # the reference library's code for errors without another code
 
-FAILED_AT = "fastcni/failed-at"  # a member of an error document: the failed plugin of a chain, see NestedError
+# a member of an error document: the index of the failed plugin in a chain, see NestedError
+FAILED_AT = "fastcni/failed-at"
 
-EXHAUSTED = (ENOMEM, ENFILE, EMFILE)        # the request may succeed later
+EXHAUSTED = (ENOMEM, ENFILE, EMFILE)        # errnos of a request that may succeed later
 
 
 def of_errno(number: int) -> int:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 NAME = "netavark"               # the plugin that handles netavark's requests
 API_VERSION = "1.0.0"
-# netavark sets no CNI_PATH. fastcni searches this directory only for other projects' plugins in a list of the option
-# conflist
+# netavark sets no CNI_PATH. fastcni searches these directories only for other projects' plugins, in a network list of
+# the option conflist
 CNI_PATH = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
 MAX_BYTES = 64 << 10            # limit of a request to the server
 

@@ -69,7 +69,8 @@ def real_index(value: Any) -> int:
 
 
 def cidr(value: Any) -> str:
-    if value is None:           # a key of another kind is absent if its value is null
+    # null is an error only for this kind; for other kinds, read() treats null as an absent key
+    if value is None:
         raise ValueError("invalid CIDR address: ")
     return address.cidr_text(*address.read_cidr(text(value)))
 
@@ -273,7 +274,7 @@ def is_ip4(cidr_text: str) -> bool:
     return "." in cidr_text and ":" not in cidr_text
 
 
-# The conversions from each family to the next, and back.
+# UP converts from each family to the next newer family, DOWN to the next older family.
 UP = (split_ip4_and_ip6, drop_ip_version)
 DOWN = (fold_into_ip4_and_ip6, add_ip_version)
 

@@ -133,7 +133,8 @@ class Conformance:
         if version not in self.supported():
             assert (status, document["code"]) == (1, 1), "a version that VERSION does not list has to be refused"
         elif status and results.FAMILY[version] == 0:
-            assert "no valid IP addresses" in document["msg"], document     # 0.2.0 has no results without an address
+            # version 0.2.0 cannot express a result without an address
+            assert "no valid IP addresses" in document["msg"], document
         else:
             assert status == 0, document
             assert document["cniVersion"] == version
@@ -176,8 +177,9 @@ class Conformance:
     # -- the rollback ------------------------------------------------------------------------------------
 
     def test_an_add_is_rolled_back_at_each_refused_request(self) -> None:
-        """For each request of the ADD, run an ADD in which the kernel answers this request with EIO. If the ADD fails,
-        the node is as before and DEL succeeds. If the ADD does not need the request, DEL removes everything."""
+        """For each netlink request of the ADD, run an ADD in which the kernel answers this request with EIO. If the ADD
+        fails, the node is as before and DEL succeeds. If the ADD succeeds without the request, DEL removes
+        everything."""
         for position in range(MAX_REFUSALS):
             before = self.fresh(refuse=position).facts()
             status, document = self.runtime("ADD", self.network())

@@ -40,7 +40,8 @@ class Firewall:
             return [(nft.NFT_MSG_NEWCHAIN, self.encoded_chain(*chain))
                     for chain in self.chains if chain[0] == family]
         if kind == nft.NFT_MSG_GETRULE:
-            return []                           # fastcni searches for rules of the reference plugins; there are none
+            # fastcni searches for rules of the reference plugins; the model has none
+            return []
         if table not in self.tables:
             raise Refused(ENOENT)
         if kind == nft.NFT_MSG_GETTABLE:

@@ -1,4 +1,4 @@
-"""Model neighbour entries and the FDB of bridges for tests."""
+"""Model neighbour entries and the FDBs of bridges for tests."""
 
 from __future__ import annotations
 

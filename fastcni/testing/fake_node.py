@@ -95,7 +95,7 @@ class Node(Links):
             if sock.protocol == uapi.NETLINK_NETFILTER and kind in (nft.NFNL_MSG_BATCH_BEGIN, nft.NFNL_MSG_BATCH_END):
                 continue                        # for other protocols, these types are RTM_NEWLINK and RTM_DELLINK
             if sock.protocol == uapi.NETLINK_SOCK_DIAG:
-                sock.queue.append(done(sequence))           # an empty list: no socket of the node listens
+                sock.queue.append(done(sequence))           # the list of the node's listening sockets is empty
                 continue
             try:
                 self.count()

@@ -54,7 +54,7 @@ class FakeRuntime:
         return self.directory / str(self.count)
 
     def held(self) -> list[str]:
-        """Return the addresses that host-local has allocated, as text."""
+        """Return the addresses, as text, that host-local has allocated."""
         return sorted(path.name for path in self.data.glob("*/*") if path.name[0].isdigit())
 
     def conf(self, kind: str, **keys: Any) -> dict[str, Any]:

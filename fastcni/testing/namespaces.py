@@ -41,8 +41,8 @@ def run(*command: object, stdin: str | None = None, check: bool = True, netns: s
 
 
 def ip(*words: object, netns: str | None = None, check: bool = True) -> str:
-    """Run ip(8), and return its standard output. netns: as for run(). `ip -n` would mount /sys, too, for a millisecond
-    of a processor."""
+    """Run ip(8), and return its standard output. netns: as for run(). `ip -n` would also mount /sys, which takes a
+    millisecond of processor time."""
     return run("ip", *words, check=check, netns=netns)
 
 
@@ -94,8 +94,8 @@ def set_lo_up() -> None:
 
 @functools.cache
 def _prepare() -> None:
-    """Make /run/netns a mount that other mount namespaces share. ip(8) does this when it adds a namespace, so add and
-    delete one by ip(8)."""
+    """Make /run/netns a mount that other mount namespaces share. ip(8) does this when it adds a namespace, so the
+    function adds and deletes a namespace by ip(8)."""
     name = f"fcni-first-{uuid.uuid4().hex[:8]}"
     ip("netns", "add", name)
     ip("netns", "del", name)
@@ -129,7 +129,7 @@ def host_netns() -> Iterator[str]:
     try:
         enter(f"/run/netns/{name}")
         set_lo_up()
-        for forwarding in FORWARDING:           # a new namespace may inherit the values of the machine
+        for forwarding in FORWARDING:           # a new namespace may inherit the machine's values of these sysctls
             if os.path.exists(f"/proc/sys/net/{forwarding}"):
                 with open(f"/proc/sys/net/{forwarding}", "w", encoding="ascii") as file:
                     file.write("0")

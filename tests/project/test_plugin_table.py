@@ -31,7 +31,7 @@ REFUSED = {
     "bandwidth": ({"ingressRate": -1}, 7, "ingressRate: expected an integer from 0 up"),
     "bridge": ({"hairpinMode": True, "promiscMode": True}, 7, "cannot set hairpin mode and promiscuous mode"),
     "chain": ({"plugins": [{"type": "ptp"}, {"type": "chain", "plugins": []}]}, 7,
-              "plugins[1]: a chain inside a chain; move its plugins into the outer one"),
+              "plugins[1]: a chain inside a chain; move its plugins into the outer chain"),
     "cluster": ({"ipam": {}}, 7, "no IP ranges specified"),
     "dhcp": ({"ipam": {"request": [{"option": "router"}]}}, 7, 'Can not parse option "router"'),
     "dummy": ({"ipam": {}}, 7, "dummy interface requires an IPAM configuration"),

@@ -206,7 +206,7 @@ def test_without_the_agent_no_pod_is_added_and_each_is_deleted(running, tmp_path
         running.add("b")
     assert caught.value.code == 11
     (warning,) = running.call("DEL", "a").warnings
-    assert "forgets the pod when another one has its address" in warning
+    assert "forgets the pod when another pod gets the address" in warning
     running.start()
     assert len(running.it.compiler.attachments) == 1
     running.call("ADD", "a", "K8S_POD_NAME=other")              # the DEL did not reach the agent
