@@ -1,9 +1,8 @@
 """`python -m faults [CAMPAIGN...]`: run campaigns, each on its own node, and print a table; status 1 on any failure.
 
-    make test-faults                                     all of it
-    make test-faults FAULTS="--seconds 25"               25 seconds a campaign
-    make test-faults FAULTS="soak --seconds 28800"       a soak of eight hours
-    make test-faults FAULTS="steps --seed 7 --only ptp"  repeat one campaign, with the seed that its output named
+    make test-faults                                     all campaigns make test-faults FAULTS="--seconds 25"
+    25 seconds a campaign make test-faults FAULTS="soak --seconds 28800"       a soak of eight hours make test-faults
+    FAULTS="steps --seed 7 --only ptp"  repeat one campaign, with the seed that its output named
 """
 
 import argparse
@@ -15,7 +14,7 @@ import time
 
 from faults.report import MAX_SHOWN, Row, table
 
-CAMPAIGNS = {                   # module: (seconds without --seconds, what it does)
+CAMPAIGNS = {                   # module: (seconds unless --seconds is given, description)
     "steps": (6 * 3600, "fail or kill each system call of each plugin's ADD, DEL and CHECK"),
     "kills": (300, "kill -9 launchers, one-shot plugins and the server under load"),
     "adds": (900, "kill -9 launchers of ADDs, beside one-shot DELs: no address stays held"),
@@ -49,7 +48,8 @@ def main():
         sys.exit("needs root, to make network namespaces")
     if unknown := set(options.campaigns) - set(CAMPAIGNS):
         sys.exit(f"no campaign {', '.join(sorted(unknown))}; there are {', '.join(CAMPAIGNS)}")
-    for number in (signal.SIGINT, signal.SIGTERM):      # an exception, so that everything is removed
+    # The handler raises an exception, so that the campaign removes its objects
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     os.environ["FASTCNI_SOCKET"] = ""
     print(f"seed {options.seed}", flush=True)

@@ -1,7 +1,8 @@
-"""Kill -9 the launchers of ADDs, and delete each at once, warm or one-shot: no address stays held.
+"""Kill the launchers of ADDs with SIGKILL, and send each pod's DEL immediately, warm or one-shot. No address remains
+allocated.
 
-The server may still work on the ADD while the DEL runs. That ADD is rolled back, or it was not begun. Only IPAM plugins
-are called, so that many ADDs fit: host-local and cluster."""
+The server may still work on the ADD while the DEL runs. The server then rolls the ADD back, or does not begin it. The
+campaign calls only the IPAM plugins host-local and cluster, so that it makes many ADDs."""
 
 import json
 import os
@@ -14,8 +15,8 @@ from faults.world import ANSWER, World
 from lab.node import Inside
 
 WORKERS = 2
-WARM, ONE_SHOT = 0.7, 0.3       # shares: of the ADDs, of the DELs
-LIFE_S = {True: 0.002, False: 0.012}     # the longest life of an ADD's process: warm, one-shot
+WARM, ONE_SHOT = 0.7, 0.3       # the share of warm ADDs, and of one-shot DELs
+LIFE_S = {True: 0.002, False: 0.012}     # the longest time until an ADD is killed: warm, one-shot
 ROLLED_BACK_S = 5.0             # the server has rolled an ADD back by then, also on a busy machine
 
 
@@ -32,7 +33,7 @@ def campaign(row, options):
 
 
 class Killer:
-    """A thread that adds, kills and deletes. Each round has a container id of its own."""
+    """A thread that starts ADDs, kills them and sends DELs. Each round has a new container id."""
 
     def __init__(self, world, row, server, number):
         self.world, self.row, self.server, self.rng = world, row, server, row.rng(number)
@@ -72,13 +73,13 @@ class Killer:
         try:
             process.stdin.write(json.dumps(conf).encode())
             process.stdin.close()
-        except BrokenPipeError:                 # it was killed before it read stdin
+        except BrokenPipeError:                 # the plugin was killed before it read stdin
             return process
         return process
 
     def check(self, conf, cid):
-        """Report addresses that a container holds, and files that name no owner, after the time in which the server
-        rolls back."""
+        """Give the server time to roll back. Then report address files of the container, and files that name no
+        owner."""
         directory, deadline = self.directory(conf), time.monotonic() + ROLLED_BACK_S
         while (left := self.held(directory, cid)) and time.monotonic() < deadline:
             time.sleep(0.01)

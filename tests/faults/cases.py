@@ -10,7 +10,7 @@ from unit.dhcp.stub_daemon import StubDaemon
 
 from fastcni.plugins import CHAINED
 
-DUAL = ("10.22.0.0/16", "fd00:22::/64")         # no campaign gets as far as the gateways of sbr
+DUAL = ("10.22.0.0/16", "fd00:22::/64")  # two subnets are enough: no campaign adds so many pods that they are full
 DEVICE_MAC = "0a:00:00:00:00:05"
 UPLINK = ["link add up0 type veth peer far0", "link set up0 up"]
 ON_HOST = {                     # type: the lines for ip(8) that make its links on the host
@@ -18,7 +18,7 @@ ON_HOST = {                     # type: the lines for ip(8) that make its links 
     "host-device": [f"link add dev{i} address {DEVICE_MAC} type veth peer far{i}" for i in range(2)],
 }
 BRIDGE = {"isGateway": True, "ipMasq": True, "macspoofchk": True, "routes": ["0.0.0.0/0", "::/0"]}
-CLUSTER = {"type": "cluster", "range": "10.22.0.0/24", "node_name": "a"}       # on one node, without a cluster's store
+CLUSTER = {"type": "cluster", "range": "10.22.0.0/24", "node_name": "a"}       # without a store, so for one node
 PORT_80 = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
 PLUGINS = {                     # name: (subnets, keys, required kernel features, ...)
     "bridge": (DUAL, BRIDGE),
@@ -97,7 +97,7 @@ def lacking(name):
 
 
 class Case:
-    """One configuration on one node, with the preparation before an ADD and the clean-up after a DEL.
+    """One configuration on one node, with methods that prepare an ADD and clean up after a DEL.
 
     A chained plugin gets the prevResult of a bridge. closing: an ExitStack that ends what the case has started."""
 
@@ -153,7 +153,8 @@ class Case:
 
 
 def multus(node, subnets, delegates):
-    """The keys of the multus plugin with places, and with addresses for each network's first plugin."""
+    """Return the keys of a multus configuration: directories below the node's, and `ipam` for the first plugin of each
+    network."""
     directory = Path(f"{node.data_dir}-definitions")
     directory.mkdir(exist_ok=True)
     third = {"cniVersion": "1.1.0", "name": "third", "type": "ptp", "ipam": node.host_local("10.24.0.0/24", routes=[

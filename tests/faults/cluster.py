@@ -1,7 +1,7 @@
 """Run the model of the cluster for the given time: no address of an address space has two live owners.
 
-The passes are in turn on a store in memory, on the store `local`, and on an etcd. Each pass has a seed that the output
-names. tests/unit/kit/ipam/cluster/test_model.py says what the model is."""
+Passes alternate between a store in memory, the store `local`, and an etcd. The output names the seed of each pass.
+tests/unit/kit/ipam/cluster/test_model.py describes the model."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ def campaign(row, _options):
             row.note("without etcd, which is not installed")
         rng = row.rng()
         for base, values in itertools.cycle(machines):
-            if not row.running or row.failures:         # the model would find the same fault again
+            if not row.running or row.failures:         # a further pass would find the same fault again
                 return
             one_pass(row, rng.randrange(1 << 32), base, values)
 

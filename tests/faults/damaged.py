@@ -1,8 +1,9 @@
-"""Damaged files: records of cluster-wide addresses and of host-local, and python_core.elf.
+"""Damage files: records of cluster-wide addresses and of host-local, and python_core.elf.
 
-Bytes of a file change, or it is cut, replaced by other bytes or removed. Each answer is one document. No live address
-is given again, a DEL succeeds, and when all pods are deleted no address is held. A python_core.elf whose size or time
-has changed is not used. If neither shows the damage, few requests may have no answer, see docs/reliability.md."""
+The campaign changes bytes of a file, cuts the file, replaces its content or removes it. Each answer is one document. No
+live address is given again, each DEL succeeds, and after the DELs of all pods no address is allocated. The launcher
+does not use a python_core.elf whose size or time has changed. If the damage changes neither, a small share of the
+requests may have no answer, see docs/reliability.md."""
 
 import itertools
 import json
@@ -18,7 +19,8 @@ from fastcni.launcher import interpreters, pack
 
 PAGE = 4096
 PODS = 6
-MAX_LOST, FEW = 0.05, 40        # share of requests without an answer after hidden damage; counted from so many on
+# The share of requests that may lack an answer after hidden damage; checked if there were so many requests
+MAX_LOST, FEW = 0.05, 40
 
 
 def cut(rng, data):
@@ -26,7 +28,7 @@ def cut(rng, data):
 
 
 def flip(rng, data):
-    """Change up to a page of bytes."""
+    """Return `data` with up to a page of changed bytes."""
     at = rng.randrange(len(data) or 1)
     return data[:at] + bytes(byte ^ 0x5A for byte in data[at:at + rng.choice((1, 16, PAGE))]) + data[at + PAGE:]
 
@@ -47,7 +49,7 @@ def campaign(row, _options):
 
 
 class Records:
-    """Pods of two networks, one-shot and warm, with damage between their requests."""
+    """Pods of two networks, one-shot and warm. The campaign damages files between their requests."""
 
     def __init__(self, world, row):
         self.world, self.row, self.rng, self.damages = world, row, row.rng("records"), 0
@@ -101,7 +103,7 @@ class Records:
         return [path for path in self.data.rglob(address.split("/")[0]) if path.is_file()]
 
     def damage(self):
-        """Damage a file that is no address file and no lock: these say who has an address."""
+        """Damage one file, but no address file and no lock, because these record who has an address."""
         files = [path for path in sorted(self.data.rglob("*")) if path.is_file() and not path.name.startswith("10.")
                  and not path.name.endswith("lock")]
         if not files:
@@ -124,7 +126,7 @@ class Records:
 
 
 class Core:
-    """A plugin file with its own python_core.elf, which is damaged and repaired."""
+    """A plugin file with its own python_core.elf, which the campaign damages and repairs."""
 
     def __init__(self, world, row):
         self.world, self.row, self.rng = world, row, row.rng("core")
@@ -141,7 +143,7 @@ class Core:
             "type": "host-local", "dataDir": str(directory), "ranges": [[{"subnet": "10.42.0.0/24"}]]}}
 
     def one_round(self, number):
-        """Add a pod with a damaged file, then delete the pod with a repaired file. Nothing may remain."""
+        """Add a pod with a damaged python_core.elf, repair the file, and delete the pod. Check that nothing remains."""
         if not self.installed:
             return
         data, hidden = Path(self.installed).read_bytes(), self.rng.random() < 0.5
@@ -163,7 +165,7 @@ class Core:
             path.unlink()
 
     def replace(self, data, like):
-        """Write the file again. like: give it the times of the installed file."""
+        """Write `data` as python_core.elf. like: give the file the times of the installed file."""
         self.elf.unlink()
         write_executable(self.elf, data)
         if like:

@@ -1,8 +1,8 @@
-"""Kill -9 of the dhcp daemon at random times, while pods come and go and their leases are renewed. Lease files are
-damaged.
+"""Kill the dhcp daemon with SIGKILL at random times, while pods are added and deleted and the daemon renews leases.
+Damage lease files, too.
 
-Each daemon continues the leases on disk: pods that stay keep their address. A DEL succeeds also without a daemon. At
-the end the server has no lease, the directory no file of a lease, and no link an address."""
+Each new daemon continues the leases of the files, so pods that stay keep their addresses. A DEL also succeeds without a
+daemon. At the end the DHCP server has no lease, the directory has no lease file, and no link has an address."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from fastcni.dhcp import packets
 from fastcni.dhcp.lease_files import SUFFIX
 
 STAYING, COMING = 2, 3          # pods
-LEASE_S = 20                    # the daemon renews it after half of this time, also if daemons start slowly
+LEASE_S = 20  # the daemon renews a lease after half of this time, long enough for daemons that start slowly
 STAY_S = 3                      # the longest life of a pod that comes and goes
 DAEMON_LIFE_S = (0.0, 2.0)      # from a daemon's start to its kill: shortest, longest
 DEAD_S = 0.3                    # the longest time until the next daemon starts
@@ -95,7 +95,7 @@ def pods(row, world, network, server, daemon):
         if addresses(pod.netns) != [before[pod]]:
             row.failed(f"{pod.name} had {before[pod]}, and has {addresses(pod.netns)}")
     for pod in (*staying, *coming):
-        pod.request("ADD")              # otherwise a lease whose file was damaged would stay on the server
+        pod.request("ADD")  # repeats the ADD: otherwise the server would keep a lease whose file was damaged
         if pod.request("DEL")[0] == 0 and not eventually(lambda pod=pod: addresses(pod.netns) == [], 5):
             row.left(f"{addresses(pod.netns)} in {pod.name}")
     if not eventually(lambda: not server.leases, 10):
@@ -109,7 +109,7 @@ def lease_files(daemon):
 
 
 def damage(rng, paths):
-    """Cut one of these files, or change a byte of it. Return how many were damaged."""
+    """Cut one of the files, or change one byte of it. Return the number of damaged files, 0 or 1."""
     if not paths:
         return 0
     path = rng.choice(paths)

@@ -1,8 +1,9 @@
-"""Requests from other time namespaces, and `fastcni gc` from mount namespaces that see no pod: living pods stay.
+"""Make requests in other time namespaces, and run `fastcni gc` in mount namespaces that see no pod. Living pods keep
+everything.
 
-A time namespace moves CLOCK_BOOTTIME, as after a restore of a virtual machine or in a container with --time. A private
-mount of /run/netns shows the namespaces that are made later as plain files. Pods come and go meanwhile. After each step
-every living pod has its address file, its link and its cache file, and no address is given twice."""
+A time namespace shifts CLOCK_BOOTTIME, as in a restored virtual machine or in a container with --time. In a private
+mount of /run/netns, namespaces that are made later appear as plain files. The campaign also adds and deletes pods.
+After each step every living pod has its address file, its link and its cache file, and no address is given twice."""
 
 import contextlib
 import json
@@ -21,12 +22,12 @@ from fastcni.runtime.cache import Cache
 from fastcni.spec import json as compact
 
 PODS = 4
-OFFSETS_S = (86400 * 30, 3600, 1)       # later; and back to just after the boot
+OFFSETS_S = (86400 * 30, 3600, 1)  # later than the node's time; other_time() adds a time just after the boot
 NETWORK = "net-a"
 
 
 class Blind:
-    """A process in a mount namespace with a private /run/netns. end() ends the process, and with it the namespace."""
+    """A process in a mount namespace with a private /run/netns. end() ends the process and the namespace."""
 
     def __init__(self):
         self.process = subprocess.Popen(["unshare", "--mount", "--propagation", "private", "sleep", "infinity"])
@@ -45,7 +46,7 @@ def campaign(row, _options):
         row.note("without time namespaces, which this kernel lacks")
     with World() as world, contextlib.ExitStack() as opened:
         pods = [world.pod() for _ in range(PODS)]
-        blind = Blind()                 # it sees the namespaces of these pods, but of no later pod
+        blind = Blind()                 # sees the namespaces of these pods, but not of later pods
         opened.callback(blind.end)
         pods += [world.pod() for _ in range(PODS)]
         Places(world, row, pods, blind, has_times).run()
@@ -80,14 +81,14 @@ class Places:
         self.row.note(f"{self.collected} times fastcni gc")
 
     def other_time(self):
-        """Return the beginning of a command line that changes the time, or []."""
+        """Return the words to put before a command so that it runs in another time, or [] for the node's time."""
         since_boot = int(float(Path("/proc/uptime").read_text().split()[0]))
         offset = self.rng.choice((*OFFSETS_S, 1 - since_boot, 0, 0))
         return ["unshare", "--time", "--fork", f"--boottime={offset}"] if offset and self.has_times else []
 
     def change(self, pod):
-        """Add the pod, or delete it if it lives, in any time namespace. A pod's own runtime sees the pod's
-        namespace."""
+        """Add the pod, or delete a living pod, in a random time namespace. The mount namespace is the node's: a runtime
+        sees its pod's namespace."""
         words = self.other_time()
         command = "DEL" if pod in self.living else "ADD"
         answer = self.request(command, pod, words)
@@ -106,7 +107,8 @@ class Places:
             self.cache.write(NETWORK, compact.write(self.network), runtime, result)
 
     def request(self, command, pod, words):
-        """Make a request in another time, one-shot or warm; the plugin file runs behind `words`."""
+        """Make a request, one-shot or warm. words: the words before the plugin file in the command line, such as
+        unshare(1)."""
         self.row.attempt()
         env = self.world.environment(command, pod, self.rng.choice((self.server.path, "")))
         try:
@@ -117,7 +119,7 @@ class Places:
         return Request(done.returncode, done.stdout, done.stderr)
 
     def collect(self, _):
-        """`fastcni gc`, from a mount namespace that sees no pod or from the node's own, in any time."""
+        """Run `fastcni gc` in a random time namespace, and in the mount namespace of `blind` or of the node."""
         self.row.attempt()
         self.collected += 1
         words = [*self.other_time(), *self.rng.choice((self.blind.words(), []))]
@@ -128,7 +130,7 @@ class Places:
             self.row.failed(f"fastcni gc {' '.join(words)}: status {done.returncode} {done.stderr[-500:]}")
 
     def check(self, after):
-        """Report what a living pod has lost."""
+        """Report each address file, link or cache file that a living pod has lost. after: the name of the last step."""
         for pod, address in [*self.living.items()]:
             runtime = RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0")
             has = {"address file": (Path(self.world.node.data_dir) / NETWORK / address.split("/")[0]).exists(),

@@ -1,5 +1,5 @@
-"""nftables is flushed while pods are added and deleted. The elements of living pods are restored, those of deleted pods
-are not.
+"""Flush nftables while pods are added and deleted. The server restores the set elements of living pods, and not those
+of deleted pods.
 
 Some requests are warm, others one-shot. A flush deletes the ruleset, the table, or its rules."""
 
@@ -10,7 +10,7 @@ from faults.load import Runtime, clean_up, pod_conf, together
 from faults.world import World, left_behind
 
 STAYING, COMING = 3, 3          # pods
-RESTORED = 30.0                 # seconds until everything is restored: repeated flushes are restored with a delay
+RESTORED = 30.0  # seconds until the server has restored everything: it delays restores after repeated flushes
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
 
 
@@ -24,12 +24,12 @@ def campaign(row, _options):
             if added.status:
                 row.failed(f"ADD of {pod}: {added.stdout!r}")
         lasting, rng, count = world.node.left(*staying, *coming), row.rng(), 0
-        row.until -= min(RESTORED, row.until - time.monotonic()) / 2        # leaves time for the restore
+        row.until -= min(RESTORED, row.until - time.monotonic()) / 2        # leaves time for the last restore
 
         def flush():
             nonlocal count
             time.sleep(rng.choice([0.02, 0.2, 1.0]))
-            subprocess.run(["nft", rng.choice(FLUSHES)], capture_output=True)       # the table may be deleted already
+            subprocess.run(["nft", rng.choice(FLUSHES)], capture_output=True)  # fails if the table was deleted before
             count += 1
 
         runtimes = [Runtime(world, row, conf, pod, number, [server.path, ""], flushed=True)

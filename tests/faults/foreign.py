@@ -1,9 +1,9 @@
-"""Other programs change iptables and nftables of the node: each pod keeps its connections, or has connections again
+"""Other programs change the node's iptables and nftables. Each pod keeps its connections, or has connections again
 soon.
 
-They set the policy DROP, as ufw, docker and kube-proxy do, with iptables-nft and iptables-legacy, flush, restore rules
-of an earlier time, and add rules of their own. A server restores. After each change every pod that stays is reached by
-TCP from it to a host outside, while other pods are added and deleted. A DEL leaves nothing."""
+These programs set the policy DROP as ufw, docker and kube-proxy do, flush, restore rules that they saved earlier, and
+add rules, with iptables-nft and iptables-legacy. A server of fastcni restores its rules. After each change every pod
+that stays connects to an outside host by TCP, while other pods are added and deleted. A DEL leaves nothing."""
 
 import contextlib
 import shutil
@@ -22,7 +22,7 @@ from fastcni.spec import json
 
 STAYING, COMING = 2, 2          # pods
 EXTERNAL, PORT = "198.51.100.9", 80
-RESTORED_S = 30.0               # repeated changes are restored with a delay
+RESTORED_S = 30.0               # the server delays restores after repeated changes
 ASK_S = 0.5
 KINDS = {"nft": "iptables", "legacy": "iptables-legacy"}
 
@@ -44,7 +44,7 @@ def kube_proxy(program):
 
 
 def from_before(program):
-    """Rules that another program saved before fastcni's pods came."""
+    """Return rules that another program saved before fastcni's pods were added."""
     return [f"{program}-restore"], "*filter\n:INPUT ACCEPT\n:FORWARD DROP\n:OUTPUT ACCEPT\nCOMMIT\n"
 
 
@@ -111,16 +111,17 @@ def campaign(row, _options):
 
 
 def changed(row, chain, staying, coming, kinds):
-    """Make changes until the row's end. Return (the number of changes, the most seconds until all pods were
-    reached)."""
+    """Make changes until the row's end. Return (the number of changes, the longest time in seconds until all pods had
+    connections again)."""
     rng, count, slowest = row.rng(), 0, 0.0
-    row.until -= min(RESTORED_S, row.until - time.monotonic()) / 2      # leaves time for the restore
+    row.until -= min(RESTORED_S, row.until - time.monotonic()) / 2      # leaves time for the last restore
 
     def change():
         nonlocal count, slowest
         for _ in range(rng.choice((1, 1, 3))):
             words, stdin = rng.choice(CHANGES)(rng.choice(kinds))
-            subprocess.run(words, input=stdin, text=True, capture_output=True)      # a lock may be held, a table gone
+            # May fail: another process holds the lock, or the table was deleted
+            subprocess.run(words, input=stdin, text=True, capture_output=True)
             count += 1
         set_sysctl("net/ipv4/ip_forward", "1")
         began = time.monotonic()

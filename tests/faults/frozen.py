@@ -1,7 +1,8 @@
-"""A frozen server (SIGSTOP, a debugger): its callers get answers, and it changes nothing when it continues.
+"""Freeze the server (SIGSTOP, as a debugger does). Callers still get answers, and the server changes nothing when it
+continues.
 
-Requests come before and during the freeze. After SIGCONT the same process continues, and the state is that of the
-answers meanwhile."""
+The campaign makes requests before and during the freeze. After SIGCONT the same process continues, and the node's state
+still matches the answers that callers got during the freeze."""
 
 import json
 import os
@@ -16,12 +17,12 @@ from lab.node import Inside, run
 
 from fastcni.kit.call.deadlines import UNREAD_S
 
-LATE_S = 2.0                    # in which a continued server could wrongly finish a request
-SHORT, LONG = 0.3, UNREAD_S + 2         # seconds of a freeze; after a long one, an unread request has gone one-shot
+LATE_S = 2.0                    # time in which a continued server could wrongly finish a request
+SHORT, LONG = 0.3, UNREAD_S + 2  # seconds of a freeze; in a long freeze the plugin file runs an unread request one-shot
 
 
 class Asked(threading.Thread):
-    """One request in a separate thread."""
+    """A thread that makes one request."""
 
     def __init__(self, world, server, command, conf, pod):
         super().__init__(daemon=True)
@@ -55,7 +56,7 @@ def one_freeze(world, row, server, conf, pod, rng, seconds):
     pid, first = server.process.pid, rng.choice(["ADD", "DEL"])
     if first == "DEL":
         world.call("ADD", conf, pod, server.path)
-    before = rng.random() < 0.5                     # else while it works
+    before = rng.random() < 0.5                     # otherwise freeze while the server works on the request
     if before:
         os.kill(pid, signal.SIGSTOP)
     asked = Asked(world, server, first, conf, pod)
@@ -65,7 +66,7 @@ def one_freeze(world, row, server, conf, pod, rng, seconds):
     row.attempt()
     try:
         asked.join(seconds)
-        os.kill(pid, signal.SIGCONT)    # the server answers the requests that it has read; plugin files do the others
+        os.kill(pid, signal.SIGCONT)    # the server answers requests that it has read; plugin files run the others
         asked.join(ANSWER)
         if asked.is_alive() or asked.answer.status is None:
             row.failed(f"{first}, frozen {'before' if before else 'while it worked'}: no answer in {ANSWER} s")
@@ -76,7 +77,7 @@ def one_freeze(world, row, server, conf, pod, rng, seconds):
 
 
 def check_answer(world, row, server, conf, pod, first, answer):
-    """Check that the state matches the answer, also after the server has continued."""
+    """Check that the node's state matches the answer, now and after the server has continued."""
     if wrong := document_of(answer, first):
         row.failed(f"{first} with a frozen server: {wrong}")
     if answer.status and (first != "ADD" or json.loads(answer.stdout)["code"] != TRY_AGAIN):

@@ -1,9 +1,10 @@
-"""Run a command while one of its system calls fails, or is killed: the driver of inject.c, which gcc compiles once.
+"""Run a command, and let one of its system calls fail or kill the process: the driver of inject.c, which gcc compiles
+once.
 
-    calls = Injector(directory).run(["/opt/cni/bin/bridge"], env, stdin).calls      # a counting run
-    Injector(directory).run([...], env, stdin, at=17, variant=0)                    # call 17 fails by its first errno
+    calls = Injector(directory).run(["/opt/cni/bin/bridge"], env, stdin).calls      # counts the calls only
+    Injector(directory).run([...], env, stdin, at=17, variant=0)  # call 17 fails with the first errno of CALLS
 
-The table CALLS has the calls that may fail, with the errnos that the kernel may really answer to each.
+The table CALLS has the system calls that may fail. For each, CALLS has the errnos that the kernel can return.
 """
 
 import ctypes
@@ -31,8 +32,8 @@ CALLS = {                       # system call: its possible errnos
     "wait4": "EINTR", "waitid": "EINTR", "write": "EIO ENOSPC",
 }
 ERRNOS = {name: text.split() for name, text in CALLS.items()} | {"message": ["an unknown type"]}
-NAMES = [*CALLS, "message"]     # by the index that inject.c uses
-CREATES = 0x80                  # beside the index: openat that may create or empty a file
+NAMES = [*CALLS, "message"]     # indexed by the numbers of inject.c
+CREATES = 0x80                  # a flag next to the index: an openat() that may create or truncate a file
 CHANGING = frozenset((          # calls that another process, the kernel or the disk can notice
     "accept4 clone clone3 connect execve fallocate fork fsync ftruncate ioctl link linkat mkdir pwrite64 recvmsg "
     "rename sendfile sendmsg sendto symlink unlink unlinkat utimensat vfork wait4 waitid write").split())
@@ -48,8 +49,8 @@ class Control(ctypes.Structure):
 
 
 class Run:
-    """The outcome of one command. status: negative for a signal, None if it hung. hit: the failed call as text, ""
-    for none. calls: see calls()."""
+    """The outcome of one command. status: the exit status; negative for a signal, None if the command hung. hit: the
+    failed call as text, "" for none. calls: see calls()."""
 
     def __init__(self, status, stdout, stderr, control):
         self.status, self.stdout, self.stderr = status, stdout, stderr
@@ -57,13 +58,14 @@ class Run:
 
 
 def calls(control):
-    """Return the calls in order, [(phase, name of the call, whether others may notice it)]."""
+    """Return the system calls in order, [(phase, name of the call, whether other processes may notice the call)]."""
     found = [(entry >> 8, NAMES[entry & ~CREATES & 255], entry) for entry in control.log[:min(control.count, MAX_LOG)]]
     return [(phase, name, bool(entry & CREATES) or name in CHANGING) for phase, name, entry in found]
 
 
 def hit(control):
-    """Return the fault, 'openat EIO' or 'openat killed', "" if the chosen call was not reached."""
+    """Return the injected fault, such as 'openat EIO' or 'openat killed', or "" if the command did not reach the chosen
+    call."""
     if not control.hit:
         return ""
     name = NAMES[control.hit - 1]
@@ -73,7 +75,7 @@ def hit(control):
 
 
 class Injector:
-    """The injector that compiled() returned, with its control file in `directory`."""
+    """The injector program that compiled() built, with its control file in `directory`."""
 
     def __init__(self, program, directory):
         self.program, self.file = program, Path(directory) / "control"
@@ -86,7 +88,7 @@ class Injector:
         return [self.program, str(self.file), *command]
 
     def arm(self, at=0, variant=NOTHING):
-        """Let call number `at`, counted from now, fail. 0: count the calls only."""
+        """Let system call number `at`, counted from now, fail. at=0: only count the calls."""
         control = self.control
         control.armed = control.count = control.hit = control.error = 0
         control.at, control.variant, control.armed = at, variant, 1
@@ -119,7 +121,7 @@ class Injector:
 
 
 def compiled(directory):
-    """Compile the injector in `directory`. Return its path."""
+    """Compile inject.c in `directory`. Return the program's path."""
     lines = (f"{{SYS_{name}, {{{', '.join(ERRNOS[name])}}}}}," for name in CALLS)
     Path(directory, "calls.h").write_text("\n".join(lines))
     program = f"{directory}/inject"
@@ -129,21 +131,21 @@ def compiled(directory):
 
 
 def errors(found, phases):
-    """Return each way in which each of these calls can fail, [(number of the call, variant)]."""
+    """Return [(number of the call, variant)]: each errno of each of these calls."""
     return [(at, variant) for at, (phase, name, _) in enumerate(found, 1) if phase in phases
             for variant in range(len(ERRNOS[name]))]
 
 
 def kills(found, phases, *, each=False):
-    """Return the calls before which a kill may have an effect of its own, [(number of the call, KILL)].
+    """Return [(number of the call, KILL)] of the calls before which a kill may have a different effect.
 
-    A killed process leaves only changes that others can notice. So a kill before a call that no other process notices
-    equals a kill before the next call. The calls that change something remain, and the first call after each. each:
-    every call, for a process whose end another process notices immediately.
+    A killed process leaves only changes that other processes can notice. So a kill before a call that no process can
+    notice has the effect of a kill before the next call. kills() returns the calls that change something, and the first
+    call after each. each: return every call, for a process whose end another process notices immediately.
     """
     chosen, after = [], True
     for at, (phase, name, changes) in enumerate(found, 1):
-        if name == "message":                   # part of the request that the call before it sends
+        if name == "message":                   # belongs to the request that the previous call sends
             continue
         if phase in phases and (each or changes or after):
             chosen.append((at, KILL))

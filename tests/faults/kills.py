@@ -1,4 +1,4 @@
-"""Kill -9 at random times: of plugin files in both modes, and of the server with its running requests.
+"""Kill plugin files in both modes, and the server with its running requests, with SIGKILL at random times.
 
 After each kill a DEL succeeds. At the end no state and no process is left."""
 

@@ -12,26 +12,27 @@ from faults.rounds import document_of
 from faults.world import ANSWER, Request, left_behind
 from lab.node import Inside
 
-TRY_AGAIN = 11                  # the code of an ADD that a lost server worked on
-BEFORE = 4                      # requests of the pod that a failure names
+TRY_AGAIN = 11                  # the error code of an ADD whose server ended before the answer
+BEFORE = 4                      # earlier requests of the pod that a failure lists
 
 
 def pod_conf(node, **keys):
-    """A bridge with masquerade and one address of each family."""
+    """Return the configuration of a bridge with masquerade and one address of each family, with `keys`."""
     return node.conf("10.22.0.0/24", "fd00:22::/64", isGateway=True, ipMasq=True, **keys)
 
 
 class Runtime:
-    """One pod's runtime.
+    """The runtime of one pod, in a thread.
 
-    sockets: the server's sockets to choose from, "" for one-shot. killed(): seconds after which a request's process is
-    killed, None for never. flushed: another thread flushes the pod's rules, so a CHECK may fail."""
+    sockets: server sockets from which each request chooses, "" for one-shot. killed(): returns the seconds after which
+    a request's process is killed, None for never. flushed: another thread flushes the pod's rules, so a CHECK may
+    fail."""
 
     def __init__(self, world, row, conf, pod, number, sockets, killed=lambda rng: None, *, flushed=False):
         self.world, self.row, self.conf, self.pod, self.flushed = world, row, conf, pod, flushed
         self.rng, self.sockets, self.killed = row.rng(number), sockets, killed
-        self.before: list[str] = []     # the latest requests, each with its mode and what became of it
-        self.killed_add = False         # whether the pod's last ADD was killed: a server may still roll it back
+        self.before: list[str] = []     # the latest requests, each with its mode and outcome
+        self.killed_add = False  # whether the pod's last ADD was killed, so that a server may still roll the ADD back
 
     def loop(self):
         with Inside(self.world.name):
@@ -39,7 +40,8 @@ class Runtime:
                 self.pod_lives()
 
     def pod_lives(self):
-        """Do ADD, usually CHECK, then DEL. Each may be killed. A killed DEL is repeated without a kill."""
+        """Do ADD, usually CHECK, then DEL. Each request may be killed. After a killed DEL, do a DEL that is not
+        killed."""
         added = self.request("ADD", self.conf)
         if added and added.status == 0 and self.rng.random() < 0.7:
             self.request("CHECK", {**self.conf, "prevResult": json.loads(added.stdout)})
@@ -47,7 +49,7 @@ class Runtime:
             self.request("DEL", self.conf, may_die=False)
 
     def request(self, command, conf, *, may_die=True):
-        """Make a request. Return None if it was killed."""
+        """Make a request. Return its Request, or None if it was killed."""
         after = self.killed(self.rng) if may_die else None
         socket = self.rng.choice(self.sockets)
         self.row.attempt()
@@ -69,7 +71,7 @@ class Runtime:
                 process.kill()
                 self.row.failed(f"{command} of {self.pod} ({socket or 'one-shot'}): no answer in {ANSWER} s")
                 return None
-            except BrokenPipeError:                 # it was killed before it read stdin
+            except BrokenPipeError:                 # the plugin was killed before it read stdin
                 stdout, stderr = b"", b""
         if process.returncode == -9 and after is not None:
             return None
@@ -83,14 +85,14 @@ class Runtime:
         return request
 
     def allows(self, command, error):
-        """Whether this error is allowed for the command."""
+        """Return whether the command may fail with this error."""
         if command == "ADD":
             return error["code"] == TRY_AGAIN or (self.killed_add and "already exists" in error["msg"])
         return command == "CHECK" and self.flushed
 
 
 def together(targets, row, meanwhile):
-    """Run each target in a thread. Until the row's time is over, call meanwhile() repeatedly in this thread."""
+    """Run each target in a thread. In this thread call meanwhile() repeatedly, until the row's time is over."""
     threads = [threading.Thread(target=guarded, args=(target, row), daemon=True) for target in targets]
     for thread in threads:
         thread.start()
@@ -110,7 +112,7 @@ def guarded(target, row):
 
 
 def clean_up(world, row, conf, pods, base, socket=""):
-    """Delete each pod. Report a failed DEL, and everything that was not in `base`."""
+    """Delete each pod. Report failed DELs, and all objects of the node that are not in `base`."""
     for pod in pods:
         done = world.call("DEL", conf, pod, socket)
         if done.status or done.stdout:
@@ -123,7 +125,8 @@ def clean_up(world, row, conf, pods, base, socket=""):
 
 
 def plugin_processes(world, seconds):
-    """Return the command lines of processes of this node's plugin files that do not end within `seconds`."""
+    """Wait until the processes of this node's plugin files have ended. Return the command lines of those that still run
+    after `seconds`."""
     deadline = time.monotonic() + seconds
     while (found := _plugin_processes(world)) and time.monotonic() < deadline:
         time.sleep(0.05)

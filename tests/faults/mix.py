@@ -1,7 +1,8 @@
-"""fastcni warm, fastcni one-shot and the Go plugins in one directory at the same time, with files added and removed by
-hand.
+"""Let fastcni warm, fastcni one-shot and the Go plugins use one address directory at the same time, while address files
+are also added and removed by hand.
 
-No address is given twice. Each implementation deletes what another one added. At the end the directory is empty."""
+No address is given twice. Each implementation deletes pods that another implementation added. At the end the directory
+is empty."""
 
 import fcntl
 import json
@@ -16,7 +17,7 @@ from faults.load import clean_up, pod_conf, together
 from faults.world import ANSWER, World
 from lab.node import Inside
 
-SUBNET = "10.99.0.0/26"         # 61 addresses, so that it is full at times
+SUBNET = "10.99.0.0/26"         # 61 addresses, so the subnet is sometimes full
 HAMMERS, PODS = 4, 2
 FULL = "no IP addresses available"
 
@@ -75,7 +76,7 @@ class Hammer:
 
 
 class Bridges(Hammer):
-    """The same loop with a pod and the bridge plugin."""
+    """A loop that adds and deletes a pod by the bridge plugin, each request by a random implementation."""
 
     def __init__(self, world, row, server, pod, number):
         super().__init__(world, row, server, None, number)
@@ -96,7 +97,7 @@ def host_local(world):
 
 
 def call(hammer, command, conf, cid, netns="/run/netns/none"):
-    """Make a request by a random implementation. Return the process and the implementation."""
+    """Start a request by a random implementation. Return (the process, the implementation's name)."""
     by = hammer.rng.choice(["warm", "one-shot", "Go"])
     hammer.row.attempt()
     directory = PEER if by == "Go" else hammer.world.bin_dir
@@ -119,7 +120,7 @@ def campaign(row, _options):
         bridges = [Bridges(world, row, server, pod, number) for number, pod in enumerate(pods)]
 
         def by_hand():
-            """Add or remove a file of another program, or remove an address file of fastcni."""
+            """Add or remove an address file of another program, or remove an address file of fastcni."""
             nonlocal count
             time.sleep(0.05)
             count += 1
@@ -146,14 +147,14 @@ def campaign(row, _options):
 
 
 def create(path):
-    """Create an address file of another program. The file appears with its content: the lock is not held, so an empty
-    file would count as torn if the processor runs others for 10 ms before the write."""
+    """Create an address file of another program, complete in one step. Without the lock, fastcni takes a file that is
+    empty for 10 ms for a torn file."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=os.path.dirname(path), prefix="new-") as file:
             file.write("another program\r\neth0")
             file.flush()
             os.link(file.name, path)
-    except (FileExistsError, FileNotFoundError):        # held; no ADD has made the directory yet
+    except (FileExistsError, FileNotFoundError):        # the address is taken, or there is no directory
         return False
     return True
 
@@ -166,7 +167,7 @@ def remove(addresses, directory, address):
         with open(os.path.join(directory, "lock")) as lock, open(path) as file:
             fcntl.flock(lock, fcntl.LOCK_EX)
             holds = file.read()
-        if owner and holds.startswith(owner + "\r"):    # else another attachment has it now
+        if owner and holds.startswith(owner + "\r"):    # otherwise another attachment has the address now
             os.unlink(path)
     except FileNotFoundError:
-        pass                    # its DEL was first
+        pass                    # the attachment's DEL removed the file before

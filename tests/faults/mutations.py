@@ -1,4 +1,5 @@
-"""The child of sanitized.py: `python -m faults.mutations SECONDS SEED DIRECTORY`; prints how many inputs were read."""
+"""The child process of sanitized.py: `python -m faults.mutations SECONDS SEED DIRECTORY`. It prints how many inputs it
+has read."""
 
 import marshal
 import os
@@ -71,7 +72,8 @@ def read_request(rng, pair):
 
 
 def read_index(rng, directory, good):
-    """Read an index as a process may have left it: open it, call its functions, change it, sign it."""
+    """Use a damaged index file: open it, call the functions of the index, change it, and sign it. good: the content of
+    an intact index."""
     with open(directory.file(), "wb") as file:
         file.write(mutated(rng, good) if rng.random() < 0.9 else good[:rng.randrange(len(good))])
     index = attempt(directory.open)
@@ -92,7 +94,8 @@ def main(seconds, seed, work):
     rng, count, until = random.Random(seed), 0, time.monotonic() + float(seconds)
     with open(f"{work}/datagrams", "rb") as file:
         datagrams = marshal.load(file)
-    path = f"{work}/index-{seed}"           # the last index of another child may be valid, and have the addresses
+    # A name for this seed: another child may have left a valid index with these addresses
+    path = f"{work}/index-{seed}"
     os.mkdir(path)
     directory = Directory(path)
     directory.open(BOOT).close()

@@ -1,7 +1,7 @@
-"""Processes that share the work of a campaign, and report while they work.
+"""Child processes that share the work of a campaign and report while they work.
 
-Each process asks for one case after another. It has its own session, so Ctrl-C reaches only the parent, which ends the
-processes after their present fault.
+Each child asks for one case after another. Each child has its own session, so Ctrl-C reaches only the parent. The
+parent lets each child finish its current fault and end.
 """
 
 import contextlib
@@ -10,15 +10,15 @@ import os
 import time
 from multiprocessing.connection import wait
 
-PROGRESS_S = 15.0               # between two lines
+PROGRESS_S = 15.0               # between two lines of progress
 CONTEXT = multiprocessing.get_context("fork")
 
 
 class Pool:
-    """Child processes, each of which works on one unit after another.
+    """Child processes that each work on one unit after another.
 
-    job(unit, send, stopped): called in a child. It sends tuples: ("failed", text), and others for on_message(). It ends
-    soon after stopped() is true."""
+    job(unit, send, stopped): called in a child. job() sends tuples: ("failed", text), and further kinds for
+    on_message(). job() must return soon after stopped() becomes true."""
 
     def __init__(self, row, processes, job):
         self.row, self.job, self.stop = row, job, CONTEXT.Event()
@@ -31,7 +31,8 @@ class Pool:
             self.children[here] = child
 
     def run(self, todo, on_message, on_idle):
-        """Give each of `todo` to a child until the row's end. On Ctrl-C, wait until the children end, then raise.
+        """Give the units of `todo` to children until the row's end. On Ctrl-C wait until the children have ended, then
+        raise KeyboardInterrupt.
 
         on_message(connection, kind, ...): called for each message. on_idle(): called every PROGRESS_S."""
         todo, waiting = iter(todo), dict(self.children)

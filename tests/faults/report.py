@@ -1,15 +1,15 @@
-"""The table of the campaigns: attempts, failures, residue."""
+"""Count and print the attempts, failures and residue of each campaign."""
 
 import random
 import threading
 import time
 
-MAX_SHOWN = 8                   # failures of one campaign on stdout; the log has all
+MAX_SHOWN = 8                   # failures of one campaign that stdout shows; the log has all failures
 
 
 class Row:
-    """A campaign's row. Any thread may count here. until: the end of the campaign, in monotonic seconds. log: a file
-    for all failures, or None."""
+    """The row of one campaign in the table. Methods may be called in any thread. until: the end of the campaign in
+    seconds of time.monotonic(). log: a file for all failures, or None."""
 
     def __init__(self, name, seconds, seed, log=None):
         self.name, self.seed, self.until, self.log = name, seed, time.monotonic() + seconds, log
@@ -17,7 +17,7 @@ class Row:
         self.lock = threading.Lock()
 
     def rng(self, *more):
-        """Return a generator of random choices that the seed repeats."""
+        """Return a random generator. The same seed and `more` give the same choices."""
         return random.Random(f"{self.seed} {self.name} {more}")
 
     @property
@@ -29,11 +29,11 @@ class Row:
             self.attempts += count
 
     def failed(self, text):
-        """Count a failure: a hang, no document, a wrong answer."""
+        """Count a failure, such as a hang, a missing document or a wrong answer."""
         self._add(self.failures, text)
 
     def left(self, text):
-        """Count residue. text: "" for no residue."""
+        """Count residue that `text` describes. text="": there is no residue."""
         if text:
             self._add(self.residue, text)
 

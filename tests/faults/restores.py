@@ -1,8 +1,9 @@
-"""etcd is restored from a backup, or hangs (SIGSTOP), between requests of three nodes: no address has two live owners.
+"""Restore etcd from a backup, or let it hang (SIGSTOP), between requests of three nodes. No address has two live
+owners.
 
-Each pass is a separate cluster on one etcd. Nodes are simulated (tests/unit/kit/ipam/cluster/simulation.py), so a pause
-of a minute takes no time. After a restore each node asks the store within a minute, as servers do (each 20 s) and as
-docs/ipam-operation.md assumes. While etcd hangs an ADD has an answer, and a DEL succeeds."""
+Each pass is a new cluster on the same etcd. Nodes are simulated (tests/unit/kit/ipam/cluster/simulation.py), so a pause
+of a minute takes no time. After a restore each node asks the store within a minute, as docs/ipam-operation.md requires;
+servers ask each 20 s. While etcd hangs, each ADD gets an answer, and each DEL succeeds."""
 
 import itertools
 import json
@@ -16,13 +17,13 @@ from unit.kit.ipam.cluster.simulation import simulated_modules
 from fastcni.kit.ipam.cluster import hold
 
 TRY_AGAIN_LATER = 11
-CONFIRM_S, PAUSE_S = 301.0, 61.0        # simulated: until a node asks the store again; the pause after a restore
+CONFIRM_S, PAUSE_S = 301.0, 61.0  # simulated seconds: until a node asks the store again; the pause after a restore
 STEPS = 12                              # of a pass
-HANGING_S = 45.0                        # real seconds of one request while etcd hangs: some timeouts of 5 s
+HANGING_S = 45.0                        # real seconds that one request may take while etcd hangs: some timeouts of 5 s
 
 
 class Owners:
-    """The live owner of each address, by the answers of the requests."""
+    """The live owner of each address, as the answers of the requests say."""
 
     def __init__(self, row, lab):
         self.row, self.lab, self.numbers, self.live = row, lab, itertools.count(), {}
@@ -44,7 +45,7 @@ class Owners:
 
     def delete(self, rng, node):
         mine = [(address, owner) for address, owner in self.live.items() if owner[0] == node.name]
-        if len(mine) < 2:               # the last pod stays: its node asks the store after a restore
+        if len(mine) < 2:               # keep the node's last pod: a node with pods asks the store after a restore
             return
         address, (_, container) = rng.choice(mine[1:])
         self.row.attempt()
@@ -102,20 +103,21 @@ def one_pass(row, rng, etcd, prefix, counts):
 
 
 def come_back(row, rng, lab, owners):
-    """Let the nodes ask the restored store in any order while pods are added, then wait until the pause is over."""
+    """Let the nodes ask the restored store in a random order while pods are added. Then wait until the pause is
+    over."""
     lab.cluster.now += CONFIRM_S
     for node in rng.sample(lab.nodes, len(lab.nodes)):
         owners.add(rng.choice(lab.nodes))
         if not owners.add(node, owners.first(node)):
             row.failed(f"{node.name} does not give a live pod its address after a restore")
     lab.cluster.now += PAUSE_S
-    for node in lab.nodes:              # the second step of the pause begins at a claim
+    for node in lab.nodes:              # a claim starts the second step of the pause
         owners.add(node)
     lab.cluster.now += hold.SETTLE_S + 1
 
 
 def hang(row, rng, etcd, lab, owners):
-    """Add and delete pods while etcd answers nothing."""
+    """Add and delete pods while etcd is stopped and answers nothing."""
     (member,) = etcd.members
     member.pause()
     try:

@@ -1,10 +1,10 @@
-"""One fault in one request: a system call that fails with an errno that the kernel may answer, or a kill.
+"""Inject one fault into one request: a system call fails with an errno that the kernel can return, or a kill.
 
     one-shot  the call is one of the plugin file's own process
     launcher  the call is one of a plugin file that asks a server
     server    the call is one of the server's, while it works on the request
 
-After each fault stdout has one document or a valid result, a DEL without faults succeeds, and nothing is left.
+After each fault stdout has one error document or a valid result, a DEL without faults succeeds, and nothing is left.
 """
 
 import contextlib
@@ -24,20 +24,22 @@ from fastcni.launcher.install import install
 
 COMMANDS = ("ADD", "DEL", "CHECK")
 MODES = ("one-shot", "launcher", "server")
-MAX_KEPT = 12                   # descriptors of one kind that may remain, because workers keep them for later requests
-KEPT = ("socket", "/proc/sys/net/ipv6/conf", ".cluster/blocks.json")    # only these kinds, also of deleted files
-IDLE_S = 0.02                   # without a system call for this time, the server has done its deferred work
-STARTED_S = 0.2                 # without a call: a new server has imported all modules
-MAX_SPARE = 5                   # more faults to try, if requests do not reach the chosen calls
-NO_DAEMON = ("dhcp", "connect ECONNREFUSED")    # DEL then succeeds; the daemon releases the lease when it starts
-KEEPS_FILE = b"are not restored"         # a warning of tuning's DEL, which then keeps its file
-BAD_ERRORS = {                  # texts that must not be in an error after one fault
+MAX_KEPT = 12  # descriptors of one kind that may stay open, because workers keep them for later requests
+# The kinds for which MAX_KEPT applies, also as deleted files
+KEPT = ("socket", "/proc/sys/net/ipv6/conf", ".cluster/blocks.json")
+IDLE_S = 0.02                   # a server that makes no system call for this time has finished its deferred work
+STARTED_S = 0.2                 # a new server that makes no system call for this time has imported all modules
+MAX_SPARE = 5                   # faults to try in place of chosen calls that requests do not reach
+# After this fault DEL succeeds, and the daemon releases the lease at its next start
+NO_DAEMON = ("dhcp", "connect ECONNREFUSED")
+KEEPS_FILE = b"are not restored"         # tuning's DEL prints this warning and keeps its file
+BAD_ERRORS = {                  # texts that no error after one fault may contain
     "this is a fault of fastcni": "an unexpected exception", "while undoing": "the rollback failed",
 }
 
 
 def document_of(request, command):
-    """Return what is wrong in the answer of a request that was not killed, or ""."""
+    """Return what is wrong with the answer of a request, or "". The request was not killed."""
     if request.status is None:
         return "no answer within the time limit"
     try:
@@ -57,7 +59,7 @@ def document_of(request, command):
 
 
 class Tools:
-    """What all cases share: the installed plugins and the injector, in `directory`."""
+    """The installed plugins and the compiled injector in `directory`, which all cases share."""
 
     def __init__(self, directory):
         self.bin_dir = Path(directory, "bin")
@@ -66,7 +68,7 @@ class Tools:
 
 
 class Steps:
-    """One case in one mode on a fresh node. failed(text): called for each failure."""
+    """One case in one mode on a new node. failed(text): called for each failure."""
 
     def __init__(self, world, injector, name, mode, failed):
         self.world, self.mode, self.failed, self.node = world, mode, failed, world.node
@@ -75,7 +77,7 @@ class Steps:
         self.history, self.dirty = [], False            # earlier faults on this node
         self.case.prepare(self.pod)
         if self.case.chained:
-            self.node.add(self.case.configuration(self.pod), self.pod)      # makes the tables that stay for all pods
+            self.node.add(self.case.configuration(self.pod), self.pod)      # the first ADD makes the tables, which stay
             self.node.delete(self.case.configuration(self.pod), self.pod)
         self.case.finish(self.pod)
         self.base = self.node.left(self.pod)
@@ -91,21 +93,21 @@ class Steps:
         return self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
 
     def start(self):
-        """Start the server if it does not run."""
+        """Start the server if it does not run yet."""
         if self.mode == "one-shot" or (self.server and self.server.process.poll() is None):
             return
         self.stop()
         self.injector.disarm()
         self.server = self.world.server(before=self.injector.command_line() if self.mode == "server" else ())
         self.open = None
-        if self.mode == "server":                       # wait until the server has imported its later modules
+        if self.mode == "server":                       # the server imports some modules after its start
             self.injector.arm()
             self.world.call("VERSION", self.case.conf, self.pod, self.server.path, TIME_LIMIT)
             self._wait_until_idle(STARTED_S)
             self.injector.disarm()
 
     def stop(self):
-        """Kill the injector, the server's tracer. Wait until the kernel has also ended the server."""
+        """Kill the injector, which traces the server. Wait until the kernel has also ended the server."""
         if self.server:
             self.server.__exit__()
             eventually(lambda: not self.server.listens())
@@ -117,7 +119,7 @@ class Steps:
             self.injector.arm(at, variant)
             request = self.world.call(command, conf, self.pod, self.server.path, TIME_LIMIT)
             if request.status is None:
-                self.stop()                         # otherwise each later request would wait, too
+                self.stop()                         # a hanging server would let each later request wait
             self._wait_until_idle()
             self.injector.disarm()
             return request, self.injector.calls(), self.injector.hit()
@@ -134,13 +136,14 @@ class Steps:
             if self.server.process.poll() is not None or time.monotonic() > deadline:
                 return
 
-    # -- one round: prepare, the request with its fault, DEL, what is left --------------------------------------------
+    # -- one round: prepare, make the request with its fault, do DEL, search for residue
+    # --------------------------------------------
 
     def round(self, command, at, variant):
         """Inject one fault. Return (the call that failed, [what is wrong], the calls)."""
         wrong = []
         if self.mode == "one-shot" and not self.case.conf.get("backend"):
-            run("nft", "flush", "ruleset")          # otherwise only the first ADD would make the tables
+            run("nft", "flush", "ruleset")          # so that each ADD makes the tables
         self.case.prepare(self.pod)
         result = None
         if command != "ADD":
@@ -153,10 +156,11 @@ class Steps:
         before = self.node.left(self.pod) if command == "CHECK" or self.case.chained else self.base
         request, calls, hit = self.faulty(command, conf, at, variant)
         killed = variant == KILL and hit
-        mute = self.mode == "launcher" and hit.startswith("write")      # the launcher writes only the answer
+        # The failed write lost the answer: the launcher writes nothing else
+        mute = self.mode == "launcher" and hit.startswith("write")
         if not mute and not (killed and self.mode != "server") and (text := document_of(request, command)):
             wrong.append(text)
-        # The server cannot know of an answer on its way that the launcher does not wait for it
+        # The launcher stopped waiting while the server sent the answer, so the server did not roll back
         deaf = self.mode == "launcher" and hit.startswith("ppoll") and b"the runtime's DEL removes" in request.stdout
         if not mute and not killed and not deaf:
             wrong += self._effects(command, request, before, hit)
@@ -170,7 +174,7 @@ class Steps:
         return hit, wrong, calls
 
     def _effects(self, command, request, before, hit):
-        """Check that a failed ADD and a CHECK change nothing, and that a successful DEL leaves nothing. hit: the call
+        """Check that a failed ADD and a CHECK changed nothing, and that a successful DEL left nothing. hit: the call
         that failed."""
         if command == "CHECK" or (command == "ADD" and request.status):
             text = left_behind(self.node, before, self.pod)
@@ -189,20 +193,21 @@ class Steps:
             wrong.append(f"the DEL without faults: status {deleted.status} {deleted.stdout!r} {deleted.stderr!r}")
 
     def _remove_torn_files(self):
-        """Remove the address file that a kill left empty, because the next ADD would take this file, and make other
-        calls."""
+        """Remove the address file that a kill left empty. Otherwise the next ADD would take this address by other
+        system calls."""
         for path in (self.world.directory / "networks").glob("*/*[.:]*"):
             if path.is_file() and not path.stat().st_size and path.name.strip("0123456789abcdef.:") == "":
                 path.unlink()
 
     def _of_processes(self):
         directory = self.world.directory / "networks"
-        locked = held_locks(directory)             # the upkeep of cluster-wide addresses locks a space for a moment
+        # The server's maintenance of cluster-wide addresses locks an address space for a moment
+        locked = held_locks(directory)
         free = not locked or eventually(lambda: not held_locks(directory), 2)
         wrong = [] if free else [f"still locked: {path}" for path in locked]
         if self.mode == "server" and self.server and self.server.process.poll() is None:
             pid = self.injector.control.pid
-            if self.open is None:           # after the first round the server has opened the descriptors that it keeps
+            if self.open is None:           # in the first round the server opens the descriptors that it keeps
                 self.open = kinds(descriptors(pid))
             elif not eventually(lambda: not grown(self.open, kinds(descriptors(pid))), 2):
                 now = kinds(descriptors(pid))
@@ -210,12 +215,12 @@ class Steps:
                 self.open = now
         return wrong
 
-    # -- all of them ------------------------------------------------------------------------------------------------
+    # -- all faults ------------------------------------------------------------------------------------------------
 
     def ways(self, command):
         """Return [(number of the call, variant)]: each way in which this request can fail, kills last.
 
-        In mode server each kill is one of a new server's first request, which makes more calls than later ones."""
+        In mode server each kill needs a new server, whose first request makes more calls than later requests."""
         _, wrong, calls = first = self.round(command, 0, NOTHING)
         if self.mode == "server":
             _, again, calls = self.round(command, 0, NOTHING)
@@ -226,7 +231,7 @@ class Steps:
         return errors(calls, phases) + kills(first[2], phases, each=self.mode == "launcher")
 
     def try_one(self, command, at, variant):
-        """Inject one fault. Return whether it happened. Set `dirty` if something is wrong."""
+        """Inject one fault. Return whether the request reached its call. Set `dirty` if something is wrong."""
         hit, wrong, _ = self.round(command, at, variant)
         for text in wrong:
             late = "without faults" in text or "left after" in text         # an earlier fault may be the cause
@@ -242,7 +247,7 @@ class Steps:
 
 
 def asleep(pid):
-    """Return whether all threads of a process wait, so that no thread runs or is ready to run."""
+    """Return whether no thread of a process runs or is ready to run."""
     with contextlib.suppress(FileNotFoundError):            # the process has ended
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):              # the thread has ended
@@ -264,12 +269,12 @@ def grown(before, now):
 
 
 def run_case(tools, name, mode, command, failed, *, limit=None, seed=0, running=lambda: True, tried=lambda *_: None):
-    """Try the faults of one command of one case in one mode. Return how many are possible.
+    """Try the faults of one command of one case in one mode. Return the number of possible faults.
 
-    limit: how many faults to try, chosen by `seed`. A request does not make the same number of calls each time; if it
-    does not reach its call, another fault is tried, up to MAX_SPARE. running(): false ends the case after the present
+    limit: how many faults to try, chosen by `seed`. The number of a request's calls varies. If a request does not reach
+    its call, another fault is tried, up to MAX_SPARE. running(): if it returns false, the case ends after the current
     fault. tried(number, of, hit): called for each fault; hit is false if the request did not reach the call. After
-    residue the case continues on another node, so that no later fault is blamed for it."""
+    residue the case continues on a new node, so that the residue is not blamed on later faults."""
     chosen, possible, number, hits = None, 0, 0, 0
 
     def wanted():
@@ -292,8 +297,8 @@ def run_case(tools, name, mode, command, failed, *, limit=None, seed=0, running=
 
 
 def count(tools, name, mode, command, failed):
-    """Return for one command of one case: the number of faults, how many of them kill a server, and the seconds of a
-    round and of a server's start."""
+    """Return, for one command of one case, (the number of faults, how many of them kill a server, the seconds of a
+    round, the seconds of a server's start)."""
     with World(tools.bin_dir) as world:
         steps = Steps(world, tools.injector, name, mode, failed)
         started = time.monotonic()

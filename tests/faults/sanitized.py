@@ -1,9 +1,9 @@
-"""Build the extension modules with ASan and UBSan, and give them input that the kernel, a caller or the disk never
-wrote.
+"""Build the extension modules with ASan and UBSan, and give them damaged input of the kernel, of callers and of the
+disk.
 
-Real netlink replies, requests to the server and index files are changed at random and given to every reader. A memory
-error or undefined behaviour ends the child that reads, with the sanitizer's report. Python allocates by malloc(), so
-that each object's end is known."""
+The campaign changes real netlink replies, requests to the server and index files at random, and gives them to every
+reader. A memory error or undefined behaviour ends the child process that reads, with the sanitizer's report. Python
+allocates by malloc(), so that the sanitizer knows the bounds of each object."""
 
 import marshal
 import os
@@ -29,14 +29,14 @@ def campaign(row, _options):
     with World() as world:
         package = build(world.directory / "sanitized")
         (world.directory / "datagrams").write_bytes(marshal.dumps(captured(world)))
-        row.until = max(row.until, time.monotonic() + 5)        # time to run the modules after the build
+        row.until = max(row.until, time.monotonic() + 5)        # at least 5 s for the inputs after the build
         number = 0
         while row.running:
             number += 1
             seconds = min(SLICE, row.until - time.monotonic())
             done = subprocess.run([sys.executable, "-m", "faults.mutations", str(seconds), f"{row.seed}-{number}",
                                    str(world.directory)], cwd=package, env=environment(package), capture_output=True,
-                                  text=True)          # in the package's directory, which -m puts in front of all others
+                                  text=True)          # `python -m` imports from this directory first
             row.attempt(int(done.stdout or 0))
             if done.returncode:
                 row.failed(f"seed {row.seed}-{number}: status {done.returncode}: {done.stderr[-3000:]}")
@@ -44,7 +44,7 @@ def campaign(row, _options):
 
 
 def build(directory):
-    """Copy the package to `directory`, with sanitized extension modules."""
+    """Copy the package to `directory`, and build its extension modules with the sanitizers."""
     source = Path(fastcni.__file__).parent
     shutil.copytree(source, directory / "fastcni", ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
     suffix = sysconfig.get_config_var("EXT_SUFFIX")

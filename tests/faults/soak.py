@@ -1,4 +1,4 @@
-"""A long load with flushes and changed policies. Memory, descriptors and threads of server and agent stay flat."""
+"""Run a long load with flushes and policy changes. Memory, descriptors and threads of server and agent do not grow."""
 
 import json
 import os
@@ -15,21 +15,21 @@ from fastcni.server.service import MAX_BACKGROUND_THREADS
 from fastcni.spec.errors import CniError
 
 PODS, RESTRICTED_PODS = 3, 1
-WARM_UP = 0.25                  # share of the time in which caches and the allocator's heap grow
+WARM_UP = 0.25                  # the share of the time in which caches and the heap may grow
 SAMPLE_S = 0.5                  # between two samples
-PRINT_S = 60                    # between two lines of output
-MAX_GROWTH_KB = 3 << 10         # of the memory after the warm-up
-MAX_MORE = 16                   # descriptors after it
+PRINT_S = 60                    # between two printed lines
+MAX_GROWTH_KB = 3 << 10         # of the resident memory after the warm-up
+MAX_MORE = 16                   # more descriptors than after the warm-up
 CLOSE_S = 20                    # until the server has closed the sockets of idle namespaces
 READY_S = 60                    # until the agent enforces the policies
-PORT = 80                       # that the policies allow at the beginning and at the end
+PORT = 80                       # the port that the policies allow at the beginning and at the end
 NODE = "192.0.2.1"
 NETWORK = {"network": {"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}},
            "nodes": [{"name": "here", "subnets": ["10.244.1.0/24"], "public": [NODE]}]}
 
 
 class Sample:
-    """Resident memory in kB, descriptors and threads of a process."""
+    """A process's resident memory in kB, and its numbers of descriptors and threads."""
 
     def __init__(self, pid):
         with open(f"/proc/{pid}/status") as file:
@@ -54,7 +54,7 @@ class Flat:
             self.highest = max(self.highest, now.memory)
 
     def compare(self, row):
-        """Report growth since the warm-up, and note the first and the last sample."""
+        """Report growth since the warm-up, and add the first and the last sample to the row's notes."""
         if self.first is None:
             row.note("no sample was taken after the warm-up: nothing is compared")
             self.first = Sample(self.pid)
@@ -101,7 +101,7 @@ class Agent:
         self.process.wait()
 
     def enforces(self):
-        """Whether the policies are in force."""
+        """Return whether the policies are in force."""
         try:
             policies.ask(str(self.socket), {"do": "status"})
         except (policies.NoAgent, CniError):
@@ -109,12 +109,12 @@ class Agent:
         return True
 
     def keeps_no_pod(self):
-        """Return whether the agent has forgotten all pods. After a DEL the agent protects a pod until it sees that the
-        pod's link is gone. The agent answers enforces() after it has changed the tables."""
+        """Return whether the agent protects no pod any more. After a DEL the agent protects the pod until it sees that
+        the kernel has removed the pod's link."""
         return not list((self.directory / "state" / "pods").glob("*.json")) and self.enforces()
 
     def change(self, port):
-        """Write the policies, which allow this port."""
+        """Write policies that allow this port."""
         policy = {"kind": "NetworkPolicy", "metadata": {"name": "web"}, "spec": {
             "podSelector": {"matchLabels": {"app": "web"}},
             "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": port}]}]}}

@@ -1,6 +1,7 @@
-"""A fault at each system call of a request in turn, in several processes: each errno, and a kill. See rounds.py.
+"""Inject a fault at each system call of a request, one call after another: each errno, and a kill. Several processes
+share the cases. See rounds.py.
 
-Failures, progress and the expected end are printed as they come.
+The campaign prints each failure immediately, and the progress with the expected end regularly.
 """
 
 import statistics
@@ -11,12 +12,12 @@ from faults.cases import PLUGINS, lacking
 from faults.pool import Pool
 from faults.rounds import COMMANDS, MODES, Tools, count, run_case
 
-SAMPLE = 4                      # faults of each command in one pass, with --seconds
-CORRECTED_S = 120               # after this time the expected end follows from the pace so far
+SAMPLE = 4                      # with --seconds: the faults of each command in one pass
+CORRECTED_S = 120               # after this time the expected end is corrected by the pace so far
 
 
 def campaign(row, options):
-    """Try all faults of all cases in each mode; with --seconds SAMPLE of each command a pass."""
+    """Try all faults of all cases in each mode. With --seconds, try SAMPLE faults of each command in a pass."""
     why = {name: lacking(name) for name in PLUGINS if options.only in name}
     cases = [(name, mode, command) for name in why if not why[name] for mode in MODES for command in COMMANDS]
     if skipped := [f"{name} ({reason})" for name, reason in why.items() if reason]:
@@ -27,7 +28,7 @@ def campaign(row, options):
     with tempfile.TemporaryDirectory(prefix="fcni-faults-tools-") as directory:
         started = time.monotonic()
         tools = Tools(directory)
-        row.until += time.monotonic() - started         # the time is for the faults
+        row.until += time.monotonic() - started         # the preparation does not count
         if options.seconds:
             row.rng().shuffle(cases)
             sampled(row, options.processes, tools, cases, SAMPLE)
@@ -38,7 +39,8 @@ def campaign(row, options):
 
 
 class Progress:
-    """The progress so far, and the expected time of the rest. sizes: {case: (faults, expected seconds)}, or {}."""
+    """The progress, and the expected time of the remaining faults. sizes: {case: (faults, expected seconds)}, or {} if
+    unknown."""
 
     def __init__(self, row, processes, sizes):
         self.row, self.processes, self.sizes, self.started = row, processes, sizes, time.monotonic()
@@ -56,7 +58,7 @@ class Progress:
             self.missed += 1
 
     def left_s(self):
-        """Return the seconds that the rest takes. The time so far corrects the expectation."""
+        """Return the expected seconds of the remaining faults, corrected by the time that the faults so far took."""
         expected = sum(seconds for _, seconds in self.sizes.values())
         done = sum(self.sizes[case][1] * min(1, number / self.sizes[case][0]) for case, number in self.done.items())
         took = time.monotonic() - self.started

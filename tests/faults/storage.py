@@ -1,6 +1,7 @@
-"""A failing file system: full, without inodes or read-only; and index files that are sparse or cut.
+"""Make requests on a failing file system: full, without free inodes, or read-only; and with index files that are sparse
+or cut.
 
-The data directory is a small tmpfs. The answer is one document, a failed ADD leaves nothing, and DEL works on a full
+The data directory is a small tmpfs. Each answer is one document, a failed ADD leaves nothing, and DEL works on a full
 disk. The server does not end. After the disk is repaired, all requests succeed."""
 
 import ctypes
@@ -27,7 +28,7 @@ class Disk:
         run("mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=64", "faults", path)
 
     def forbid_writes(self):
-        """Mount a read-only bind mount over the path, because open files would prevent a remount of the tmpfs
+        """Mount a read-only bind mount over the path. Open files would prevent a read-only remount of the tmpfs
         itself."""
         run("mount", "--bind", self.path, self.path)
         run("mount", "-o", "remount,bind,ro", self.path)
@@ -57,7 +58,7 @@ class Disk:
 
 
 def sparse(disk):
-    """Replace the index by a sparse one, as a backup restores it, on a full disk."""
+    """Replace the index by a sparse file, as restored from a backup, and fill the disk."""
     for path in Path(disk.path).glob(f"networks/*/{INDEX}"):
         size = path.stat().st_size
         path.unlink()
@@ -87,7 +88,7 @@ def campaign(row, _options):
             conditions(row, world)
         finally:
             world.closing.callback(os.close, home)
-            if libc.setns(home, CLONE_NEWNS):       # the namespace's end removes the tmpfs
+            if libc.setns(home, CLONE_NEWNS):       # the kernel removes the tmpfs with the mount namespace
                 raise OSError(ctypes.get_errno(), "return to the mount namespace")
 
 
@@ -107,7 +108,7 @@ def conditions(row, world):
                         row.failed(f"{name}: the server ended with status {server.process.returncode}")
                         return
     finally:
-        server.__exit__()                           # the server has open files in the tmpfs
+        server.__exit__()                           # the server has open files in the tmpfs, which prevent its removal
         subprocess.run(["umount", "-l", disk.path], check=False)
 
 

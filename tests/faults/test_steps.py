@@ -1,7 +1,7 @@
-"""A sample of `make test-faults`: faults at some system calls of each plugin, after which nothing is left.
+"""A sample of `make test-faults`: inject faults at some system calls of each plugin, and check that nothing is left.
 
-FAULTS_SEED chooses the calls. The default is fixed, so that two changes are tested with the same faults. In the VM,
-whose processor is emulated, each case has one command.
+FAULTS_SEED chooses the calls. The default seed is fixed, so that two versions of the code are tested with the same
+faults. In the VM, whose processor is emulated, each case tests one command.
 """
 
 import os
@@ -53,7 +53,7 @@ def test_kills_come_before_each_change_and_directly_after_it():
 
 
 def test_a_process_that_has_ended_is_asleep():
-    """If a fault killed the server, the case ended, and its later faults were not tried."""
+    """If a fault killed the server, the case ended and did not try its later faults."""
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     assert asleep(ended.pid)

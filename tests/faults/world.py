@@ -1,4 +1,4 @@
-"""The node of a campaign: namespaces, installed plugins, servers, and the search for residue."""
+"""Make the node of a campaign (namespaces, installed plugins, servers), and search it for residue."""
 
 import contextlib
 import fcntl
@@ -16,22 +16,22 @@ from unit.server.client import Server
 from fastcni.launcher.install import install
 from fastcni.testing.namespaces import add_netns, delete_netns, set_lo_up
 
-SERVE = ("-c", "from fastcni.cli.serve import serve; serve()", "--socket")      # imports no other commands
-REMOVAL_S = 2.0         # until the kernel and deferred work have removed deleted objects
+SERVE = ("-c", "from fastcni.cli.serve import serve; serve()", "--socket")      # imports no command except `serve`
+REMOVAL_S = 2.0         # until the kernel and the server's deferred work have removed deleted objects
 ANSWER = 90             # seconds for one request, on a busy machine
 
 
 class Request:
-    """One run of a plugin file: status, stdout, stderr."""
+    """The outcome of one run of a plugin file: status, stdout, stderr."""
 
     def __init__(self, status, stdout, stderr=b""):
         self.status, self.stdout, self.stderr = status, stdout, stderr
 
 
 class World:
-    """`with World() as world:` moves this thread to a fresh node, which is removed at the end, also after Ctrl-C.
+    """`with World() as world:` moves this thread to a new node, and removes the node at the end, also after Ctrl-C.
 
-    bin_dir: a directory with installed plugins; without it they are installed for this node."""
+    bin_dir: a directory with installed plugins. By default World installs plugins for this node."""
 
     def __init__(self, bin_dir=None):
         self.closing, self.bin_dir = contextlib.ExitStack(), bin_dir
@@ -72,7 +72,7 @@ class World:
         return name
 
     def server(self, *options, before=()):
-        """Start a server of this node, which is killed at the end."""
+        """Start a server on this node. The end of the World kills the server."""
         server = Server(self.directory, "--log-level", "error", *options, before=before, program=SERVE)
         return self.closing.enter_context(server)
 
@@ -82,7 +82,7 @@ class World:
                 "CNI_IFNAME": "eth0", "CNI_PATH": str(self.bin_dir), "FASTCNI_SOCKET": str(socket), **more}
 
     def call(self, command, conf, pod="", socket="", limit=ANSWER, **more):
-        """Make a request by the installed plugin file: warm if `socket` is a server's, else one-shot."""
+        """Make a request by the installed plugin file: warm if `socket` is a server's socket, one-shot if ""."""
         try:
             done = subprocess.run([self.bin_dir / conf["type"]], input=json.dumps(conf).encode(), capture_output=True,
                                   env=self.environment(command, pod, socket, **more), timeout=limit)
@@ -113,7 +113,8 @@ def items(left):
 
 
 def places(what, value):
-    """links and inside are lists for the host and each pod, files is a dict, the others are lists."""
+    """Return [(place, items)] of one finding of node.left(). what: the finding's key. value: for links and inside a
+    list for the host and each pod, for files a dict, otherwise a list."""
     if what in ("links", "inside"):
         names = [" of the host"] if what == "links" else []
         return [(names[at] if at < len(names) else f" of pod {at - len(names)}", each) for at, each in enumerate(value)]
@@ -133,7 +134,7 @@ def held_locks(directory):
 
 
 def descriptors(pid):
-    """Return a process's descriptors, {number: target}."""
+    """Return a process's open descriptors, {number: target}."""
     found = {}
     for number in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):

@@ -1,10 +1,11 @@
-"""Made-up samples of a run of `fastcni bench`."""
+"""Invented samples of a run of `fastcni bench`."""
 
 ONE_TO_100 = [float(n) for n in range(1, 101)]
 
 
 def series(go, one_shot, warm, floor):
-    """{series: {call: samples}} of the same samples for ADD and DEL."""
+    """Return {series: {call: samples}}. ADD and DEL of a series have the same samples. An argument is one series'
+    samples."""
     of = {"Go": go, "one-shot": one_shot, "warm": warm, "floor": floor, "launcher": [0.5], "requests": [0.25]}
     return {side: {"ADD": samples, "DEL": samples} for side, samples in of.items()}
 
@@ -14,7 +15,7 @@ def many(pods, *seconds):
 
 
 def complete_run():
-    """Return the data of a run with all parts and sides."""
+    """Return the data of a run that measured all parts and implementations."""
     one = series(ONE_TO_100, [20.2] * 9, [5.1] * 9, [1.02] * 9)
     alone = {"VERSION": {"seconds": [0.5], "ms": [1.0] * 1000}}
     cost = {"cpu": 0.02, "machine": 0.04, "processes": 2.0, "threads": 9.5}

@@ -1,4 +1,4 @@
-"""For the type checker (`make lint`): each plugin module has the functions of fastcni.plugin.Plugin, with its types."""
+"""Let the type checker (`make lint`) compare each plugin module with the Protocol fastcni.plugin.Plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin directory with files of others, of odd modes and times."""
+"""Fill a plugin directory with files of other programs that have unusual modes and times."""
 
 import os
 import stat
@@ -13,7 +13,8 @@ KEPT = replaced.DIRECTORY
 
 
 def fill(directory):
-    """Make the directory with the files FOREIGN, and with a plugin that fastcni does not have. Return the directory."""
+    """Make the directory with the files FOREIGN and with a plugin of a type that fastcni does not have. Return the
+    directory."""
     directory.mkdir()
     for name, data in FOREIGN.items():
         write_executable(directory / name, data)
@@ -24,7 +25,8 @@ def fill(directory):
 
 
 def state(directory):
-    """Return {name: content} without the kept files: the bytes, mode and times of other programs' files."""
+    """Return {name: bytes, mode and times} of other programs' files in the directory, without the files that fastcni
+    keeps for uninstall."""
     found = {}
     for name in sorted(os.listdir(directory)):
         path, status = str(directory / name), os.lstat(directory / name)

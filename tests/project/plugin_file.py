@@ -1,4 +1,4 @@
-"""A plugin file, run by hand."""
+"""Run a plugin file as a process, and return what it prints."""
 
 import json
 import subprocess
@@ -12,13 +12,14 @@ ADD = {
 }
 
 
-# Python rejects this request; only VERSION is answered by the launcher alone
+# Python answers this request with an error; the launcher answers only VERSION
 REFUSED, REFUSED_STDIN = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/nowhere"}, b"{}"
 REFUSAL = {"code": 7, "msg": "missing network name"}
 
 
 def run(*command, stdin=None, env=None, **more):
-    """Run a plugin once, by default with REFUSED. Return (status, stdout as JSON, stderr). stdin: bytes or a file."""
+    """Run a plugin once, by default with the request REFUSED. Return (status, stdout as JSON, stderr). stdin: bytes or
+    a file."""
     if stdin is None:
         stdin = b"" if env and "CNI_COMMAND" in env else REFUSED_STDIN
     given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}

@@ -1,4 +1,5 @@
-"""fastcni bench: ratios and percentiles of given samples, the report, and a small run that leaves nothing behind."""
+"""`fastcni bench`: the ratios and percentiles of given samples, the report, and a small run that leaves nothing
+behind."""
 
 import json
 import os
@@ -37,13 +38,13 @@ def data():
 
 
 def rows(table):
-    """{labels of a row: {column: figure}}"""
+    """Return {labels of a row: {column: figure}}."""
     return {tuple(row[:table.labels]): dict(zip(table.columns[table.labels:], row[table.labels:], strict=True))
             for row in table.rows}
 
 
 def test_make_bench_collects_every_benchmark():
-    """`make bench` runs pytest on benchmarks alone, without the tests' conftest.py, and without pytest-xdist."""
+    """`make bench` runs pytest only on benchmarks/, without tests/conftest.py and without pytest-xdist."""
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
     found = subprocess.run([sys.executable, "-m", "pytest", "--benchmark-only", "--collect-only", "-q", "benchmarks"],
                            env=env, capture_output=True, text=True, check=False)
@@ -71,7 +72,7 @@ def test_calls_after_a_pause_are_compared_with_calls_in_a_row(data):
     row = found["bridge", "ADD", "each second"]
     assert (row["warm"], row["warm : in a row"], row["warm : floor"]) == ("10.2 / 10.2", "2.0x", "5.0x")
     assert found["bridge", "ADD", "in a row"]["warm : in a row"] == "1.0x"
-    assert ("bridge", "ADD", "in turn with another") not in found        # it was not measured
+    assert ("bridge", "ADD", "in turn with another") not in found        # the run did not measure it
 
 
 def test_calls_beside_changes_are_compared_with_those_without(data):
@@ -177,7 +178,7 @@ def test_the_networks_files_are_in_memory_if_they_fit(monkeypatch):
 
 
 class Recorded:
-    """A side that only records its calls."""
+    """An implementation that only records its calls."""
 
     def __init__(self, name, events):
         self.name, self.events = name, events
@@ -196,7 +197,8 @@ class Recorded:
 
 
 def calls_of(events, monkeypatch, **plan):
-    """Return an idle.Calls of two recorded sides, a and b. A pause is recorded as its seconds."""
+    """Return an idle.Calls of two recorded implementations, a and b, which add each call to `events`. A pause adds its
+    seconds."""
     monkeypatch.setattr("time.sleep", events.append)
     sides = [Recorded("a", events), Recorded("b", events)]
     pods = [SimpleNamespace(number=n) for n in range(4)]
@@ -227,7 +229,7 @@ def test_each_call_in_turn_follows_one_of_the_first_side(monkeypatch):
 
 
 class AlwaysBusy:
-    """A socket of process events of a node where another process starts every millisecond, for at most ten seconds."""
+    """The socket of process events, on a node where a process starts every millisecond for at most ten seconds."""
 
     def __init__(self):
         self.events = 0
@@ -243,7 +245,7 @@ class AlwaysBusy:
 
 
 def test_the_count_of_processes_ends_on_a_node_with_constant_starts(monkeypatch):
-    """The count waited for 0.2 s without a process event of the whole node, so `fastcni bench` hung on a busy node."""
+    """The count waited for 0.2 s in which no process of the node started, so `fastcni bench` hung on a busy node."""
     sock = AlwaysBusy()
     monkeypatch.setattr(forks, "open_events", lambda _: sock)
     monkeypatch.setattr(forks, "_ask", lambda *_: None)
@@ -256,7 +258,7 @@ def test_the_count_of_processes_ends_on_a_node_with_constant_starts(monkeypatch)
 
 @pytest.fixture(autouse=True)
 def no_sample(monkeypatch):
-    """The runs of these tests are forced, so they need not observe the processors for seconds."""
+    """Leave out the seconds in which a run observes the processors: these tests run with --force."""
     monkeypatch.setattr(guard, "busy_share", lambda: 0.0)
 
 
@@ -266,7 +268,7 @@ TINY = Options(replace(QUICK, rounds=1, burst=2, rest=0.01), only=("ptp",), part
 
 @pytest.fixture
 def nothing_is_left():
-    """Check afterwards that this process's runs have left no namespace, no process and no file."""
+    """Check after each test that the runs have left no namespace, no process and no file."""
     home, children = os.stat("/proc/thread-self/ns/net").st_ino, Path(f"/proc/self/task/{os.getpid()}/children")
     before = children.read_text().split()       # servers of other tests
     yield
@@ -291,7 +293,7 @@ def test_a_small_run_measures_and_leaves_nothing(nothing_is_left, tmp_path, caps
 
 
 def test_the_floor_has_the_same_latency_request_as_the_server(tmp_path):
-    """The floor was measured without a latency request, and warm mode with a request, so the floor was slower."""
+    """Only warm mode was measured with a latency request to the kernel, so the floor was slower than warm mode."""
     held, pair = Mock(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with pair[0], pair[1]:
         pair[0].send(b"a request")
@@ -367,7 +369,8 @@ def test_another_python_without_fastcni_is_an_error(tmp_path):
 def test_a_run_that_is_interrupted_leaves_nothing(nothing_is_left, monkeypatch, number):
     # In the middle of a call, while a pod exists
     monkeypatch.setattr(Floor, "_del_ptp", lambda *_: os.kill(os.getpid(), number))
-    before = signal.signal(number, signal.default_int_handler)      # a background job and nohup(1) ignore the signal
+    # Background jobs, and programs under nohup(1), ignore the signal
+    before = signal.signal(number, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             run.run(TINY)

@@ -1,4 +1,4 @@
-"""fastcni bench on a node in use: its page, its progress, and what keeps it from disturbing the node."""
+"""`fastcni bench` on a node in use: its page, its progress, and the checks that keep it from disturbing the node."""
 
 import io
 import json
@@ -49,7 +49,8 @@ def test_the_verdict_says_when_fastcni_is_slower(data):
 
 
 def test_rounds_on_both_sides_are_about_as_fast():
-    """The medians differ by a third, but in one round of three the other side was faster."""
+    """The medians differ by a third, but in one of three rounds the implementation with the slower median was
+    faster."""
     ratio = verdict.ratio_of([12.0, 12.0, 8.0], [9.0, 9.0, 12.0], 1)
     assert ratio.times == pytest.approx(12 / 9) and ratio.tone == verdict.SAME
     assert ratio.sentence == "about as fast as" and ratio.range == "rounds: 0.73 to 1.3"
@@ -79,7 +80,7 @@ def test_without_go_plugins_the_verdict_is_of_fastcni_alone(data):
 # ---- the page ----
 
 class Page(HTMLParser):
-    """The page's tags, checked for balance."""
+    """A parser that checks that the page's tags are closed in order."""
 
     def __init__(self, text):
         super().__init__()
@@ -178,7 +179,8 @@ def test_a_terminal_has_a_bar_that_fits_into_80_columns():
 
 
 def test_a_part_without_work_has_progress_too():
-    """`--part rate --only portmap` measures only the harness, which has no estimate: a division by zero failed."""
+    """`--part rate --only portmap` measures only the harness, which has no estimated duration: the progress was divided
+    by zero."""
     screen = Console(file=io.StringIO(), width=80)
     meter = progress.Meter(screen, estimate.seconds(Options(QUICK, only=("portmap",), parts=("rate",))))
     with meter.of_part("rate"), meter.steps("many at once", 2):
@@ -200,7 +202,7 @@ def test_an_estimate_follows_the_options():
 
 @pytest.fixture
 def quiet(tmp_path):
-    """(socket, directory) of a node without a server, whose last pod came an hour ago."""
+    """Return (socket, directory) of a node without a server, whose last pod was added an hour ago."""
     hour_ago = time.time() - 3600
     (tmp_path / "results").mkdir()
     os.utime(tmp_path / "results", (hour_ago, hour_ago))
@@ -253,7 +255,8 @@ def test_a_busy_node_is_refused_unless_forced(monkeypatch, capsys):
 
 
 def test_servers_of_the_benchmark_do_not_see_the_nodes_state(monkeypatch):
-    """A server releases stale addresses in /var/lib/cni and restores rules of the pods in its cache when it starts."""
+    """When a server starts, it releases stale addresses in /var/lib/cni and restores the rules of cached pods. The
+    benchmark's servers must not do this for the node's pods."""
     for name in ("FASTCNI_METRICS", "OTEL_EXPORTER_OTLP_ENDPOINT", "FASTCNI_LATENCY_REQUEST_S"):
         monkeypatch.setenv(name, "0")
     variables = isolation.environment()
@@ -280,7 +283,7 @@ def test_hidden_directories_are_empty_for_a_server_only(tmp_path, monkeypatch):
 
 @pytest.fixture
 def directories(tmp_path, monkeypatch):
-    """(plugins, replaced): two directories, whose programs are Go plugins if their first line is "go"."""
+    """Return two directories, (plugins, replaced). A program is taken for a Go plugin if its first line is "go"."""
     replaced = tmp_path / ".fastcni-replaced"
     replaced.mkdir()
 

@@ -1,4 +1,4 @@
-"""The parts of a release besides the code: the licence, the list of changes, manual pages, completion, the version."""
+"""The files of a release other than code: the licence, the list of changes, manual pages, completion, the version."""
 
 import re
 import shutil

@@ -12,7 +12,7 @@ from fastcni.cli.commands import cli
 ROOT = Path(__file__).parents[2]
 DOCS = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "index.md"]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "deploy/README.md", ROOT / "docs/index.md", *DOCS]
-MAX_WORDS = 2000        # of a page
+MAX_WORDS = 2000        # of one page
 
 
 def named(page):
@@ -32,7 +32,7 @@ def test_files_and_figures_that_a_page_names_exist():
 
 
 def tables(page):
-    """Yield (the line before, the rows) of each table of a page. Lines of a code block are none."""
+    """Yield (the line before the table, the rows) of each table of a page, without lines in code blocks."""
     text = re.sub(r"^(```|~~~).*?^\1", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     before, rows = "", []
     for line in [*text.split("\n"), ""]:
@@ -45,8 +45,7 @@ def tables(page):
 
 
 def test_each_table_of_a_page_renders():
-    """A program that folds lines had joined the rows of a table. Each row must be one line, with as many cells as the
-    head."""
+    """Each row must be one line, with as many cells as the table's head. A program that wraps lines had joined rows."""
     for where, before, rows in ((page.name, *table) for page in PAGES for table in tables(page)):
         cells = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
         assert set(cells) == {cells[0]} and all(row.endswith("|") for row in rows), (where, rows)
@@ -62,7 +61,7 @@ def test_tests_that_the_page_on_reliability_names_exist():
 
 
 def logged_events():
-    """Return the events that the server logs: the first arguments of the calls that log."""
+    """Return the names of the server's log events: the first argument of each call that logs."""
     calls = (node for package in ("server", "daemon") for path in (ROOT / "fastcni" / package).rglob("*.py")
              for node in ast.walk(ast.parse(read(path))) if isinstance(node, ast.Call) and node.args
              and isinstance(node.args[0], ast.Constant))
@@ -115,7 +114,8 @@ def commands_of(page):
     """Yield (words after "fastcni", whether the line stands alone) of each command line that a page shows."""
     text = page.read_text(encoding="utf-8")
     lines = re.findall(r"^(?: {4})?(?:\$ |sudo |python -m )*(fastcni [a-z].*)$", code_of(text), re.MULTILINE)
-    lines = [line for line in lines if not line.startswith("fastcni top  version ")]       # what it prints
+    # The lines that `fastcni top` prints
+    lines = [line for line in lines if not line.startswith("fastcni top  version ")]
     inline = [one.replace("\n", " ") for one in re.findall(r"(?<!`)`(fastcni [a-z][^`]*)`", text)]
     for line, alone in [(line, True) for line in lines] + [(line, False) for line in inline]:
         words = shlex.split(line, comments=True)[1:]
@@ -145,7 +145,7 @@ def refusal(words, alone):
 
 
 def test_the_command_line_takes_each_command_that_a_page_shows():
-    """The options exist, and no argument is missing. Commands are not run."""
+    """Check that the options exist and that no argument is missing. The test does not run the commands."""
     refused = {(page.name, " ".join(words)): why for page in PAGES for words, alone in commands_of(page)
                if (why := refusal(list(words), alone))}
     assert refused == {}

@@ -1,4 +1,4 @@
-"""The table of firewall backends is complete, and each backend implements the contract of its subject."""
+"""The table of firewall backends is complete, and each backend module implements its Protocol in contract.py."""
 
 import inspect
 from pathlib import Path

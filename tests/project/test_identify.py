@@ -16,13 +16,14 @@ PRINTS = b"#!/bin/sh\necho CNI bridge plugin v1.9.1 >&2\n"
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """Return the path of a plugin file without python_core.elf."""
+    """Return the path of a plugin file of fastcni, without python_core.elf."""
     return write_executable(tmp_path_factory.mktemp("own") / "bridge", pack.pack(INTERPRETER))
 
 
 @pytest.fixture
 def elf(tmp_path, monkeypatch):
-    """elf(bytes after the ELF header): the Program of such a file. Go plugins answer with version v1.9.1."""
+    """Return a function that makes an ELF file with these bytes after the header, and returns its Program. Go plugins
+    answer with version v1.9.1."""
     monkeypatch.setattr(identify, "go_version", lambda path: "v1.9.1")
 
     def make(data, magic=b"\x7fELF"):
@@ -83,7 +84,7 @@ def test_a_missing_file_is_none_and_a_link_to_a_missing_file_a_program(tmp_path)
 
 @pytest.mark.parametrize("kind", ["fifo", "directory"])
 def test_only_regular_files_are_opened(tmp_path, kind):
-    """open() of a FIFO waits for a writer."""
+    """open() of a FIFO would wait for a writer."""
     path = tmp_path / "bridge"
     os.mkfifo(path) if kind == "fifo" else path.mkdir()
     assert identify.identify(str(path)) == Program("other", "", path.stat().st_size)

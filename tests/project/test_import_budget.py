@@ -1,4 +1,4 @@
-"""The imports that a one-shot plugin may make: the start of the process is most of its time."""
+"""The modules that a one-shot plugin may import: the start of the process takes most of a request's time."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from fastcni.plugins import TABLE
 FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging", "pathlib",
              "enum", "contextlib", "functools", "collections", "asyncio", "inspect", "binascii"}
 ROOT = str(Path(fastcni.__file__).parent.parent)
-# Everything that a plugin of the table imports before its first request.
+# Import everything that a plugin of the table imports before its first request.
 LOAD = """
 import sys
 sys.path.append({root!r})
@@ -24,8 +24,8 @@ from fastcni import plugins
 plugins.load({plugin!r})
 print(*sys.modules)
 """
-# A plugin file as Python runs a zipapp, with a list of the imported modules: at the exit of the process that
-# answers, which is not that of the child that waits for the kernel.
+# Run a plugin file as Python runs a zipapp. When the process that answers ends, print the imported modules. The child
+# that waits for the kernel ends later, and prints nothing.
 RUN = """
 import posix, sys, zipimport
 parent, leave = posix.getpid(), posix._exit
@@ -70,7 +70,8 @@ def bin_dir(tmp_path_factory):
 
 
 def modules_of_a_run(bin_dir, plugin, conf, **env):
-    """Return (exit status, the document on stdout, names in sys.modules at exit) of one process."""
+    """Run one request of a plugin. Return (exit status, the document on stdout, the names in sys.modules at the
+    process's exit)."""
     interpreter = checked_interpreter(base_interpreter())
     code = RUN.format(path=str(bin_dir / plugin))
     env = {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_PATH": str(bin_dir), "PATH": os.environ["PATH"]} | env
@@ -136,8 +137,8 @@ def test_the_log_is_imported_only_if_it_is_configured(bin_dir, tmp_path, log):
 @pytest.mark.parametrize("package, use", [
     ("rich", "import rich.console"), ("asyncio", "asyncio.run(asyncio.sleep(0))")])
 def test_the_log_of_the_server_and_of_the_agent_does_not_import(package, use):
-    """structlog imports rich, if it is installed, and asyncio: each server took 64 ms and 8 MB for coloured tracebacks
-    and for loggers of coroutines. Commands and plugins of others can import both."""
+    """structlog imports asyncio, and rich if rich is installed, for features that fastcni does not use. Both cost each
+    server 64 ms and 8 MB. Commands and other distributions' plugins can still import them."""
     code = f"import sys, fastcni.daemon.log\nassert {package!r} not in sys.modules\nimport {package}\n{use}"
     subprocess.run([sys.executable, "-c", code], check=True)
 

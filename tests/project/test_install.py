@@ -1,4 +1,4 @@
-"""`fastcni install`: the plugin files, their links and modes, and what it refuses."""
+"""`fastcni install`: the plugin files, their links and modes, and the cases that it rejects."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def test_mode_does_not_depend_on_the_umask(tmp_path):
 
 
 def test_no_other_user_may_write_to_the_directories_whatever_the_umask(tmp_path):
-    """With umask 0 the CNI bin dir got mode 0777: any user could put a program there that root runs."""
+    """With umask 0 the CNI bin dir got mode 0777, so any user could put a program into it that root runs."""
     before = os.umask(0)
     try:
         install_plugins(tmp_path / "opt" / "cni" / "bin", names=["loopback"], netavark_dir=tmp_path / "usr" / "podman")
@@ -49,7 +49,7 @@ def test_no_other_user_may_write_to_the_directories_whatever_the_umask(tmp_path)
 
 
 def test_running_plugin_is_replaced_and_still_answers(tmp_path):
-    """Python reads code when it needs the code, from the file that was started."""
+    """While a plugin runs, Python still reads code from the file from which the plugin was started."""
     (path,) = install(tmp_path, names=["bridge"])
     with subprocess.Popen([path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ADD) as running:
         before = os.stat(path).st_ino
@@ -98,7 +98,8 @@ def test_unknown_type_is_refused_before_anything_is_written(tmp_path):
 
 
 def test_recorded_interpreter_is_the_real_one(tmp_path):
-    """The path is neither a virtual environment's link nor a version manager's script."""
+    """`fastcni install` records the interpreter's file, not a virtual environment's link or a version manager's
+    script."""
     shim = write_executable(tmp_path / "python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n'.encode())
     assert checked_interpreter(str(shim)) == INTERPRETER
     assert not os.path.islink(INTERPRETER)

@@ -1,4 +1,4 @@
-"""An installed plugin file whose interpreter was removed or replaced, as by an upgrade of the distribution."""
+"""An installed plugin file whose interpreter was removed or replaced, for example by an upgrade of the distribution."""
 
 import os
 import sys
@@ -20,8 +20,8 @@ printf '{"name": "%s", "stdin": "%s", "command": "%s"}' "$1" "$(cat)" "$CNI_COMM
 
 @pytest.fixture(scope="module")
 def packed():
-    """Return a function packed(paths) that returns a plugin file with these interpreters. The file is packed once; only
-    its launcher contains the paths."""
+    """Return a function packed(paths) that returns a plugin file whose launcher has these interpreter paths. The rest
+    of the file is packed only once."""
     image = pack.pack(INTERPRETER)
     at = image.find(pack.CONFIG_MAGIC)
     fields = list(pack.CONFIG.unpack_from(image, at))
@@ -35,7 +35,7 @@ def packed():
 
 @pytest.fixture
 def recorded(tmp_path):
-    """The path of an interpreter that a test may remove."""
+    """Return the path of an interpreter that a test may remove."""
     path = tmp_path / "recorded" / "python"
     path.parent.mkdir()
     path.symlink_to(INTERPRETER)
@@ -51,7 +51,7 @@ def elsewhere(tmp_path):
 
 
 def of_another_build(image):
-    """Return the file as if it had been packed for a Python of another machine or C library."""
+    """Return the file's bytes, changed as if the file had been packed for a Python of another machine or C library."""
     ours, other = repr(interpreters.suffix()).encode(), repr(interpreters.suffix()[:-4] + "!.so").encode()
     assert len(ours) == len(other) and image.count(b"==" + ours) == 2
     return image.replace(b"==" + ours, b"==" + other)
@@ -94,7 +94,8 @@ def test_error_names_the_directory_of_the_call(tmp_path, packed, command, direct
 
 
 def test_paths_of_any_length_fit_the_error():
-    """Only alternatives that fit are packed; each character may need two in JSON."""
+    """fastcni packs only as many paths as fit into the launcher's error, where JSON may need two bytes for a
+    character."""
     long = [f"/{letter * 333}" for letter in '"ab']
     assert interpreters.as_list(long[0], [*long[1:], "/c", "/" + "d" * 30]) == [*long, "/c"]
     assert interpreters.as_list("/a", ["/b" * 600, "/c"]) == ["/a", "/c"]
@@ -112,7 +113,7 @@ def test_error_with_the_longest_paths_is_valid_json(tmp_path, packed):
 
 
 def test_another_build_is_skipped_for_the_next_path(tmp_path, recorded):
-    """An upgrade put another Python at the recorded path."""
+    """As after an upgrade, the Python at the recorded path has another ABI."""
     script = write_executable(tmp_path / "python", OTHER_PYTHON.encode())
     image = of_another_build(pack.pack(str(recorded), alternatives=["/nowhere/python", str(script)]))
     status, answer, stderr = run(write_executable(tmp_path / "bridge", image))
@@ -121,7 +122,7 @@ def test_another_build_is_skipped_for_the_next_path(tmp_path, recorded):
 
 @pytest.mark.parametrize("way", [(), (INTERPRETER, "-I", "-S")], ids=["launcher", "python"])
 def test_another_build_alone_is_refused_before_any_code_runs(tmp_path, way):
-    """The extension modules failed to load with a traceback."""
+    """The request failed with a traceback, when Python could not load the extension modules."""
     image = of_another_build(pack.pack(INTERPRETER, alternatives=["/nowhere/python"]))
     status, answer, stderr = run(*way, write_executable(tmp_path / "bridge", image))
     assert (status, answer["code"], stderr) == (1, 999, "")
@@ -147,7 +148,7 @@ def test_an_interpreter_that_this_user_may_not_run_is_an_error(tmp_path):
 
 
 def test_the_list_has_the_paths_that_fit():
-    left = interpreters.LIST_BYTES - len("/a\0/c\0") - 1           # the last byte stays NUL
+    left = interpreters.LIST_BYTES - len("/a\0/c\0") - 1           # -1: the last byte stays NUL
     long, longer = "/" + "b" * (left - 2), "/" + "b" * (left - 1)
     assert interpreters.as_list("/a", ["/c", longer, "/d"]) == ["/a", "/c", "/d"]
     assert interpreters.as_list("/a", ["/c", long, "/d"]) == ["/a", "/c", long]

@@ -1,4 +1,5 @@
-"""The lanes: a test that needs a kernel feature runs in a lane with this feature, or is listed as run by no lane."""
+"""Check the lanes (`make test`, `make test-vm`, ...): each test that needs a kernel feature runs in a lane with this
+feature, or is listed as run by no lane."""
 
 import json
 import os
@@ -35,8 +36,8 @@ def test_of_another_tool(): pass
 
 @pytest.fixture
 def lane(pytester, monkeypatch):
-    """Return a function that runs TESTS on a kernel without some features, and returns (the lane's record, the lines of
-    the run)."""
+    """Return a function that runs TESTS on a kernel without some features, and returns (the lane's record of skipped
+    tests, pytest's output lines)."""
     pytester.makepyfile(test_it=TESTS)
     pytester.makeini("[pytest]\nmarkers = needs\n")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -55,7 +56,7 @@ def test_the_vm_collects_the_files_of_what_the_host_could_not_run(tmp_path):
         return subprocess.run([sys.executable, COUNT.parent / "chosen.py", tmp_path / "host.json"], check=True,
                               capture_output=True, text=True).stdout.split()
 
-    assert chosen() == []               # without a record: all
+    assert chosen() == []               # without a record the lane chooses all tests
     (tmp_path / "host.json").write_text(json.dumps({"not run": {"tests/a/test_b.py::test_c[x]": "needs CONFIG_DUMMY"}}))
     assert chosen() == sorted({"tests/a/test_b.py", *(f"tests/{name}" for name in features.BASE)})
 
@@ -95,7 +96,7 @@ def test_the_second_lane_runs_the_skipped_tests_of_the_first_and_the_rest_is_lis
 
 
 def test_allowed_skips_are_listed_and_are_no_failure(lane, pytester, monkeypatch):
-    """Any reason for a skip hid a test for ever, for instance a missing compiler."""
+    """A skip for any reason, such as a missing compiler, hid a test for ever."""
     lane("host", {"8021q"})
     lane("vm", set(), other_lacks={"8021q"})
     edit("host", pytester, {"no compiler": "no package index: refused", "no time": "needs firewalld and dbus"})
@@ -108,14 +109,14 @@ def test_allowed_skips_are_listed_and_are_no_failure(lane, pytester, monkeypatch
 
 
 def edit(name, pytester, reasons):
-    """Replace the reasons of skipped tests in a lane's record, {reason: other reason}."""
+    """Replace the reasons for skips in a lane's record. reasons: {recorded reason: new reason}."""
     record = json.loads((path := pytester.path / f"{name}.json").read_text())
     record["not run"] = {test: reasons.get(why, why) for test, why in record["not run"].items()}
     path.write_text(json.dumps(record))
 
 
 def test_a_lane_of_selected_tests_records_no_others(lane, pytester):
-    """`make test-toolchains` selects tests by name. The others are not tests that it could not run."""
+    """`make test-toolchains` selects tests by name. Its record must not list the unselected tests as skipped."""
     record, _ = lane("toolchains", set(), select="fails")
     assert record == {"kernel": os.uname().release, "ran": ["test_it.py::test_that_fails"], "not run": {}}
 
@@ -158,7 +159,8 @@ def pytest_configure(config):
 @pytest.mark.parametrize("other_lacks, dummy", [(None, None), ({"8021q", "tun"}, "left to the other lane")])
 def test_the_workers_of_xdist_write_one_record(pytester, monkeypatch, other_lacks, dummy):
     pytest.importorskip("xdist")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")       # importing the others takes longer than this test
+    # The import of pytest's other plugins takes longer than this test
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(test_it=TESTS)
     pytester.makeini("[pytest]\nmarkers = needs\n")
     pytester.makeconftest(CONFTEST.format(here=str(Path(features.__file__).parent), other_lacks=other_lacks))

@@ -1,4 +1,5 @@
-"""The launcher and an installed plugin file: its format, its two entry points, and its errors if it cannot start."""
+"""The launcher of an installed plugin file: the file's format, its two entry points, and the errors if Python cannot
+start."""
 
 import ast
 import errno
@@ -26,12 +27,13 @@ from fastcni.plugins import TABLE
 from fastcni.server.metrics.one_shot import REASONS
 from fastcni.spec import version
 
-PT_DYNAMIC, PT_INTERP, PT_GNU_STACK = 2, 3, 0x6474E551  # elf.h
+PT_DYNAMIC, PT_INTERP, PT_GNU_STACK = 2, 3, 0x6474E551  # from elf.h
 
 
 @pytest.fixture(scope="module", params=["python_core", "interpreter"])
 def bin_dir(request, tmp_path_factory):
-    """Return a plugin directory whose one-shot requests start python_core.elf, or the interpreter."""
+    """Return a plugin directory. The plugins' one-shot requests start python_core.elf, or the interpreter, by the
+    parameter."""
     core = interpreters.core_of(INTERPRETER) if request.param == "python_core" else ""
     if request.param == "python_core" and not core:
         pytest.skip("python_core.elf is not there, or of another build")
@@ -44,7 +46,7 @@ def bin_dir(request, tmp_path_factory):
 
 
 def program_headers(elf):
-    """(type, flags) of each program header; the layout is Elf64_Ehdr and Elf64_Phdr of elf(5)."""
+    """Return [(type, flags)] of the program headers. Source: elf(5), Elf64_Ehdr and Elf64_Phdr."""
     (offset,), (size, count) = struct.unpack_from("<Q", elf, 32), struct.unpack_from("<HH", elf, 54)
     return [struct.unpack_from("<II", elf, offset + i * size) for i in range(count)]
 
@@ -64,24 +66,25 @@ def test_launcher_has_one_config_of_the_expected_size():
 
 
 def test_installed_file_is_at_most_3_mb(bin_dir):
-    """The file grew to 6 MB when each plugin had a copy of the modules that all plugins need."""
+    """The file had 6 MB when each plugin's part contained the modules that all plugins need."""
     assert (bin_dir / "bridge").stat().st_size < 3e6
 
 
 def test_no_module_of_an_installed_file_imports_one_that_is_not_packed():
-    """The installed file had modules of the agent, and grew beyond 3 MB."""
+    """The installed file contained modules of the agent, and was larger than 3 MB."""
     packed = modules.own({}) | modules.daemon()
     sources = {name: module.source for name, module in packed.items()} | {"boot": Path(bootstrap.__file__).read_bytes()}
     left_out = {"fastcni." + path.removesuffix(".py").replace("/", ".") for path in modules.NOT_PACKED}
     assert all(Path(modules.PACKAGE, path).exists() for path in modules.NOT_PACKED) and left_out.isdisjoint(packed)
     for name, source in sources.items():
-        for node in ast.walk(stripped(source, name)):       # without imports that only type checkers read
+        for node in ast.walk(stripped(source, name)):       # stripped() removes imports for type checkers
             if isinstance(node, ast.ImportFrom):
                 assert left_out.isdisjoint({node.module, *(f"{node.module}.{item.name}" for item in node.names)}), name
 
 
 def test_an_installed_file_is_known_by_its_note_and_has_an_elf_header_as_others(bin_dir, tmp_path):
-    """The mark was in the padding of the ELF identification, which qemu's entries of binfmt_misc compare with zero."""
+    """fastcni marked its files in the padding of the ELF identification. qemu's entries of binfmt_misc require zeros in
+    this padding. Now an ELF note marks the file."""
     data = (bin_dir / "bridge").read_bytes()
     assert data[:4] == b"\x7fELF" and data[9:16] == bytes(7)
     assert search.is_own(str(bin_dir / "bridge"))
@@ -157,7 +160,8 @@ def test_the_config_of_a_file_can_be_read_again():
 
 
 def test_the_shared_parts_have_the_modules_that_several_plugins_need(bin_dir):
-    """A plugin reads the shared part, then its own part. A module in many own parts makes the file larger."""
+    """A plugin reads the file's shared part, then its own part. A module that is in many own parts makes the file
+    larger."""
     def names(part):
         return {entry[0] for entry in marshal.loads(archive.read(f"part/{part}"))}
 
@@ -187,7 +191,7 @@ def test_file_is_a_valid_zip_and_runs_as_a_zipapp(bin_dir):
 
 @pytest.mark.parametrize("name", sorted(TABLE))
 def test_the_launcher_gives_the_answer_of_python_to_version(bin_dir, name):
-    """The one-shot VERSION took 7.1 ms where the Go plugin's took 2.7."""
+    """A one-shot VERSION that Python answered took 7.1 ms; the Go plugin needs 2.7 ms."""
     by_launcher = subprocess.run([bin_dir / name], env={"CNI_COMMAND": "VERSION"}, stdin=subprocess.DEVNULL,
                                  capture_output=True, check=True)
     by_python = subprocess.run([INTERPRETER, "-I", "-S", bin_dir / name], env={"CNI_COMMAND": "VERSION"},
@@ -234,7 +238,8 @@ def test_python_variables_of_the_caller_change_nothing(bin_dir, tmp_path):
 
 
 def test_extensions_and_code_come_from_the_file_alone(bin_dir):
-    """The test runs the text that the launcher passes by hand, with Python's own list of imports on stderr."""
+    """The test starts Python with the code that the launcher passes, and with -X importtime, which lists the imports on
+    stderr."""
     with open(bin_dir / "bridge", "rb") as plugin:
         data = plugin.read()
         _, _, version, text, *_ = pack.CONFIG.unpack_from(data, data.find(pack.CONFIG_MAGIC))
@@ -243,7 +248,8 @@ def test_extensions_and_code_come_from_the_file_alone(bin_dir):
     assert (status, answer, pack.read_config(data)[0]) == (1, REFUSAL, INTERPRETER)
     assert version.strip(b"\0").decode() == pack.version()
     imported = {line.rsplit("|", 1)[1].strip() for line in stderr.splitlines() if "|" in line}
-    assert "_json" in imported and not {name for name in imported if name.startswith("fastcni")}     # nor on the disk
+    # And no module of fastcni comes from the disk
+    assert "_json" in imported and not {name for name in imported if name.startswith("fastcni")}
     assert not imported & set("orjson json re dataclasses typing ipaddress socket subprocess logging pathlib enum "
                               "contextlib functools collections site".split())
 
@@ -299,7 +305,7 @@ def test_stdin_is_read_up_to_a_limit(bin_dir):
 
 @pytest.mark.parametrize("closed", [(0,), (0, 1), (0, 2), (0, 1, 2)])
 def test_closed_streams_are_not_taken_for_something_else(bin_dir, closed):
-    """The launcher's own descriptor must never land where stdin was."""
+    """If a stream is closed, a file that the launcher opens must not get the stream's descriptor number."""
     script = f"exec {' '.join(f'{fd}>&-' for fd in closed)}; exec {bin_dir}/bridge"
     status, answer, _ = run("sh", "-c", script, env=ADD)
     assert status == 1
@@ -321,7 +327,7 @@ STDOUT_THAT_FAILS = {"full": ">/dev/full", "closed": ">&-", "read-only": "1</dev
 
 @pytest.mark.parametrize("how", STDOUT_THAT_FAILS)
 def test_an_add_whose_result_cannot_be_written_is_rolled_back(bin_dir, tmp_path, how):
-    """The caller gets no result, so the ADD has failed for it; the address was never released."""
+    """The caller gets no result, so for the caller the ADD has failed. The address was never released."""
     ipam = {"type": "host-local", "subnet": "10.1.2.0/24", "dataDir": str(tmp_path)}
     conf = json.dumps({"cniVersion": "1.0.0", "name": "n", "type": "bridge", "ipam": ipam})
     script = f"{{ sleep 0.3; echo '{conf}'; }} | {{ {bin_dir}/host-local; echo $? >&2; }} {STDOUT_THAT_FAILS[how]}"
@@ -334,7 +340,7 @@ def test_an_add_whose_result_cannot_be_written_is_rolled_back(bin_dir, tmp_path,
 
 
 def test_a_directory_as_stdin_is_an_error_in_json(bin_dir):
-    """Python ended before it ran a line of fastcni, with nothing on stdout."""
+    """Python ended before it ran a line of fastcni, and printed nothing on stdout."""
     directory = os.open("/tmp", os.O_RDONLY)
     try:
         done = subprocess.run([bin_dir / "bridge"], env=ADD, stdin=directory, capture_output=True, check=False)
@@ -346,10 +352,11 @@ def test_a_directory_as_stdin_is_an_error_in_json(bin_dir):
 
 
 def test_a_process_that_sends_outlives_us_and_holds_none_of_the_callers_streams():
-    """communicate() returns while the other process waits for the pipe. That process then sends all of the data."""
+    """communicate() of the caller returns while the sending process still waits for the full pipe. Later that process
+    sends all data."""
     here, there = os.pipe()
     with open(here, "rb") as reader, open(there, "wb", buffering=0) as writer:
-        full = writer.write(bytes(fcntl.fcntl(there, fcntl.F_GETPIPE_SZ)))      # so it has to wait
+        full = writer.write(bytes(fcntl.fcntl(there, fcntl.F_GETPIPE_SZ)))      # full: the sender has to wait
         code = ("import posix; from fastcni import _processes; text = bytes(range(256)) * 20; "
                 f"_processes.send_apart({there}, text); del text; posix._exit(0)")
         assert run(sys.executable, "-c", code, pass_fds=[there]) == (0, None, "")
@@ -376,7 +383,7 @@ def test_interpreter_that_may_not_be_run_is_named(tmp_path):
 
 
 def of_another_version(image):
-    """Return the file with the magic number of another Python's code."""
+    """Return the file's bytes with the magic number of another Python version's bytecode."""
     magic = repr(pack._frozen_importlib_external.MAGIC_NUMBER).encode()
     other = magic[:-8] + (b"1" if magic[-8:-7] != b"1" else b"2") + magic[-7:]
     assert image.count(magic) == 2
@@ -396,7 +403,7 @@ def test_interpreter_of_another_version_is_refused_with_a_message(tmp_path, way)
 @pytest.mark.parametrize("number, code", [(errno.EIO, 5), (errno.ESTALE, 5), (errno.EMFILE, 11), (errno.ENOMEM, 11)])
 @pytest.mark.parametrize("way", [pack.BY_LAUNCHER, pack.BY_PYTHON], ids=["launcher", "python"])
 def test_plugin_file_that_cannot_be_read_is_one_json_document(number, code, way):
-    """A failed read of the file's index ended in a traceback, with nothing on stdout."""
+    """If Python could not read the file's index, it printed a traceback, and nothing on stdout."""
     fails = ("import posix\ndef pread(*_):\n"
              f"    raise OSError({number}, posix.strerror({number}), '/\"quoted\"')\nposix.pread = pread\n")
     text = pack.bootstrap_text({"boot": (1, 1), "refuse": (1, 1)}, way).decode()

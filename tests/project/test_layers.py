@@ -11,7 +11,7 @@ import fastcni
 from fastcni.launcher.strip import stripped
 
 ROOT = Path(fastcni.__file__).parent
-# A module imports from rows above its own here, or from its own package.
+# A module may import its own package, and the packages in the rows above its package's row.
 ROWS = [
     {"_abandoned", "_acceptor", "_ipam_bitmap", "_netlink", "_processes", "_rtnetlink", "_run_token", "_steps",
      "_system", "spec"},
@@ -21,16 +21,16 @@ ROWS = [
     {"plugin"},                             # the public contract
     {"plugins"},
     {"handle", "third_party"},
-    {"daemon"},                             # what long-running parts share
+    {"daemon"},                             # shared by the long-running processes
     {"launcher", "runtime"},                # the entry points
     {"server", "dhcp", "agent"},            # the daemons: none imports another
-    {"bench", "node", "testing"},           # call them
+    {"bench", "node", "testing"},           # call the daemons
     {"flows", "selftest"},
     {"why"},
-    {"cli"},                                # an entry point in front of others
+    {"cli"},                                # the command line
     {"__main__"},
 ]
-# The same for the directories of kit/.
+# A module of kit/ may import its own directory, and the directories in the rows above.
 KIT_ROWS = [
     {"call"},
     {"ipam", "sysctls"},
@@ -53,7 +53,7 @@ SOCKETS = {                             # modules that import socket
 }
 LONGEST = 450
 MOST = 30                               # the most modules directly in a directory
-# With the packages in them; others may have a map
+# Packages whose map must be complete, also in their subpackages. Other packages may have a map.
 MAPPED = {"clients", "daemon", "dhcp", "node", "selftest", "server"}
 FORBIDDEN = {"orjson", "json", "re", "dataclasses", "typing", "ipaddress", "socket", "subprocess", "logging", "pathlib",
              "enum", "contextlib", "functools", "collections", "asyncio", "inspect"}
@@ -65,9 +65,11 @@ MODULES = [name for name in PATHS if name != "__init__"]
 
 @functools.cache
 def tree_of(name):
-    """Return the syntax tree of a module without what only type checkers read: that costs a packed plugin nothing.
+    """Return the syntax tree of a module, without the imports and annotations that only type checkers read. A packed
+    plugin does not contain these.
 
-    Each process of pytest collects this file, and few run its tests, so the file parses no module when it is imported.
+    Every process of pytest imports this file, but few run its tests. So modules are parsed by the tests, not by the
+    import.
     """
     return stripped(PATHS[name].read_text(), PATHS[name])
 
@@ -104,16 +106,17 @@ def test_every_module_has_its_row():
 
 
 def faults(names, wrong):
-    """Return {module: what wrong(module) yields}, for modules with faults. Each fault is a text."""
+    """Return {module: texts that wrong(module) yields} for the modules of `names` with faults."""
     return {name: found for name in names if (found := [*wrong(name)])}
 
 
 def imports_above(name):
     own = package_of(name)
     for package, rest, node in own_imports(name):
-        if (name, package) == ("kit/call/delegate", "plugins"):          # the marked exception: it asks the table
+        # An allowed exception: looks up the plugin in the table
+        if (name, package) == ("kit/call/delegate", "plugins"):
             allowed = rest == ""
-        elif (name, package) == ("launcher/bootstrap", "dhcp"):         # `dhcp daemon`, which is no request
+        elif (name, package) == ("launcher/bootstrap", "dhcp"):         # an allowed exception: starts `dhcp daemon`
             allowed = inside_a_function(tree_of(name), node)
         else:
             allowed = package == own or ROW_OF[package] < ROW_OF[own]
@@ -126,7 +129,7 @@ def test_a_module_imports_only_from_below_or_its_own_package():
 
 
 def test_a_directory_of_kit_imports_only_directories_below_its_own():
-    """Imports for annotations count, too."""
+    """The test also counts imports that only annotations need."""
     assert {path.parent.name for path in (ROOT / "kit").glob("*/__init__.py")} == set(KIT_ROW_OF)
     for name, path in PATHS.items():
         own = name.split("/")[1] if name.count("/") > 1 and package_of(name) == "kit" else ""
@@ -137,7 +140,7 @@ def test_a_directory_of_kit_imports_only_directories_below_its_own():
 
 
 def test_annotations_name_no_layer_above_their_own_either():
-    allowed = {("kit/call/delegate", "plugins"), ("launcher/bootstrap", "dhcp")}       # marked above
+    allowed = {("kit/call/delegate", "plugins"), ("launcher/bootstrap", "dhcp")}       # the exceptions above
     found = {(name, package) for name, path in PATHS.items() if name != "__init__"
              for package, _, _ in own_imports(name, ast.parse(path.read_text()))
              if package != package_of(name) and ROW_OF[package] >= ROW_OF[package_of(name)]}
@@ -145,7 +148,7 @@ def test_annotations_name_no_layer_above_their_own_either():
 
 
 def test_a_plugin_knows_no_other_builds_no_message_and_runs_no_program():
-    """A plugin calls the kit. Of kernel/ it needs the kinds of links, and the lock of a namespace."""
+    """A plugin module calls only the kit. From kernel/ it may import the kinds of links and the lock of a namespace."""
     for name in (name for name in MODULES if package_of(name) == "plugins"):
         for package, rest, node in own_imports(name):
             where = f"{name}.py:{node.lineno} imports {package}.{rest}"
@@ -170,7 +173,8 @@ def test_leaves_know_nothing_of_fastcni_but_other_leaves():
 
 
 def touches(tree):
-    """Return the process globals that a module uses; only entry points may."""
+    """Return the process-wide state, such as os.environ, that a module uses. Only entry points may use process-wide
+    state."""
     for dotted, _ in imports(tree):
         if dotted.split(".")[0] == "signal":
             yield dotted
@@ -188,17 +192,17 @@ def touches(tree):
 
 def test_only_entry_points_use_process_globals():
     names = [name for name in MODULES if package_of(name) not in ENTRY_POINTS]
-    # A pod learns from its variables where the API server is.
+    # In a pod, environment variables name the API server's address.
     assert faults(names, lambda name: touches(tree_of(name))) == {"clients/kubeconfig": ["posix.environ"]}
 
 
 def opens_sockets(name):
     for dotted, node in imports(tree_of(name)):
-        # spec/address.py has inet_pton and inet_ntop of _socket: text to bytes, nothing of the kernel's.
-        # The server listens on a unix socket and sends to systemd's; so do its stand-in in bench and the agent. The
-        # runtime asks the server. The self-test's pods send packets. The agent hands descriptors to the process that
-        # reads files, and listening sockets to the HTTP proxy, which tells of requests. The test kit sets lo up by a
-        # socket. None of them opens netlink sockets.
+        # spec/address.py imports inet_pton and inet_ntop of _socket, which open no socket. The server, its model in
+        # bench and the agent listen on a unix socket and send to systemd's socket. The runtime connects to the server.
+        # The self-test's pods send packets. The agent passes descriptors to the process that reads policy files, and
+        # listening sockets to the HTTP proxy, which reports requests by a socket. The test kit sets lo up by a socket.
+        # No module of SOCKETS opens netlink sockets.
         first = dotted.split(".")[0]
         if ((first == "socket" and name not in SOCKETS) or dotted.endswith("setns")
                 or (first == "_socket" and (name != "spec/address" or dotted not in (
@@ -216,7 +220,7 @@ ONE_SHOT_MODULES = [name for name in MODULES if package_of(name) in ONE_SHOT]
 def expensive_imports(name):
     for dotted, node in imports(tree_of(name)):
         if (name, dotted) == ("kit/sysctls/allowlist", "re") and inside_a_function(tree_of(name), node):
-            continue                    # on a node that has such a list
+            continue                    # imported only on a node that has an allowlist of sysctls
         if dotted.split(".")[0] in FORBIDDEN | {"__future__", "hashlib", "struct", "tempfile", "shutil"}:
             yield f"line {node.lineno} imports {dotted}"
 
@@ -239,8 +243,8 @@ def done_by_importing(name):
 
 
 def test_importing_does_nothing():
-    """A module has only definitions, constants, imports that may fail, and docstrings; no loops and no calls for their
-    effect."""
+    """A module has only definitions, constants, imports (also in try) and docstrings. It has no loops, and no calls
+    whose result it drops."""
     assert faults(ONE_SHOT_MODULES, done_by_importing) == {}
 
 
@@ -258,8 +262,8 @@ def test_no_file_is_too_long():
 
 
 def test_a_directory_is_small_and_its_map_complete():
-    """A map is a list of names in the docstring of __init__.py, each with four spaces before it and two spaces
-    behind."""
+    """A map lists the modules of a package in the docstring of __init__.py. Each name has four spaces before it and two
+    spaces after it."""
     for package in {path.parent.relative_to(ROOT).as_posix() for path in SOURCES}:
         modules = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"}
         assert len(modules) <= MOST, package
@@ -270,10 +274,11 @@ def test_a_directory_is_small_and_its_map_complete():
 
 
 def test_the_server_imports_at_its_start_what_requests_import_late():
-    """CHECK of a bridge failed with an import error when stat(2) failed for bridge_checks."""
+    """The server imported bridge_checks at the first CHECK of a bridge. If stat(2) then failed, the CHECK failed with
+    an import error."""
     code = f"import sys; sys.path.append({str(ROOT.parent)!r})\n" \
            "from fastcni.server.requests import workers\nworkers.preload()\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     below = {f"fastcni.{name.replace('/', '.')}" for name in MODULES if package_of(name) in ONE_SHOT}
-    below -= {"fastcni.plugin"}             # plugins of other distributions import it
+    below -= {"fastcni.plugin"}             # for plugins of other distributions
     assert {name.removesuffix(".__init__") for name in below} - set(done.stdout.split()) == set()

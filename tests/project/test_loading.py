@@ -1,4 +1,4 @@
-"""plugins.load() in several threads at once, as programs that use fastcni.runtime may call it."""
+"""Threads of a program that uses fastcni.runtime call plugins.load() at the same time."""
 
 import sys
 import threading
@@ -8,7 +8,8 @@ from fastcni.testing.witnesses import eventually
 
 
 def test_a_plugin_that_another_thread_imports_is_waited_for(tmp_path, monkeypatch):
-    """sys.modules has a module while it is imported, with the part that has run."""
+    """While one thread imports a plugin, sys.modules already has the incomplete module. Another thread must wait for
+    the complete one."""
     (tmp_path / "slow_plugin.py").write_text("import threading\nbegun, go_on = threading.Event(), threading.Event()\n"
                                              "begun.set()\nassert go_on.wait(30)\ndef add(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)

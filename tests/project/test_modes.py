@@ -1,4 +1,4 @@
-"""Each mode implements one contract, kit.call.mode.Mode; no plugin and no kit module asks which mode it runs in."""
+"""Each mode implements the contract kit.call.mode.Mode. No plugin and no kit module reads in which mode it runs."""
 
 import inspect
 from pathlib import Path
@@ -12,7 +12,8 @@ from fastcni.runtime.iptables_batch import BatchMode
 from fastcni.runtime.mode import InProcessMode, SharedMode
 from fastcni.server.requests.mode import WarmMode
 
-OF_THE_ENTRY_POINT = {WarmMode: {"begin", "forget_request"}, BatchMode: {"carry_out"}}      # called by no plugin
+# Methods that only the entry points call
+OF_THE_ENTRY_POINT = {WarmMode: {"begin", "forget_request"}, BatchMode: {"carry_out"}}
 PACKAGE = Path(fastcni.__file__).parent
 
 
@@ -29,5 +30,5 @@ def test_a_mode_overrides_methods_of_the_contract_with_their_parameters(mode):
 def test_nothing_below_the_entry_points_names_a_mode(layer):
     names = ("OneShotMode", "InProcessMode", "SharedMode", "BatchMode", "WarmMode", "isinstance(req.mode")
     for path in (PACKAGE / layer).rglob("*.py"):
-        if path != PACKAGE / "kit/call/mode.py":            # the docstring of mode.py has the table of modes
+        if path != PACKAGE / "kit/call/mode.py":            # mode.py names the modes in its docstring
             assert not [name for name in names if name in path.read_text()], path

@@ -1,4 +1,5 @@
-"""deploy/fastcni-node, which the containers of the image run, with programs of the test in the place of fastcni."""
+"""Run deploy/fastcni-node, the script of the image's containers, with a program of the test in the place of
+`fastcni`."""
 
 import os
 import subprocess
@@ -12,8 +13,8 @@ USAGE = "usage: fastcni-node install|serve|agent|uninstall [option]... | configu
 
 @pytest.fixture
 def node(tmp_path):
-    """Return a function that runs the script, and returns (its exit status, the words of each fastcni command, stderr).
-    The image's and the node's directories are below tmp_path."""
+    """Return a function that runs the script with the image's and the node's directories below tmp_path. The function
+    returns (exit status, the words of each fastcni command, stderr)."""
     (tmp_path / "image/3.11.7-abc/bin").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     for name, text in (("fastcni", f'printf "%s\\n" fastcni "$@" "" >> {tmp_path}/words'), ("mount", "")):
@@ -42,8 +43,8 @@ def node(tmp_path):
     ("uninstall", ["uninstall", "--bin-dir", "/opt/cni/bin"])])
 @pytest.mark.parametrize("options", [[], ["--policies", "kubernetes"], ["--x", "two words", ""]])
 def test_options_reach_the_command(node, tmp_path, verb, own, options):
-    """`fastcni-node agent --policies kubernetes`, a command of docs/policy.md, ran an agent without policies: the
-    script dropped all arguments after the first."""
+    """The script dropped all arguments after the first. So `fastcni-node agent --policies kubernetes`, a command of
+    docs/policy.md, ran an agent without policies."""
     status, called, errors = node(verb, *options)
     assert (status, errors) == (0, "")
     assert called == [[*(word.format(tmp_path) for word in own), *options, ""]]

@@ -1,4 +1,5 @@
-"""The table of plugins in the documentation is the code's, and its capabilities and CNI_ARGS are right."""
+"""The table of plugins in docs/plugins.md is the table that the code generates, and names the right capabilities and
+CNI_ARGS."""
 
 import io
 import os
@@ -22,11 +23,12 @@ from fastcni.runtime.schema import EXAMPLES
 from fastcni.spec.errors import CniError
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"
-# The keys that make a configuration complete enough to be read.
+# runtimeConfig with every capability. The value 7 has the wrong type for each, so a plugin that reads a capability
+# fails.
 CAPABILITIES = {"mac": 7, "ips": 7, "ipRanges": 7, "portMappings": 7, "bandwidth": 7, "deviceID": 7,
                 "labels": 7}        # 7 is no value
 
-# {plugin: (keys that it must refuse, the error's code and text)}
+# {plugin: (keys that the plugin must reject, the error's code, a part of the error's text)}
 REFUSED = {
     "bandwidth": ({"ingressRate": -1}, 7, "ingressRate: expected an integer from 0 up"),
     "bridge": ({"hairpinMode": True, "promiscMode": True}, 7, "cannot set hairpin mode and promiscuous mode"),
@@ -56,8 +58,8 @@ REFUSED = {
     "vrf": ({"vrfname": ""}, 7, "configuration is expected to have a valid vrf name"),
     "whereabouts": ({"ipam": {"range": "10.0.0.0/33"}}, 7, "ipam.range: invalid CIDR address: 10.0.0.0/33"),
 }
-# These are not compared: Debian's Go plugins 1.1.1 do not have them. whereabouts is not one of the Go plugins, and
-# needs a Kubernetes cluster to run at all.
+# Plugins that are not compared, because Debian's Go plugins 1.1.1 lack them. The original whereabouts is a separate
+# project, and runs only in a Kubernetes cluster.
 NOT_IN_PEER = ("chain", "cluster", "dummy", "multus", "multus-shim", "ovs", "policy", "tap", "whereabouts")
 
 
@@ -69,7 +71,7 @@ def read(kind, args="", **keys):
 
 
 def refusal(kind, args="", **keys):
-    """Return the text of the CniError of read(), "" if the configuration is valid."""
+    """Return the text of the CniError that the plugin's read() raises, or "" if the configuration is valid."""
     try:
         read(kind, args, **keys)
     except CniError as e:
@@ -159,5 +161,6 @@ def test_one_plugin_is_shown_with_all_that_it_can(kind):
 
 
 def test_the_type_checker_compares_each_plugin_with_the_contract():
-    """plugin_contract.py is for mypy; this test shows that it lists all plugins."""
+    """mypy checks the plugins that plugin_contract.py lists. This test checks that plugin_contract.py lists all
+    plugins."""
     assert set(PLUGINS) == {plugins.load(kind) for kind in plugins.BUILT_IN}

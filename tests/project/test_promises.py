@@ -1,4 +1,5 @@
-"""The table of mutants of promises fits the page of promises and the source; `make test-mutants` runs the mutants."""
+"""Compare the table of mutants with docs/reliability-promises.md and with the source. `make test-mutants` runs the
+mutants."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""How the figures of `make simulate` grow, and their plot."""
+"""The growth of the figures of `make simulate` with the number of nodes, and the plot."""
 
 import pytest
 from simulate.growth import growth, plot

@@ -1,4 +1,5 @@
-"""Plugins of other distributions: the example in a fresh environment, one-shot and warm; faults that do no harm."""
+"""Plugins of other distributions: the example in a new environment, one-shot and warm, and faulty plugins, which harm
+no other plugin."""
 
 import json
 import os
@@ -30,7 +31,7 @@ from fastcni.testing.witnesses import eventually
 CONF = {"cniVersion": "1.1.0", "name": "net"}
 BOOM = {"exits": "raise SystemExit(3)", "interrupts": "raise KeyboardInterrupt", "fails": "1 / 0",
         "recurses": "return add(req, conf, undo)"}
-# The module prints during its import, and a thread of its ADD dies.
+# A plugin that prints during its import, and whose ADD starts a thread that ends by an exception.
 NOISY = "import threading\nprint('importing')\n" + PLUGIN.replace("return {", """
     thread = threading.Thread(target=int, args=("x",))
     thread.start()
@@ -40,8 +41,8 @@ NOISY = "import threading\nprint('importing')\n" + PLUGIN.replace("return {", ""
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """Return the Python of an environment with the example, with plugins whose ADD raises, and with a plugin that
-    cannot be imported."""
+    """Return the path of Python in an environment with the example, with plugins whose ADD raises an exception, and
+    with a plugin that cannot be imported."""
     directory = tmp_path_factory.mktemp("third-party")
     python = make_environment(directory / "env")
     install_example(python, directory / "plugin-hello")
@@ -55,17 +56,17 @@ def python(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bin_dir(python, tmp_path_factory):
-    """Return a directory with the plugin files of hello, host-local, and the plugins whose ADD raises."""
+    """Return a directory with the plugin files of hello, host-local, and the plugins whose ADD raises an exception."""
     directory = tmp_path_factory.mktemp("bin")
     args = [word for kind in ("hello", "host-local", "noisy", *BOOM) for word in ("--plugin", kind)]
     call(python, "-m", "fastcni", "install", "--bin-dir", directory, *args)
-    os.link(directory / "hello", directory / "unimportable")      # a launcher takes its plugin from its file name
+    os.link(directory / "hello", directory / "unimportable")  # the launcher takes the plugin's type from the file name
     return directory
 
 
 @pytest.fixture(scope="module")
 def server(python, tmp_path_factory):
-    """(socket, path of the log) of a server in that environment."""
+    """Yield (socket, path of the log) of a server in the environment of `python`."""
     directory = tmp_path_factory.mktemp("s")
     log = directory / "log"
     with open(log, "wb") as file, subprocess.Popen(
@@ -80,7 +81,7 @@ def server(python, tmp_path_factory):
 
 
 def events(log, name):
-    """Return the events of that name in the log; plugins print lines between events."""
+    """Return the log's events of this name. Skip the lines that plugins print between events."""
     found = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     return [event for event in found if event["event"] == name]
 
@@ -95,7 +96,7 @@ def test_the_example_is_short():
 
 
 def test_the_tests_of_the_example_pass(python):
-    """The tests are the conformance class and, for root, a pod that reaches the host."""
+    """The example's tests are the conformance class and, for root, a pod that reaches the host."""
     args = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", EXAMPLE / "pyproject.toml", EXAMPLE]
     out = call(python, *args, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     assert "passed" in out
@@ -123,7 +124,7 @@ def test_the_example_adds_checks_and_deletes_a_pod(bin_dir, server, tmp_path, ho
     def served():
         return [it["command"] for it in events(log, "request_done") if it["container"] == env["CNI_CONTAINERID"]]
 
-    if warm:                                        # the server logs a request after its answer
+    if warm:                                        # the server logs a request after the answer
         eventually(lambda: len(served()) == 4)
     assert served() == (["ADD", "CHECK", "DEL", "DEL"] if warm else [])
 
@@ -143,7 +144,7 @@ def test_one_shot_an_exception_is_one_error_document(bin_dir, kind):
 
 @pytest.mark.needs("root")
 def test_no_exception_ends_the_server(bin_dir, server):
-    """Each is raised more often than the server has workers."""
+    """The plugins raise each exception more often than the server has workers."""
     path, log = server
     for kind in [*BOOM] * 3:
         status, document = request(bin_dir / kind, "ADD", CONF, FASTCNI_SOCKET=path)
@@ -193,8 +194,8 @@ REFUSED = {
 
 
 def install_in(directory, bin_dir, *args):
-    """Return (exit status, output) of `fastcni install` where `directory` has distributions. It runs in a fork, because
-    each new process compiles fastcni's modules."""
+    """Run `fastcni install` with the distributions in `directory`. Return (exit status, output). The command runs in a
+    forked process, because a new process would compile fastcni's modules again."""
     with tempfile.TemporaryFile("w+") as output:
         if not (pid := os.fork()):
             status = 70
@@ -233,7 +234,7 @@ def test_a_name_that_cannot_be_used_is_a_problem(tmp_path, monkeypatch, kind, te
 
 
 class Finder:
-    """A finder of sys.meta_path that knows one distribution. An editable install can have such a finder."""
+    """A finder for sys.meta_path that finds one distribution. Editable installs can add such finders."""
 
     def __init__(self, directory):
         (self.info,) = directory.glob("*.dist-info")
@@ -247,7 +248,8 @@ class Finder:
 
 @pytest.mark.parametrize("where", ["dist-info", "egg-info", "EGG-INFO", "zip", "finder"])
 def test_a_plugin_is_found_wherever_its_distribution_is(tmp_path, monkeypatch, where):
-    """third_party.may_declare() decides without importlib.metadata whether plugins are possible."""
+    """third_party.may_declare() checks without importlib.metadata whether any distribution may have plugins. It must
+    not miss one."""
     entry, finders = tmp_path / "entry", sys.meta_path
     add_distribution(entry, "acme-cni", {"acme": "acme"}, {"acme.py": PLUGIN})
     info = entry / "acme-cni-1.0.dist-info"
@@ -268,7 +270,7 @@ def test_a_plugin_is_found_wherever_its_distribution_is(tmp_path, monkeypatch, w
 
 
 def test_a_server_without_plugins_of_others_does_not_import_the_search_for_them():
-    """Each server imported importlib.metadata, for 30 ms."""
+    """Each server imported importlib.metadata, which took 30 ms."""
     code = ("import logging, sys\nfrom fastcni.server.requests.workers import preload, preload_third_party\n"
             "preload()\npreload_third_party(logging)\nassert 'importlib.metadata' not in sys.modules")
     call(sys.executable, "-c", code)
@@ -281,7 +283,8 @@ def test_without_the_plugin_that_cannot_be_packed_the_others_are_installed(tmp_p
 
 
 def test_packed_modules_run_as_they_do_elsewhere(tmp_path):
-    """Relative and circular imports, guarded ones, annotations that a dataclass reads, an assertion, a docstring."""
+    """The modules have relative, circular and guarded imports, annotations that a dataclass reads, an assertion and a
+    docstring."""
     sources = {
         "acme/cni/__init__.py": '"""The docstring."""\nfrom . import other\nfrom .plugin import *\n',
         "acme/cni/other.py": "import acme.cni.plugin\n\ndef answer():\n    return acme.cni.plugin.ANSWER\n",

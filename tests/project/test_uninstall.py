@@ -1,4 +1,5 @@
-"""`fastcni install` keeps what it replaces, and `fastcni uninstall` puts it back, also after a failure at any step."""
+"""`fastcni install` keeps the files that it replaces, and `fastcni uninstall` restores them, also after a failure at
+any step."""
 
 import errno
 import os
@@ -27,7 +28,8 @@ def image():
 
 @pytest.fixture
 def bin_dir(tmp_path, image, monkeypatch):
-    """Return a plugin directory with other programs' files, of odd modes and times; packing takes no time."""
+    """Return a plugin directory with files of other programs that have unusual modes and times. `fastcni install` uses
+    `image` and packs nothing."""
     monkeypatch.setattr(pack, "pack", lambda *_, **__: image)
     monkeypatch.setattr(installing, "checked_interpreter", lambda path: path)
     monkeypatch.setattr(interpreters, "core_of", lambda _: "")
@@ -55,7 +57,8 @@ def test_uninstall_restores_all_that_install_replaced(bin_dir):
 
 
 def test_the_kept_file_is_the_same_file(bin_dir):
-    """A copy would lose other names of the file, its attributes and its capabilities."""
+    """`fastcni install` renames the file that it replaces. A copy would lose hard links, attributes and
+    capabilities."""
     before = os.stat(bin_dir / "bridge")
     os.link(bin_dir / "bridge", bin_dir / "dhcp2")
     install_plugins(bin_dir, names=NAMES)
@@ -74,7 +77,7 @@ def test_a_second_install_keeps_the_first_originals(bin_dir):
 
 
 def test_a_file_that_came_after_fastcni_is_left_by_uninstall_and_kept_by_the_next_install(bin_dir):
-    """Such a file comes, for example, with an upgrade of the distribution's plugins."""
+    """For example, an upgrade of the distribution's plugins writes such a file."""
     install_plugins(bin_dir, names=NAMES)
     (bin_dir / "bridge").unlink()
     write_executable(bin_dir / "bridge", b"#!/bin/sh\necho newer\n")
@@ -102,7 +105,7 @@ def test_a_file_system_without_hard_links_keeps_copies(bin_dir, monkeypatch):
     (bin_dir / "tap").symlink_to("dhcp")
     if os.geteuid() == 0:
         os.chown(bin_dir / "portmap", 70001, 70002)
-        (bin_dir / "portmap").chmod(0o6750)             # chown() of a copy clears set-user-ID
+        (bin_dir / "portmap").chmod(0o6750)             # set-user-ID, which chown() of a copy would clear
     before, owner = state(bin_dir), os.stat(bin_dir / "portmap")
     monkeypatch.setattr(os, "link", no_links)
     install_plugins(bin_dir, names=NAMES)
@@ -146,7 +149,7 @@ def test_commands_for_one_directory_wait_for_each_other(bin_dir):
 
 
 def test_files_are_on_disk_before_they_get_their_names_and_the_names_before_the_end(bin_dir, monkeypatch):
-    """A plugin file that is empty after a power cut would keep the node from starting pods."""
+    """After a power cut, an empty plugin file would keep the node from starting pods."""
     events, rename, fsync = [], os.rename, os.fsync
 
     def renamed(old, new):
@@ -167,17 +170,18 @@ def test_files_are_on_disk_before_they_get_their_names_and_the_names_before_the_
     assert events == [("sync", "directory")]
     events.clear()
     monkeypatch.setattr(os, "link", no_links)
-    install_plugins(bin_dir, names=["portmap"])         # first the copy that uninstall restores
+    install_plugins(bin_dir, names=["portmap"])         # keeps the file that uninstall restores
     assert events == [*[("sync", "file"), ("rename", "portmap")] * 2, ("sync", "directory")]
 
 
 class Killed(BaseException):
-    """The process ended here: nothing of it runs afterwards."""
+    """The process is killed at this step: every later change fails, too."""
 
 
 def at_each_step(monkeypatch, act, fault):
-    """Run act() repeatedly, with the first, second, ... change of the disk failing. Yield after each run, and return
-    after the first run without a failure. fault: an OSError, or Killed; after Killed every later change fails, too."""
+    """Run act() repeatedly: in the first run the first change of the disk fails, in the second run the second, and so
+    on. Yield after each run. Return after the first run without a failure. fault: an OSError, or Killed; after Killed
+    every later change of the run fails, too."""
     originals = {name: getattr(os, name) for name in ("link", "rename", "unlink", "mkdir", "rmdir", "fsync")}
     number = 0
     while True:
@@ -218,7 +222,7 @@ def test_after_a_failure_at_any_step_each_name_is_complete_and_either_command_fi
     failures = 0
     steps = at_each_step(monkeypatch, commands[what], fault)
     for number, failed in steps:
-        for name in NAMES:                  # the old one or the new one; a name that is new may not be there
+        for name in NAMES:                  # the old or the new file; a new name may be missing
             path = bin_dir / name
             assert not path.exists() or is_own_file(str(path)) or path.read_bytes() == FOREIGN.get(name), (number, name)
             assert path.exists() or name == "tap", (number, name)
@@ -227,7 +231,7 @@ def test_after_a_failure_at_any_step_each_name_is_complete_and_either_command_fi
         commands[then]()
         assert state(bin_dir) == (installed(before) if then == "install" else before), number
         assert (KEPT in os.listdir(bin_dir)) == (then == "install")
-        commands["uninstall"]()             # and all over again
+        commands["uninstall"]()             # repeats the complete uninstall
         assert state(bin_dir) == before
         if what == "uninstall":
             install_plugins(bin_dir, names=NAMES)

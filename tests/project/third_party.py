@@ -1,4 +1,5 @@
-"""Distributions with plugins for fastcni: the example, built and installed in an environment, and ones made by hand."""
+"""Make distributions with plugins for fastcni: install the example in an environment, or write a distribution's files
+directly."""
 
 import json
 import os
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "plugin-hello"
 ENV = {"PATH": os.environ["PATH"], "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere",
        "CNI_NETNS": "/nowhere", "FASTCNI_SOCKET": ""}
-# A plugin that changes nothing, so that it runs without root.
+# A plugin that changes nothing in the kernel, so that tests run it without root.
 PLUGIN = """
 def read(req):
     return None
@@ -37,7 +38,7 @@ def call(*command, cwd=None, env=None):
 
 
 def add_distribution(directory, name, plugins, modules):
-    """Put an installed distribution into `directory`: {CNI type: entry point}, {path: source}."""
+    """Write an installed distribution into `directory`. plugins: {CNI type: entry point}. modules: {path: source}."""
     info = directory / f"{name}-1.0.dist-info"
     info.mkdir(parents=True)
     for path, source in modules.items():
@@ -50,8 +51,8 @@ def add_distribution(directory, name, plugins, modules):
 
 
 def make_environment(directory):
-    """Make a virtual environment that finds fastcni and its dependencies where this Python has them. Return its
-    Python."""
+    """Make a virtual environment that imports fastcni and its dependencies from this Python's directories. Return the
+    path of the environment's Python."""
     call(sys.executable, "-m", "venv", "--without-pip", directory)
     (packages,) = directory.glob("lib/python*/site-packages")
     (packages / "fastcni-of-this-checkout.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
@@ -59,14 +60,14 @@ def make_environment(directory):
 
 
 def install_example(python, directory):
-    """Build the example from a copy, with the installed setuptools, and install it."""
+    """Build a copy of the example with the installed setuptools. Install the example in the environment of `python`."""
     shutil.copytree(EXAMPLE, directory, ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", ".*"))
     call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", "--no-build-isolation",
          "--no-deps", directory)
 
 
 def request(path, command, conf=None, **env):
-    """Make one request to a plugin file. Return (exit status, the document on stdout or None)."""
+    """Make one request to a plugin file. Return (exit status, the document on stdout or None if stdout is empty)."""
     done = subprocess.run([path], input=json.dumps(conf or {}).encode(), capture_output=True, timeout=120,
                           env=ENV | {"CNI_COMMAND": command} | env)
     return done.returncode, json.loads(done.stdout or b"null")
