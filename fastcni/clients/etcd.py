@@ -177,7 +177,7 @@ class Client:
 
     def log(self) -> tuple[int, int] | None:
         """Return (the index of the last committed entry in the log of the member that answers, the member's revision).
-        None: etcd does not let this user read the status, or a proxy has no path for it. Raises Away.
+        None: etcd does not let this user read the status, or a proxy has no path for the status. Raises Away.
 
         etcd reads the revision before the index, so the log had at most this index at this revision.
         """
@@ -290,8 +290,8 @@ class Client:
 
     def _note(self, document: dict[str, Any], began: float) -> None:
         """Record the cluster and the revision of an answer. Answers to several threads may overtake each other. So a
-        lower revision than the recorded revision counts only if its request began after the recorded revision was
-        known."""
+        revision below the recorded revision counts only if its request began after the recorded revision had
+        arrived."""
         header = document["header"]
         now = header["cluster_id"], int(header["revision"])
         if self.history is None or now > self.history or began > self._noted:
@@ -311,7 +311,7 @@ def refusal(answer: Answer) -> Refused:
 
 def is_unknown_path(e: Refused) -> bool:
     """Return whether the error says that the gateway does not have the path. An error about a missing lease has the
-    same code."""
+    same gRPC code, but a text that names etcdserver."""
     return e.code == NOT_FOUND and "not found" in e.text.lower() and "etcdserver" not in e.text
 
 

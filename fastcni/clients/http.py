@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
-REQUEST_TIMEOUT_S = 5.0         # for all endpoints together
-ENDPOINT_TIMEOUT_S = 1.5        # for each endpoint except the last
+REQUEST_TIMEOUT_S = 5.0         # the limit of a request, for all endpoints together
+ENDPOINT_TIMEOUT_S = 1.5        # the limit of a request at each endpoint except the last
 STREAM_IDLE_S = 3600.0
 HUNG_UP = ("EOF", "closed", "reset", "pipe", "certificate required")
 PIECE_BYTES = 1 << 16           # the most bytes in a piece of a stream
@@ -146,8 +146,8 @@ class Http:
 
     def _ask_each(self, method: str, path: str, body: Any, headers: dict[str, str] | None, seconds: float,
                   whole: bool) -> tuple[Any, str]:
-        """Return (urllib3's response, endpoint) of the first endpoint that answers. whole: whether to read the body,
-        too."""
+        """Return (urllib3's response, endpoint) of the first endpoint that answers. whole: whether to read the
+        response's body."""
         if body is not None and not isinstance(body, bytes):
             body = json.write(body)
             headers = {"Content-Type": "application/json"} | (headers or {})
@@ -244,8 +244,8 @@ class Stream:
         self.close()
 
     def _pieces(self, seconds: float, least: int = 1) -> Iterator[bytes]:
-        """Yield the body in pieces as they arrive. seconds: the longest time without a piece. least: bytes of a piece,
-        if the body has no chunks."""
+        """Yield the body in pieces as they arrive. seconds: the longest time without a piece. least: the size of a
+        piece in bytes, if the body has no chunks."""
         now, response = self.http._now, self.response
         if not response:
             return

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-MAX_CONNECTIONS = 64            # kept connections of an endpoint; for more threads urllib3 opens more, with a warning
+MAX_CONNECTIONS = 64            # kept connections of an endpoint; urllib3 opens further connections with a warning
 PEM = "-----BEGIN"
 X509_STRICT = 0x20              # ssl.VERIFY_X509_STRICT
-# (level, option, value) of setsockopt(2): TCP_NODELAY, and keepalive that ends a connection 40 s after its peer has
-# vanished
+# (level, option, value) of setsockopt(2): TCP_NODELAY, and keepalive, which ends a connection if its peer has not
+# answered for 40 s
 SOCKET_OPTIONS = ((6, 1, 1), (1, 9, 1), (6, 4, 20), (6, 5, 5), (6, 6, 4))
 
 
@@ -121,7 +121,7 @@ class Pools:
         self.urllib3: Any = urllib3
         self.failures = (urllib3.exceptions.HTTPError, OSError)
         if not tls.verify:
-            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)     # verification is switched off
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)     # the user wants no verification
         self.tls, self.wait, self.stamp = tls, wait, tls.stamp()
         self.pools: dict[str, Any] = {}
         self.lookups = Lookups()
@@ -169,8 +169,8 @@ def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
                      failures: tuple[type[Exception], ...]) -> Any:
     """Return a subclass of urllib3's connection class `base`. Its connections read answers by Reader. The connection's
     timeout covers the lookup of the host's name and the attempts to connect to all addresses of the host together. The
-    connection sends
-    a request by one write: urllib3 writes headers and body separately, which would wake the service twice."""
+    connection sends headers and body of a request in one write, because urllib3's two writes would wake the service
+    twice."""
     class Response(base.response_class):
         def __init__(self, sock: Any, *args: Any, **named: Any) -> None:
             super().__init__(sock, *args, **named)
@@ -180,7 +180,7 @@ def connection_class(base: Any, wait: Callable[[Any], None], lookups: Lookups,
         response_class = Response
         _dns_host: str
         timeout: float
-        held: list[bytes] | None = None         # parts that request() sends together
+        held: list[bytes] | None = None         # headers and body, which request() sends in one write
 
         def _new_conn(self) -> Any:
             host, seconds = self._dns_host, self.timeout

@@ -115,7 +115,7 @@ def read_document(path: str) -> dict[str, Any]:
             found: dict[str, Any] = json.read(text.encode())
             return found
         except json.JsonError:
-            pass                        # no JSON: a YAML document may begin with a brace, too
+            pass                        # not JSON, but maybe YAML, which may also begin with a brace
     make_importable()
     try:
         import yaml
@@ -135,7 +135,7 @@ def read_tls(path: str, access: Access, cluster: dict[str, Any], user: dict[str,
     access.ca = pem_of(path, cluster, "certificate-authority")
     access.cert, access.key = pem_of(path, user, "client-certificate"), pem_of(path, user, "client-key")
     if bool(access.cert) != bool(access.key):
-        raise wrong(path, "client-certificate and client-key: only one of them is there")
+        raise wrong(path, "client-certificate and client-key: only one of them is set")
     access.verify = not cluster.get("insecure-skip-tls-verify")
     access.server_name = text_of(path, cluster, "tls-server-name")
 

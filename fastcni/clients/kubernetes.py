@@ -28,42 +28,43 @@ if TYPE_CHECKING:
 
 MANAGER = "fieldManager=fastcni"
 MERGE_PATCH = {"Content-Type": "application/merge-patch+json"}
-STRATEGIC_PATCH = {"Content-Type": "application/strategic-merge-patch+json"}       # of the kinds of Kubernetes itself
+STRATEGIC_PATCH = {"Content-Type": "application/strategic-merge-patch+json"}       # API servers reject it for CRDs
 # With this header the API server sends only the metadata of objects. API servers before 1.15 send complete objects.
 METADATA = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
 METADATA_LIST, METADATA_OBJECT = (METADATA.format(f"PartialObjectMetadata{each}") for each in ("List", ""))
 PAGE = 500                      # objects in one answer of a list
 WATCH_S = 240                   # the API server ends a watch after this time or up to twice as long, at random
 WATCH_GRACE_S = 20.0
-LIST_WAIT_S = 60.0              # until a list from the cache begins: an API server may encode the complete list first
+LIST_WAIT_S = 60.0              # the limit until a list from the cache begins: an API server may first encode all of it
 LIST_SILENCE_S = 20.0           # the longest time without data within a list from the cache
-# Seconds before a request that was answered "429 Too Many Requests" is sent again; longer if Retry-After says so
+# Seconds before this client repeats a request after "429 Too Many Requests"; longer if the answer's Retry-After is
+# longer
 BUSY_WAITS_S, MAX_RETRY_AFTER_S = (0.1, 0.5, 1.0), 10.0
-TOO_LARGE = "Too large resource version"        # in the answer to a list, with status 504
+TOO_LARGE = "Too large resource version"        # the text of a list's answer with status 504
 OK, CREATED, ACCEPTED = 200, 201, 202
 UNAUTHORIZED, NOT_FOUND, CONFLICT, GONE, BUSY = 401, 404, 409, 410, 429
-REJECTED = (400, 403, 413, 422)         # of admission webhooks, quotas, rights, and the checks of an object
+REJECTED = (400, 403, 413, 422)         # the statuses by which webhooks, quotas, access rights and validation reject
 
 
 class Conflict(Exception):
-    """The object already exists, or has changed since it was read: 409."""
+    """Status 409: the object already exists, or has changed since the caller read it."""
 
 
 class Missing(Exception):
-    """The object does not exist: 404."""
+    """Status 404: the object does not exist."""
 
 
 class Expired(Exception):
-    """The API server no longer has the changes since that revision: 410. List again."""
+    """Status 410: the API server no longer has the changes since the requested revision. The caller must list again."""
 
 
 class NoSuchKind(Away):
-    """The API server has no such path: the CRDs are missing."""
+    """The API server does not know the path, because the CRDs are missing."""
 
 
 class Api:
-    """An API server. access: a function that returns the server's Access. Api calls it at the first request, and when
-    the server no longer accepts the credentials. timeout_s: seconds for requests other than watches; 0.0: the
+    """An API server. access: a function that returns the server's Access. Api calls access() at the first request, and
+    when the server no longer accepts the credentials. timeout_s: seconds for requests other than watches; 0.0: the
     default."""
 
     def __init__(self, access: Callable[[], Access]) -> None:
@@ -136,10 +137,10 @@ class Api:
         """Call tell() for each object of a list from the API server's memory, without a request to etcd, as soon as the
         object has arrived. Return the resourceVersion to watch from.
 
-        The answer may be older than the last write, but contains all that this Api has seen of that path so far. The
-        API server sends all pods of a cluster in one answer, so list_each() does not keep the objects. The list ends
-        with Away when stop() returns true. Raises Expired: forget the objects, and call again; the next list comes from
-        etcd. Raises Away.
+        The answer may be older than the last write, but not older than the last answer that this Api has received for
+        that path. The API server sends all pods of a cluster in one answer, so list_each() does not keep the objects.
+        The list ends with Away when stop() returns true. Raises Expired: forget the objects, and call again; the next
+        list comes from etcd. Raises Away.
         """
         since, started = self._seen.get(path, "0"), time.monotonic()
         try:
@@ -209,7 +210,7 @@ class Api:
 
     def _note_revision(self, revision: int, started: float) -> None:
         """Record a revision. Requests of several threads may end in another order than the server has answered them. So
-        a lower revision counts only if its request began after the higher revision was known."""
+        a lower revision counts only if its request began after the higher revision had arrived."""
         with self._lock:
             if revision >= self.revision or started > self._revision_at:
                 self.revision, self._revision_at = revision, time.monotonic()

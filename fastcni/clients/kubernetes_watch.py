@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     Key = tuple[str, str]                               # namespace or "", name
 
 # The watches of all nodes may end at the same time. Each node waits for a random time before it lists from the cache,
-# so that one processor of the API server can encode the lists. n pods on n / 20 nodes, and 20 us for a pod: n * n us.
+# so that one processor of the API server can encode the lists. The API server takes 20 us to encode a pod: n pods for
+# each of n / 20 nodes take n * n us.
 LIST_S_OF_AN_OBJECT, MAX_SPREAD_S = 1e-6, 10.0
 PAUSE_S = 1.0                   # seconds between two watches, if the server ends them immediately; randomised by half
 
@@ -28,10 +29,10 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
     """Call tell() for each existing object, then for each change, one call at a time. Return when stop() returns true.
     If a watch fails, raise its exception.
 
-    plurals: the plurals of kinds below the path `base`; for other kinds a path such as "/api/v1/pods". For these paths,
-    tell() gets only the name of an object that a later list no longer has, because keeping all pods of a cluster would
-    take hundreds of megabytes. listed(): called with the plural after each list. cached: plurals whose lists may come
-    from the API server's cache. metadata: plurals whose objects are read without spec and status.
+    plurals: the plurals of kinds below the path `base`; for other kinds a path such as "/api/v1/pods". If a later list
+    of such a path no longer has an object, tell() gets only the object's name, because storing all pods of a cluster
+    would take hundreds of megabytes. listed(): called with the plural after each list. cached: plurals whose lists may
+    come from the API server's cache. metadata: plurals whose objects are read without spec and status.
     """
     import threading
 
@@ -48,7 +49,7 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
     def list_ended(plural: str) -> None:
         with one:
-            if not failed:              # otherwise tell() was not called for all objects of the list
+            if not failed:              # after a failure tell() has not got all objects of the list
                 listed(plural)
 
     def run(plural: str) -> None:

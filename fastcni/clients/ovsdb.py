@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DATABASE = "Open_vSwitch"
 VSWITCHD_LOCK = "ovs_vswitchd"      # the lock that ovs-vswitchd holds while it runs, bridge_init() of vswitchd/bridge.c
 DEFAULT_ADDRESS = "unix:/var/run/openvswitch/db.sock"
-MAX_ANSWER_BYTES = 16 << 20         # limit of one message: enough for many times the ports of a node
+MAX_ANSWER_BYTES = 16 << 20         # limit of one message: enough for many more ports than a node has
 
 
 class Refused(Exception):
@@ -64,7 +64,7 @@ class Ovsdb:
         return self.transacted(self.ask("transact", [DATABASE, *operations]), operations)
 
     def transacted(self, number: int, operations: tuple[Operation, ...]) -> list[Any]:
-        """Return the results of transact() for a request that was sent."""
+        """Wait for the answer to the request `number`, and return the results as transact() does."""
         results = self.answer(number)
         # A failed operation is the last result. An error of the whole transaction, such as a constraint, is an
         # additional result
@@ -75,7 +75,7 @@ class Ovsdb:
         return results
 
     def vswitchd_runs(self) -> bool:
-        """Return whether ovs-vswitchd is connected, that is, holds its lock of the database. The method changes no
+        """Return whether ovs-vswitchd is connected to the database, that is, holds its lock. The method changes no
         table.
 
         The request `lock` takes the lock if it is free. The same write sends `unlock`, so that a starting ovs-vswitchd
@@ -147,7 +147,7 @@ class Ovsdb:
 
     def receive(self) -> None:
         """Receive and store the next message."""
-        # There is no separator between messages. An incomplete message seldom ends in a brace.
+        # No separator ends a message, so parse only data that ends in a brace: an incomplete message seldom does.
         while not self.received.endswith(b"}") or (message := self.take()) is None:
             try:
                 data = self.stream.receive()
@@ -160,7 +160,7 @@ class Ovsdb:
                 raise Refused(f"OVSDB at {self.address} sends more than {MAX_ANSWER_BYTES} bytes")
         if not isinstance(message, dict):
             raise Refused(f"{self.address} is no OVSDB: it sends {json.write(message)[:40]!r}")
-        if message.get("method") == "echo":         # over TCP a server sends this after five idle seconds
+        if message.get("method") == "echo":         # over TCP a server sends "echo" after five idle seconds
             self.send(json.write({"id": message["id"], "result": message["params"], "error": None}))
         elif message.get("method") == "update2":
             self.updates.append(message["params"][1])
@@ -168,7 +168,7 @@ class Ovsdb:
             self.answers[message["id"]] = message
 
     def take(self) -> Any:
-        """Return the first received message; None if it is not complete."""
+        """Return the first received message; None if the message is not complete."""
         text = self.received.decode("utf-8", "replace")
         try:
             message, end = json.scan(text)

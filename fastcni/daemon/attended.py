@@ -11,7 +11,8 @@ class Attended(Protocol):
 
     @property
     def due(self) -> float:
-        """Return when to call attend() even if the descriptor is not readable, in monotonic seconds; inf: never."""
+        """Return the time at which the loop calls attend() even if the descriptor is not readable, in monotonic
+        seconds; inf: never."""
         ...
 
     def fileno(self) -> int:

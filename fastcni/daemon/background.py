@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     Job = tuple[Callable[..., object], tuple[Any, ...]]
 
 CANNOT_START = (RuntimeError, MemoryError)      # errors of Thread.start(): pids.max is reached; no memory
-LONG_MS = 3600 * 1000           # the limit of a wait at a gate; a worker then waits again
+LONG_MS = 3600 * 1000           # the longest wait at a gate; after it the worker waits again
 
 
 class Background:
     """The background threads. background(fn, *args) runs fn(*args) in a thread. A thread starts when it is needed, and
     then waits for further jobs.
 
-    max_threads: the most threads. If all threads are busy, a job waits for a free thread. If no thread is free and none
-    can be started, for example because of pids.max, the caller runs the job. home: a descriptor of the server's network
-    namespace, which the threads enter. Otherwise a new thread would stay in the namespace of the worker that starts it,
-    and keep a pod's namespace alive.
+    max_threads: the maximum number of threads. If all threads are busy, a job waits for a free thread. If no thread is
+    free and Python cannot start a thread, for example because of pids.max, the caller runs the job. home: a descriptor
+    of the server's network namespace. Each thread enters this namespace: a thread that stayed in the namespace of the
+    worker that started it would keep a pod's namespace alive.
 
     An OSError ends a job, because the job's socket has been closed. The log reports other exceptions, which are faults
-    of fastcni. Neither ends the thread.
+    of fastcni. After an exception the thread runs the next job.
     """
 
     def __init__(self, max_threads: int, home: int, log: Logger) -> None:
         self.max_threads, self.home, self.log, self.size = max_threads, home, log, 0
-        self.free: list[Worker] = []            # the last in the list became free last
+        self.free: list[Worker] = []            # the workers without a job; the last became free last
         self.waiting: deque[Job] = deque()
         self.lock = Lock()
 
@@ -59,7 +59,7 @@ class Background:
         self._run(fn, args)
 
     def _start_one(self, job: Job) -> bool:
-        """Start a thread with its first job. Return False if no thread can be started."""
+        """Start a thread with its first job. Return False if Python cannot start a thread."""
         worker = Worker(job)
         try:
             Thread(target=self._work, args=(worker,), name=f"background-{self.size + 1}", daemon=True).start()
@@ -87,8 +87,8 @@ class Background:
             self.log.exception("server_fault")
 
     def _enter_home(self) -> None:
-        """Enter the server's namespace. After an error, the thread continues in its namespace, because its jobs use
-        sockets that are already open."""
+        """Enter the server's namespace. If the thread cannot enter the namespace, the thread stays where it is, because
+        its jobs use sockets that are already open."""
         try:
             netns.ensure(self.home)
         except netns.Lost:

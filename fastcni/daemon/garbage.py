@@ -2,7 +2,7 @@
 
 import gc
 
-THRESHOLD = 10_000              # new objects before a collection; a request makes hundreds, and almost no cycles
+THRESHOLD = 10_000              # new objects between collections: a request makes hundreds of objects, almost no cycles
 
 
 def freeze() -> None:

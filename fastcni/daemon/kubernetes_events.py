@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         logger: Logger
 
 IN_CLUSTER = "in-cluster"
-NAMESPACE = "default"           # where Kubernetes has Events about objects without a namespace
+NAMESPACE = "default"           # the namespace of Events about objects without a namespace, such as nodes
 PATH = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
 CONTROLLER = "fastcni.dev/server"
 # The fields that identify an event's subject. The other fields may differ from line to line
@@ -40,9 +40,9 @@ MAX_SERIES = 256                # series in the table
 SERIES_S = 60.0                 # seconds between two updates of an Event's count
 ENDED_S = 1800.0                # seconds without a line after which the next line is a new Event
 RETRY_S = 10.0                  # seconds until the next try after a failure
-STOP_S = 1.0                    # seconds that the server's stop waits for the last Events
-MAX_NODE_NAME = 200             # characters of the node's name in an Event's name, which may have 253
-MAX_NOTE = 1024                 # bytes, the API's limit
+STOP_S = 1.0                    # seconds that stop() waits until the thread has sent the last Events
+MAX_NODE_NAME = 200             # limit of the node's name in an Event's name, in characters; the API allows 253 in all
+MAX_NOTE = 1024                 # the API's limit of an Event's text, in bytes
 
 
 class Series:
@@ -110,7 +110,7 @@ class KubernetesEvents:
         self.stopping.set()
         self.wake.set()
         if self.thread.is_alive():
-            self.thread.join(STOP_S)    # as a daemon thread it does not delay the end of the process
+            self.thread.join(STOP_S)    # a daemon thread does not delay the end of the process
 
     def _run(self) -> None:
         pause, ends = None, False
@@ -118,7 +118,7 @@ class KubernetesEvents:
             self.wake.wait(pause)
             self.wake.clear()
             self.stopping.wait(max(0.0, self.retry_at - time.monotonic()))
-            ends = self.stopping.is_set()       # read before the last lines are sent
+            ends = self.stopping.is_set()       # read first, so that this round sends all lines from before stop()
             try:
                 pause = self.send_due(everything=ends)
             except Exception:           # a bug of fastcni must not end the server
@@ -140,7 +140,7 @@ class KubernetesEvents:
                 except (Away, Conflict) as e:
                     self.unsent("kubernetes_event_unsent", reason=reason_of(one.event), why=str(e))
                     self.retry_at = now + RETRY_S
-                    one.failed = now            # last from now on: the API server may reject this Event alone
+                    one.failed = now            # send this Event last: the API server may reject only this Event
                     return RETRY_S
                 one.due, one.failed = now + SERIES_S, 0.0
             if one.sent < one.count:    # further lines arrived while the series was sent
@@ -157,7 +157,7 @@ class KubernetesEvents:
             return [one for one in self.series.values() if one.sent < one.count]
 
     def _send(self, series: Series) -> None:
-        count, last = series.count, micro_time(series.last)     # both may change during the request
+        count, last = series.count, micro_time(series.last)     # receive() may change both meanwhile
         if series.name:
             try:
                 self.api.patch(f"{PATH}/{series.name}", {"series": {"count": count, "lastObservedTime": last}})

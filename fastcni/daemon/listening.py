@@ -33,7 +33,7 @@ class Listening:
 
     def __init__(self, sock: socket.socket, path: str | None = None, lock: int | None = None) -> None:
         self.sock, self.path, self.lock = sock, path, lock
-        self._file = os.lstat(path) if path else None           # None: systemd's, or removed by unlink()
+        self._file = os.lstat(path) if path else None           # None: made by systemd, or unlinked
         sock.setblocking(False)
 
     @property
@@ -49,11 +49,12 @@ class Listening:
             found = os.lstat(self.path)
         except OSError:
             return True
-        # A file system may use the number of a removed file again
+        # A file system may use the inode number of a removed file again
         return not os.path.samestat(found, self._file) or found.st_mtime_ns != self._file.st_mtime_ns
 
     def unlink(self) -> None:
-        """Remove the socket's file, unless it is another program's. New requests then run one-shot, without the server.
+        """Remove the socket's file, unless another program has replaced the file. New requests then run one-shot,
+        without the server.
         """
         if self.path and not self.lost:
             with suppress(OSError):     # the file's directory no longer exists, so no caller finds the socket
@@ -101,7 +102,7 @@ def handed_over(env: Mapping[str, str], kind: int = socket.SOCK_SEQPACKET) -> so
 
 
 def make(path: str, open_to_all: bool, kind: int = socket.SOCK_SEQPACKET) -> Listening:
-    """Make a socket at `path`, and its directory if it is missing. Replace the socket file of a dead server.
+    """Make a socket at `path`, and make a missing directory. Replace the socket file of a dead server.
 
     Raises ListenError, OSError.
     """
@@ -135,7 +136,7 @@ def take_lock(path: str) -> int:
     """Lock the lock file next to `path`, so that only one server listens at the path. Return its descriptor.
 
     The file's mode is 0600, so that only the server's user and root can lock it. In a sticky directory such as /tmp,
-    another user can create and lock the file before the server does. The server removes this user's file. Raises
+    another user can create and lock the file before the server does. The server removes such a file. Raises
     ListenError, OSError.
     """
     name = f"{path}.lock"
@@ -170,8 +171,8 @@ def forget_attempt() -> None:
 
 
 def open_lock(name: str) -> int | None:
-    """Open the existing lock file, and return its descriptor. If it is another user's, remove it and return None.
-    Return None also if it no longer exists.
+    """Open the existing lock file, and return its descriptor. If another user owns the file, remove the file and return
+    None. Return None also if the file no longer exists.
 
     Raises OSError.
     """
@@ -195,8 +196,8 @@ def is_ours(found: os.stat_result) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove the file at `path`. If it is another user's directory, rename it, because it may contain files. Raises
-    OSError."""
+    """Remove the file at `path`. If `path` is a directory of another user, rename the directory, because it may contain
+    files. Raises OSError."""
     found = os.lstat(path)
     if stat.S_ISDIR(found.st_mode) and found.st_uid not in (0, os.geteuid()):
         os.rename(path, f"{path}.{secrets.token_hex(8)}")

@@ -15,7 +15,8 @@ from fastcni.kernel import logs
 from fastcni.kit.call.request_log import JOURNAL, LOG_DAEMON, SYSLOG, journal_entry, readable
 
 # structlog imports the package rich, if it is installed, for coloured tracebacks: 50 ms and 5 MB. It imports asyncio
-# for coroutines that log: 14 ms and 3 MB. fastcni's logs have no colours and no coroutines, so this prevents both.
+# for coroutines that log: 14 ms and 3 MB. fastcni's logs have no colours and no coroutines, so the next lines prevent
+# both imports.
 absent: Any = None
 unused = {"rich": absent, "asyncio": ModuleType("asyncio")}
 loaded = {name: sys.modules.setdefault(name, module) for name, module in unused.items()}
@@ -124,8 +125,8 @@ class Journal(Syslog):
 
 
 class RateLimited:
-    """A limit for the log lines of events that any caller can cause: one line of each event in `seconds`. The line has
-    the number of the event's lines that were dropped before it.
+    """A limit for the log lines of events that any caller can cause: at most one line of each event every `seconds`
+    seconds. Each line has the number of lines of its event that were dropped before.
 
     log: a method of a logger. Threads use no lock, so the number may be slightly wrong.
     """
@@ -156,8 +157,8 @@ def as_json(event: Mapping[str, Any], **_: object) -> str:
 
 
 def stamp(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add level, timestamp and exception to an event; a structlog processor. It replaces three processors of structlog,
-    which make nine function calls for each line."""
+    """Add level, timestamp and exception to an event; a structlog processor. stamp() replaces three processors of
+    structlog, which make nine function calls for each line."""
     event["level"] = SAME_LEVEL.get(method, method)
     event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     return structlog.processors.format_exc_info(logger, method, event) if "exc_info" in event else event

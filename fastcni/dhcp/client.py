@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         def probe(self, client: Client, wanted: bytes) -> None:
             """Send an ARP probe by the open socket."""
         def quiet(self, client: Client) -> None:
-            """Close the client's socket, if it has one."""
+            """Close the client's open socket, if any."""
         def keep(self, client: Client) -> None:
             """Write the lease to its file."""
         def assign(self, client: Client) -> None:
@@ -64,7 +64,7 @@ REQUEST_TRIES = 4               # number of REQUESTs; after them the client send
 REBOOT_TRIES = 3
 PROBES, PROBE_INTERVAL_S = 2, 0.1       # RFC 5227 waits 6 s in all, too long for a pod's start
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # pauses after a NAK or a conflict
-MAX_MESSAGE_BYTES = 1500        # the value of option 57
+MAX_MESSAGE_BYTES = 1500        # the value of option 57, Maximum DHCP Message Size
 
 
 class LinkGone(Exception):
@@ -107,8 +107,8 @@ class Client:
     sent      when the exchange's first packet was sent
     began     when the current attempt to acquire a lease began, None: no attempt
     failures  number of consecutive NAKs and conflicts
-    lost      whether the pod has lost a lease: the daemon then sets the address of the next lease
-    sock      the open socket, None: none; waiters: callbacks of waiting plugins; timer: when to call due()
+    lost      whether the pod has lost its lease: the daemon, not a plugin, then sets the next lease's address
+    sock      the open socket, or None; waiters: callbacks of waiting plugins; timer: when to call due()
     """
 
     __slots__ = ("began", "configured", "failures", "lease", "lost", "mac", "offered", "owner", "sent", "shared",
@@ -153,7 +153,7 @@ class Client:
             return
         server = packets.address_of(message.options.get(packets.SERVER_ID, b""))
         if self.wanted[1] not in (packets.NO_ADDRESS, server) and self.state == states.REQUESTING:
-            return                      # not from the server of the REQUEST
+            return                      # the REQUEST went to another server
         if message.kind == packets.OFFER and packets.NO_ADDRESS not in (server, message.yiaddr):
             self.event(states.OFFER, message)
         elif message.kind == packets.NAK:
@@ -172,7 +172,7 @@ class Client:
         if lease.server == packets.NO_ADDRESS and before:
             lease.server = before.server
         if before and lease.address != before.address:
-            self.event(states.NAK)      # the server no longer has a lease of this address
+            self.event(states.NAK)      # the server gives another address than the lease's
         else:
             self.event(states.ACK, lease)
 
@@ -320,8 +320,8 @@ class Client:
             self._renew(self.lease.expires)
 
     def _renew(self, until: float) -> None:
-        """Send a REQUEST for the lease's address, and the next REQUEST after half of the time to `until` (RFC 2131,
-        4.4.5)."""
+        """Send a REQUEST for the lease's address. Schedule the next REQUEST after half of the time that is left until
+        `until` (RFC 2131, 4.4.5)."""
         assert self.lease
         now = self.world.now()
         self.world.schedule(self, min(until, now + max((until - now) / 2, self.lease.least_pause)))
@@ -333,16 +333,16 @@ class Client:
             self._not_sent(e)
 
     def _renewal(self, held: bytes) -> bytes:
-        """Return the REQUEST to renew the lease. With ciaddr, the server sends to that address (RFC 2131, table 1), so
-        ciaddr is set only if the client can answer ARP for the address. Without ciaddr it is the REQUEST of a
-        reboot."""
+        """Return the REQUEST to renew the lease. If ciaddr is set, the server answers to that address (RFC 2131, table
+        1). So ciaddr is set only if the pod's link has the address and answers ARP for it. Without ciaddr the REQUEST
+        is the same as after a reboot."""
         if self.configured:
             return self._encode(packets.REQUEST, ciaddr=held)
         return self._encode(packets.REQUEST, wanted=held)
 
     def _listen_to_renew(self) -> None:
-        """Open a socket to renew by unicast. Unicast needs the address on the link, and permission for port 68.
-        Otherwise open a socket to renew by broadcast, like the reference plugin."""
+        """Open a socket to renew by unicast. If the link does not have the address, or this process may not use port
+        68, open a socket to renew by broadcast, like the reference plugin."""
         if self.state == states.RENEWING:
             try:
                 self.world.listen_from_address(self)
@@ -366,11 +366,11 @@ class Client:
         assert self.lease
         ended = self.world.now() >= self.lease.expires
         self.world.log.warning("lease_lost", lease=self.owner.name, address=address.ip_text(self.lease.address),
-                               why="it ended, and no server had renewed it" if ended
+                               why="the lease ended, and no server had renewed it" if ended
                                else "the server refused to renew it")
         self.world.quiet(self)
         self.world.unassign(self)
-        # Record on disk that the lease has ended, so that a new daemon continues from here
+        # Record on disk that the lease has ended, so that a restarted daemon does not use the address again
         self.lease.options = self.lease.options | {packets.LEASE_TIME: bytes(4)}
         self.world.keep(self)
         self.lost, self.lease, self.began = True, None, None
@@ -395,7 +395,8 @@ class Client:
             self.began = self.sent
 
     def _pause(self) -> None:
-        """Return to INIT: immediately the first time, after a pause the next times."""
+        """Schedule the return to INIT: immediately after the first failure, after a growing pause from the second
+        on."""
         self.world.quiet(self)
         pause = min(FIRST_PAUSE_S * 2 ** (self.failures - 1), MAX_PAUSE_S) if self.failures else 0.0
         self.failures += 1

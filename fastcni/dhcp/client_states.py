@@ -2,10 +2,10 @@
 
     INIT -> SELECTING -> REQUESTING -> PROBING -> BOUND -> RENEWING -> REBINDING -> INIT
                                                    ^-----------'----------'
-    REBOOTING (a lease from before) -> PROBING, or INIT
+    REBOOTING (the attachment had a lease before) -> PROBING, or INIT
 
 Each row of the table says which state follows an event, and which method of client.Client carries out the transition.
-An event without a row, such as a late or repeated answer, is ignored.
+The client ignores an event without a row, such as a late or repeated answer.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Closer:
         while self._close_one(IDLE_S):
             continue
         self._ended()
-        self._close_one(0)                      # close() may have left the socket to this thread
+        self._close_one(0)                      # close() may have counted on this thread meanwhile
 
     def _close_one(self, seconds: float) -> bool:
         try:
@@ -50,7 +50,7 @@ class Closer:
         except Empty:
             return False
         except OSError:
-            return True                         # close(2) closes the socket even if it fails
+            return True                         # close(2) closes the socket even if it returns an error
         return True
 
     def _ended(self) -> None:

@@ -44,7 +44,7 @@ class Daemon:
         self.log = log
         path = flags.hostprefix + flags.socketpath
         if not (handed_over and os.environ.get("LISTEN_PID") == str(os.getpid())):
-            refuse_second(path)         # otherwise a socket of systemd would answer
+            refuse_second(path)         # not for systemd's socket, which accepts the test connection itself
         if handed_over:
             self.listening = listening.listen(path, open_to_all=False, kind=socket.SOCK_STREAM)
         else:
@@ -83,7 +83,7 @@ class Daemon:
                 time.sleep(RETRY_S)
 
     def stop(self) -> None:
-        """End run(); any thread or signal handler may call it."""
+        """End run(). Any thread or signal handler may call stop()."""
         self.loop.stop()
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     log = Log()
     raise_descriptor_limit()
     ends = stop_signals()
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)      # until the handler can stop a daemon
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)      # until `daemon` exists
     try:
         write_pidfile(flags.pidfile)
         daemon = Daemon(flags, log)

@@ -52,8 +52,8 @@ class Engine:
     # Requests of plugins --------------------------------------------------------------------------
 
     def allocate(self, owner: Owner, waiter: Waiter) -> None:
-        """Call waiter(error, client) when the attachment has a lease, immediately if it already has a lease, or when
-        the attempt fails."""
+        """Call waiter(error, client) when the attachment has got a lease, or when the attempt has failed. If the
+        attachment already has a lease, call waiter() immediately."""
         client = self.clients.get(owner.key)
         wanted: bytes | None = None
         if client and self._is_same(client, owner):
@@ -77,7 +77,7 @@ class Engine:
             client.acquire()
 
     def _is_same(self, client: Client, owner: Owner) -> bool:
-        """Return whether the client is in the owner's namespace, and the link there is still the link that got the
+        """Return whether the client is in the owner's namespace, and that namespace still has the link that got the
         lease."""
         if client.owner.inode != owner.inode:
             return False
@@ -91,8 +91,8 @@ class Engine:
         return True
 
     def leave(self, waiter: Waiter) -> None:
-        """Handle that a plugin has closed its connection before the answer. End the attempt to get a lease if no other
-        plugin waits for it."""
+        """Handle that a plugin has closed its connection before the answer. If no other plugin waits for the same
+        lease, end the attempt to get it."""
         for client in list(self.clients.values()):
             if waiter in client.waiters:
                 client.waiters.remove(waiter)
@@ -147,7 +147,7 @@ class Engine:
         """Release the leases of pods that no longer exist, and forget expired leases of a previous boot."""
         self.loop.schedule(self, self.now() + CHECK_S)
         for each in [client for client in self.clients.values() if self._is_gone(client)]:
-            self.vanished(each, "its network namespace is gone")
+            self.vanished(each, "the pod's network namespace is gone")
         ended = [key for key, saved in self.former.items() if saved.ends <= time.time()]
         for key in ended:
             del self.former[key]
@@ -200,7 +200,7 @@ class Engine:
     def send(self, client: Client, data: bytes) -> None:
         ear, lease = client.sock, client.lease
         assert ear                      # the client has called listen()
-        if ear.sender and lease:        # in state RENEWING
+        if ear.sender and lease:        # only RENEWING opens a sender
             try:
                 ear.sender.sendto(data, (address.ip_text(lease.server), packet_sockets.SERVER_PORT))
                 return
@@ -222,7 +222,7 @@ class Engine:
                     return
             except (frames.FrameError, packets.PacketError) as e:
                 self.log.debug("packet_ignored", lease=client.owner.name, why=str(e))
-            except OSError as e:        # the link went down; the timer tries again with a new socket
+            except OSError as e:        # the link went down; when the timer expires, the client opens a new socket
                 self.log.debug("socket_failed", lease=client.owner.name, why=str(e))
                 self.quiet(client)
 

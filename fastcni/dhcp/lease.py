@@ -14,12 +14,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DEFAULT_LEASE_S = 3600          # if the server gives no lease time, as in the reference plugin
+DEFAULT_LEASE_S = 3600          # the lease's length if the server gives none; the reference plugin's default
 FOREVER_S = 0xFFFFFFFF          # the value of option 51 for a lease without end
 T1_SHARE, T2_SHARE = 0.5, 0.875         # fractions of the lease, if the server gives no times (RFC 2131, 4.4.5)
-MIN_RENEW_S, MIN_RENEW_SHARE = 60.0, 1 / 16     # minimum pause of renewals: the RFC's, or a share of a short lease
-ZERO_LEASE_S = 2 * int(MIN_RENEW_S)     # used as the length of a lease of 0 seconds: renewal each minute
-MAX_ENTRIES = 64                # limit of routes, name servers and domains in a result: a server is not trusted
+MIN_RENEW_S, MIN_RENEW_SHARE = 60.0, 1 / 16     # shortest time between renewals: 60 s (RFC), or 1/16 of a short lease
+ZERO_LEASE_S = 2 * int(MIN_RENEW_S)     # replaces a length of 0 seconds, so that the client renews each minute
+MAX_ENTRIES = 64                # limit of routes, of name servers and of domains in a result: no server is trusted
 SCOPE_LINK = 253
 OF_RESULT = (packets.SUBNET_MASK, packets.ROUTERS, packets.STATIC_ROUTES, packets.CLASSLESS_ROUTES, packets.MTU,
              packets.DNS_SERVERS, packets.DOMAIN_NAME, packets.DOMAIN_SEARCH)
@@ -59,7 +59,7 @@ class Lease:
     server_mac        the MAC that the ACK came from: the server's or a relay's
     options           {code: content} of the ACK
     mac               the MAC of the pod's link
-    acked             when the acknowledged REQUEST was sent, which is the lease's begin
+    acked             when the client sent the acknowledged REQUEST; the lease begins at this time
     """
 
     __slots__ = ("acked", "address", "mac", "options", "prefix", "server", "server_mac")

@@ -45,7 +45,7 @@ def presence_of(owner: Owner, since: float, root: str = "") -> str:
 
 
 def seen_now() -> float:
-    """Return the current unix time as files get it: the time of the clock's last tick."""
+    """Return the unix time that the kernel would give to a file written now: the time of the clock's last tick."""
     return time.time() - TICK_S
 
 

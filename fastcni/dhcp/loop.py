@@ -70,7 +70,7 @@ class Loop:
             self.step()
 
     def step(self, most_s: float = MAX_WAIT_S) -> None:
-        """Wait for the next event or timer, at most most_s, and handle it."""
+        """Wait at most most_s seconds for events or the next timer, and handle them."""
         wait = min(most_s, max(0.0, self.heap[0][0] - self.now())) if self.heap else most_s
         for fd, _ in self.epoll.poll(wait + 0.001 if wait else 0):
             call = self.calls.get(fd)
@@ -89,7 +89,7 @@ class Loop:
             self.log.exception("dhcp_fault")
 
     def stop(self) -> None:
-        """End run(); any thread may call it."""
+        """End run(). Any thread may call stop()."""
         self.ended = True
         os.eventfd_write(self.wakeup, 1)
 

@@ -61,8 +61,8 @@ class Message:
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message. Options are in the order of their codes, as in the reference; long options are split (RFC
-    3396)."""
+    """Encode a message. Options are in the order of their codes, as in the reference plugin; long options are split
+    (RFC 3396)."""
     pieces = [HEADER.pack(message.op, ETHERNET, len(message.chaddr), 0, message.xid, 0, message.flags, message.ciaddr,
                           message.yiaddr, NO_ADDRESS, NO_ADDRESS, message.chaddr, b"", b"", MAGIC)]
     for code, content in sorted(message.options.items()):

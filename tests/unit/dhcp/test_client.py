@@ -233,7 +233,7 @@ def test_an_expired_lease_takes_the_address_down_and_a_new_one_is_assigned(clock
         pass_to(clock, client)
     assert clock.time == began + 100
     assert clock.done[-1] == "unassign" and client.lease is None
-    assert clock.log.lines[-1][1]["why"] == "it ended, and no server had renewed it"
+    assert clock.log.lines[-1][1]["why"] == "the lease ended, and no server had renewed it"
     pass_to(clock, client)
     for _ in range(40):                         # the client never stops trying, because no request waits
         pass_to(clock, client)
