@@ -395,8 +395,7 @@ class Client:
             self.began = self.sent
 
     def _pause(self) -> None:
-        """Schedule the return to INIT: immediately after the first failure, after a growing pause from the second
-        on."""
+        """Schedule the return to INIT: immediately the first time, then after a pause that grows each time."""
         self.world.quiet(self)
         pause = min(FIRST_PAUSE_S * 2 ** (self.failures - 1), MAX_PAUSE_S) if self.failures else 0.0
         self.failures += 1

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 def forget_oldest(known: dict[Any, Any], most: int, room: int = 0) -> None:
     """Remove the oldest entries of a dict that has more than `most` entries. room: how many further entries to remove,
-    so that a large dict is not copied for each new entry.
+    so that the calls for the next new entries remove nothing.
 
     An iterator over the dict would raise RuntimeError if another thread adds an entry. list() copies the keys in one
     step, without releasing the GIL.

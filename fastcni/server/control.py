@@ -43,11 +43,11 @@ def answer(conn: Connection, document: Callable[[], bytes]) -> None:
 
 
 def ask(path: str, name: str, variables: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:
-    """Send a control request to the server at a socket. Return the decoded answer. None: the server declines,
-    because it does not know the request or could not read it.
+    """Send a control request to the server at a socket. Return the decoded answer. None: the server declines the
+    request, because this server does not know the request or cannot read it.
 
-    Raises OSError: no server listens, this user is not served, there was no answer in time (TimeoutError), or the
-    answer is longer than MAX_MEMORY_BYTES (EMSGSIZE).
+    Raises OSError: no server listens, the server does not serve this user, the server did not answer in time
+    (TimeoutError), or the answer is longer than MAX_MEMORY_BYTES (EMSGSIZE).
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(timeout_s)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 DEVICE = "/dev/cpu_dma_latency"
 IDLE_DRIVER = "/sys/devices/system/cpu/cpuidle/current_driver"
-C1_US = 2                       # the wakeup from C1, the lightest idle state, on current processors
+C1_US = 2                       # time of a wakeup from C1, the lightest idle state, on current processors
 NO_LIMIT_US = -1                # PM_QOS_DEFAULT_VALUE
 EXPIRATIONS_BYTES = 8           # timerfd_create(2): a u64 that a read returns
-DEFAULT_S = 0.01                # seconds after a request; FASTCNI_LATENCY_REQUEST_S overrides it
+DEFAULT_S = 0.01                # seconds from a CNI request to the withdrawal; see FASTCNI_LATENCY_REQUEST_S
 
 
 class LatencyRequest:
@@ -65,7 +65,7 @@ class LatencyRequest:
             set_timer(self.timer, self.seconds)
 
     def release(self) -> None:
-        """Withdraw the latency request, or set the timer again if requests have come since."""
+        """Withdraw the latency request. If hold() was called after the timer was set, set the timer again instead."""
         assert self.timer is not None
         os.read(self.timer, EXPIRATIONS_BYTES)
         left = self.until - monotonic()
@@ -92,7 +92,7 @@ class LatencyRequest:
             self.log.warning("latency_request_unavailable", why=str(e))
 
     def _drop(self) -> None:
-        """Close the device. The timer may still be registered for events."""
+        """Close the device. The timer stays open, because an epoll may still have it."""
         if self.device is not None:
             os.close(self.device)
             self.device = None

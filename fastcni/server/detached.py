@@ -12,7 +12,7 @@ import signal
 from contextlib import suppress
 
 CGROUPS = "/sys/fs/cgroup"
-OWN_CGROUP = "fastcni"          # the cgroup for the server if the root may have no processes, as in a container
+OWN_CGROUP = "fastcni"          # the server's cgroup if the root cgroup allows no processes, as in a container
 OOM_SCORE_ADJ = -500            # as in fastcni.service
 # {limit: its value}: systemd's defaults for units, and LimitNOFILE of fastcni.service
 LIMITS = {resource.RLIMIT_NOFILE: 16384,
@@ -39,7 +39,7 @@ def detach(cgroups: str = CGROUPS) -> None:
         write("/proc/self/oom_score_adj", str(OOM_SCORE_ADJ))
     leave_cgroups(cgroups)
     with suppress(OSError):
-        os.sched_setaffinity(0, os.sched_getaffinity(1))        # not processors that the node keeps free (isolcpus=)
+        os.sched_setaffinity(0, os.sched_getaffinity(1))        # init's processors, without those of isolcpus=
 
 
 def leave_cgroups(cgroups: str) -> None:

@@ -33,5 +33,5 @@ class IdleExit:
             self.since = monotonic()
         elif monotonic() - self.since >= self.limit_s:
             self.log.info("server_idle", seconds=round(monotonic() - self.since, 1))
-            os.kill(os.getpid(), signal.SIGTERM)    # blocked in all threads: serve() takes it by sigwait()
+            os.kill(os.getpid(), signal.SIGTERM)    # all threads block SIGTERM; serve() receives it by sigwait()
             self.limit_s = 0

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class NodeView:
-    """A node without readable files. `fastcni serve` uses the class in node/served.py, which reads the node's files.
+    """A node whose files the server does not read. `fastcni serve` uses the class in node/served.py, which reads these
+    files.
 
     replay  restores the firewall rules of all attachments; None: the server does not restore rules
     drops   finds the pods whose packets another program's firewall drops; None: the server does not search

@@ -79,7 +79,7 @@ class Watchdog:
         try:
             answer = self.answer.recv(protocol.HEAD.size)
         except BlockingIOError:
-            return                      # no report before the answer
+            return                      # report to systemd only after the probe's answer
         self.answer.close()
         self.answer = None
         if len(answer) == protocol.HEAD.size and protocol.HEAD.unpack(answer)[2] == 0:

@@ -158,7 +158,7 @@ def make_pages(options: Options, logger: log.Logger) -> list[Part]:
 
         parts.append(StatusPage(sites[options.http], options.node.make_status, options.node.topology, logger))
     try:
-        for site in sites.values():                 # last, because an open socket needs a stop
+        for site in sites.values():                 # last: if an earlier step fails, no socket is open
             site.listen()
     except listening.ListenError:
         for site in sites.values():

@@ -1,8 +1,8 @@
 """Count ended requests, and keep histograms of their times. Counts and histograms are plain numbers, which a request
 updates in microseconds.
 
-The numbers become metrics only when Prometheus scrapes them. The number of label values is limited: from a limit on,
-the label of further networks is "other".
+The numbers become metrics only when Prometheus scrapes them. Each label has a limited number of values; all further
+values become "other".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find the containers to which multus has attached networks, by pod, from libcni's files in one cniDir.
 
-Because the server reads these files, it knows the containers also after a restart, and containers that one-shot
+The files also name containers that the server did not add: containers from before its restart, and those that one-shot
 requests or Multus have added.
 """
 
@@ -55,7 +55,7 @@ class Containers:
                 document = json.read(files.read(f"{self.directory}/{name}", cached_result.MAX_BYTES) or b"")
                 if isinstance(document, dict):
                     self.known[name] = Attachment(Section(document, name))
-            except (CniError, json.JsonError):      # an ADD writes the file now, or it is damaged or another program's
+            except (CniError, json.JsonError):      # an unfinished or damaged file, or a file of another program
                 continue
         self.by_pod = {}
         for it in self.known.values():

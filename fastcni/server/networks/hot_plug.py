@@ -126,14 +126,15 @@ class HotPlug:
                 self.containers.read()
             except CniError as e:
                 self.log.warning("networks_unchanged", why=e.msg)
-                return                  # the next ADD, or the next change of a pod, begins another try
+                return                  # the next ADD, or the next change of a pod, calls _compare_due() again
         for key in keys:
             pod = self.source.pods.found.get(key)
             if pod and not self.stopping.is_set():
                 self._compare(key, pod)
 
     def _compare(self, key: Key, pod: Pod) -> None:
-        """Update the containers of a pod. If the pod has no container, its ADD has not run yet."""
+        """Update the networks of a pod's containers. A pod without containers stays unhandled, because its ADD has not
+        run yet."""
         found, done = self.containers.of(key, pod), True
         for container_id, attachments in sorted(found.items()):
             try:

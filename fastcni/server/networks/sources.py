@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 class NetworkSources:
     """The sources, opened when a configuration needs them. home: a descriptor of the server's network namespace.
-    configured(): returns the decoded plugin configurations of this node. Their watches start with the server, so that
-    the first pod does not wait for a list."""
+    configured(): returns the decoded plugin configurations of this node. The sources of these configurations start
+    their watches with the server, so that the first pod does not wait for a list."""
 
     def __init__(self, home: int, log: Logger, configured: Callable[[], Iterable[Any]] = tuple, node: str = "") -> None:
         self.home, self.log, self.configured, self.lock = home, log, configured, Lock()
@@ -57,7 +57,8 @@ class NetworkSources:
             return self.sources[key]
 
     def learn(self) -> None:
-        """Start the watches and the hot plug that the node's current configurations need. End other hot plug."""
+        """Start the watches and the hot plug that the node's current configurations need. End the hot plug that these
+        configurations no longer need."""
         wanted: set[Hashable] = set()           # the keys of sources with hot plug
         try:
             for values in self.configured():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.copies import Stored
 
 FIRST_LIST_S = 2.0              # seconds that a request waits for the first list
-SEEN_S = 1.0                    # seconds that a request waits until the watch has its pod; kubelets often know it first
+SEEN_S = 1.0                    # seconds that a request waits for the watch's report of its pod, which may come later
 MAX_UNWRITTEN = 4096            # pod statuses that wait for the API server; a node has some hundred pods
 WRITE_TIMEOUT_S = 5.0           # seconds for writing a status that no ADD waits for
 
@@ -66,8 +66,8 @@ class WatchedObjects:
         return self.objects.definition(namespace, name)
 
     def write_status(self, namespace: str, name: str, uid: str, text: str) -> None:
-        """Write a pod's status now, for at most STATUS_TIMEOUT_S. Raises Away if that fails: the ADD continues
-        nevertheless, and keep() writes the status later."""
+        """Write a pod's status now, for at most STATUS_TIMEOUT_S. Raises Away if the API server does not accept the
+        status in time: the ADD continues nevertheless, and keep() writes the status later."""
         key = namespace, name
         with self.lock:
             self.unwritten.pop(key, None)
@@ -127,7 +127,7 @@ class WatchedObjects:
             try:
                 self.objects.write_status(*key, uid, text, WRITE_TIMEOUT_S)
             except Away:
-                with self.lock:         # last from now on: the API server may reject this status alone
+                with self.lock:         # write this status last: the API server may reject only this status
                     if (status := self.unwritten.pop(key, None)) is not None:
                         self.unwritten[key] = status
                 return

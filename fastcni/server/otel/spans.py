@@ -74,7 +74,7 @@ class Sender:
         logger = logging.getLogger("opentelemetry")
         logger.handlers, logger.propagate = [self.last_line], False
         self.finished, self.propagator = Finished(), TraceContextTextMapPropagator()
-        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override these attributes
         resource = Resource.create({"service.name": "fastcni", "service.version": __version__,
                                     "host.name": os.uname().nodename}).merge(OTELResourceDetector().detect())
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)

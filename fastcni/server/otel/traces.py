@@ -37,8 +37,7 @@ class Traced(NamedTuple):
 
     env: the caller's variables. outcome, error: as in Ended. phases, merged: as in Phases. arrived, queued, ended: when
     the request entered the queue, left the queue, and ended, in nanoseconds of monotonic_ns(), which on Linux equals
-    perf_counter_ns().
-    to_unix: the nanoseconds to add to these times for Unix time.
+    perf_counter_ns(). to_unix: the nanoseconds to add to these times for Unix time.
     """
 
     command: str
@@ -106,7 +105,7 @@ class Traces:
         self.wake.set()
         if self.thread.is_alive():
             self.thread.join(STOP_S)
-        if self.thread.is_alive():      # a daemon thread: it does not delay the end of the process
+        if self.thread.is_alive():      # a daemon thread does not delay the end of the process
             self.log.warning("traces_lost", requests=self.lost + len(self.waiting) + self.sending, url=self.url,
                              why=f"the collector did not accept the spans within {STOP_S} s of the server's stop")
             self.sender.close()

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from json import dumps  # in C: fastcni.spec.json takes twice as long
+from json import dumps  # C code: fastcni.spec.json takes twice as long
 from threading import Lock
 from time import monotonic, time
 from typing import Any
@@ -46,7 +46,7 @@ NAME = "fastcni-history"        # valid as a plugin's name, but no plugin has th
 DEFAULT_SIZE = 1024
 MAX_LIMIT = 1000                # requests in one answer
 MAX_STORIES = 64
-MAX_NAME = 256                  # characters of one name: callers choose them
+MAX_NAME = 256                  # characters of one name, because callers choose the names
 MAX_PHASES = 64                 # kept phases of one request
 WIRE_S = 3.0
 

@@ -1,8 +1,7 @@
 """Cache kernel state of a caller's namespace until the kernel notifies a change, without any time limit.
 
 The kernel queues a notification in the same step as a change. Before the server uses cached state, it reads the queued
-notifications. Of the notifications about links, a BPF filter in the kernel passes only those about links with cached
-state.
+notifications. A BPF filter in the kernel drops the notifications about links without cached state.
 
 The server reads no notifications about the veth pairs that ADDs made. Instead, a DEL checks whether its pair still
 exists (WarmMode.take_pair).
@@ -24,7 +23,7 @@ ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_I
                 uapi.RTNLGRP_IPV6_NETCONF)
 NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
 MAX_PAIRS = 10_000              # veth pairs to keep; the DEL of a forgotten pair asks the kernel
-ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # they invalidate no cached state
+ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # no cached state depends on them
 
 RULES = (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE)
 CHAIN_NAMES = {nft.NFT_MSG_NEWCHAIN: nft.NFTA_CHAIN_NAME, nft.NFT_MSG_DELCHAIN: nft.NFTA_CHAIN_NAME,
@@ -64,7 +63,7 @@ class Facts:
         return self.pairs.pop(key, None)
 
     def recall(self, key: Key, ask: Callable[[], Any]) -> Any:
-        """Return the cached result of ask(). ask() is called again only after a notification of a change that may
+        """Return the cached result of ask(). Call ask() again only after the kernel has notified a change that may
         change the result. See Mode.recall()."""
         with self.lock:
             self._catch_up(key)

@@ -82,7 +82,7 @@ class GroupedDeletes(Deleter):
         Raises NetlinkError; CniError 11 if no notification arrives; CallerGone, after which the links may still be
         deleted.
         """
-        check_request()             # here, because another thread may send the deletion
+        check_request()             # check here, because another request's thread may send the deletion
         mine = Shared(links)
         with self.lock:
             if self.busy:
@@ -133,8 +133,8 @@ class GroupedDeletes(Deleter):
                 each.gate.open()
 
     def _leave(self, mine: Shared) -> None:
-        """Handle that the caller of `mine` has left: make another thread of the same request the leader, if its caller
-        has not left."""
+        """Handle that the caller of `mine` has left: make another thread of the same request the leader, unless that
+        thread's caller has left, too."""
         with self.lock:
             mine.caller_left = True
             if mine in self.waiting:

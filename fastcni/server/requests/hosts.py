@@ -163,7 +163,7 @@ class Visit:
                 self.namespace.idle.append(self.mode)
             else:
                 self.mode.close()
-        finally:                        # the thread must always leave this namespace, or a pod's namespace
+        finally:                        # also after an error the thread returns to the server's namespace
             with self.hosts.lock:
                 self.namespace.users -= 1
                 self.namespace.left = monotonic()

@@ -62,7 +62,7 @@ class WarmMode(Mode):
         self.facts, self.recall, self.delete_links, self.defer = facts, facts.recall, deletes.delete, background
         self.cluster, self.networks = cluster, networks
         self.own_files: dict[str, Stamp] = {}       # {path of a plugin file of fastcni's: its stamp}
-        self.pod: tuple[int, int] | None = None         # the identity of the pod's namespace, when that is open
+        self.pod: tuple[int, int] | None = None         # the identity of the pod's namespace, once it is open
         self.identity = netns.identity(home)            # (device, inode); with nsfs, all namespaces have this device
 
     def begin(self, decode: Callable[[bytes], Section], message: Message, answer: Answer) -> None:
@@ -100,8 +100,8 @@ class WarmMode(Mode):
         return fd
 
     def find_plugin(self, name: str, directories: list[str], own: bool) -> str:
-        """Return a plugin's path, or "" if `own` is true and the file is fastcni's. Once a file was found to be
-        fastcni's, it is not read again until it changes."""
+        """Return a plugin's path, or "" if `own` is true and the file is fastcni's. After this method has found that a
+        file is fastcni's, the method reads the file again only if the file has changed."""
         first = f"{directories[0]}/{name}" if directories else ""
         state = stamp(first) if own else ()
         if state and self.own_files.get(first) == state:
@@ -121,7 +121,7 @@ class WarmMode(Mode):
         """Do nothing: the sockets stay open until close()."""
 
     def cluster_store(self, key: Hashable, open_store: Callable[[], Any]) -> Any:
-        """Return the store of `key`. open_store() opens the store once; it stays open for all requests."""
+        """Return the store of `key`. open_store() opens the store once; the store stays open for all requests."""
         return self.cluster.store(key, open_store)
 
     def network_objects(self, key: Hashable, open_objects: Callable[[], Any]) -> Any:
@@ -142,8 +142,8 @@ class WarmMode(Mode):
             return None
 
     def take_pair(self, req: Request) -> Pair | None:
-        """For DEL: return the recorded pair if it still exists. The host end's name is random, so only the pair's host
-        end can have both its name and its index."""
+        """For DEL: return the recorded pair if it still exists. The pair exists if a link has both the name and the
+        index of its host end: that name is random."""
         pair = self.facts.take_pair(pair_key(self, req))
         return pair if pair and wire.index_of(pair.name, self.route) == pair.index else None
 

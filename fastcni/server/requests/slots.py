@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HANGS_S = 1.0
 STUCK_S = 5.0                   # seconds; thirty runs of iptables, one after another, take two seconds
 STUCK_SHARE = 4                 # the share of the workers that may be stuck, a quarter
-MAX_HANGING = 4                 # limit of the hanging requests that others replace, in multiples of the workers
+MAX_HANGING = 4                 # limit of hanging requests that give up their slot, in multiples of the workers
 RESERVED = 1                    # workers for light requests, in addition to all other workers
 SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that also a one-shot request would have
 # Kinds of waits in which the stuck calls of a network are limited. Other waits are short, or in the kernel
@@ -85,7 +85,7 @@ class Slots:
 
     def __init__(self, workers: int, busy: int) -> None:
         self.workers, self.busy = workers, busy
-        self.min_threads = workers + RESERVED + 1       # a thread for each call that may run; one takes the next call
+        self.min_threads = workers + RESERVED + 1       # one for each call that may run, and one to take the next call
         self.running: dict[Running, None] = {}  # the call that has waited or worked longest is the first
         self.working = 0                # calls that do not wait
 

@@ -142,7 +142,7 @@ class Workers:
                 self.queue.wake()       # wake the next worker, which then ends, too
                 return None
             if len(self.threads) > self.queue.min_threads and len(self.threads) > self.queue.wanted_threads():
-                self.threads.remove(threading.current_thread())     # hanging requests have ended
+                self.threads.remove(threading.current_thread())     # fewer requests hang than before
                 return None
             self.acceptor.wait(self.queue.next_deadline())
         if len(self.threads) <= self.queue.running:
@@ -152,7 +152,7 @@ class Workers:
     def _take(self) -> Running | None:
         for each in self.queue.expired():
             waited = f"waited {each.waited:.1f} s for {self._what_for(each)}"
-            self._decode(each)                  # the log names the network
+            self._decode(each)                  # so that the log line has the network's name
             self.log.warning("request_refused", **fields(each), why=waited)
             acceptor.refuse(each, waited)
             self.acceptor.records.report(each, str(errors.TRY_AGAIN_LATER), each.waited, error=waited)
@@ -182,13 +182,13 @@ class Workers:
         try:
             # The caller left before the server had read the request: see protocol.py
             if _acceptor.is_closed(conn.fd):
-                self._decode(call)              # the log names the network
+                self._decode(call)      # so that the log line has the network's name
                 self.log.warning("caller_gone", **fields(call), run=False)
                 outcome = CALLER_GONE
                 return
             try:
                 self._run(call, answer, self._decode(call))
-            except (OSError, waiting.Crowded) as e:     # for example a namespace that cannot be entered
+            except (OSError, waiting.Crowded) as e:     # for example, the worker cannot enter the namespace
                 self.log.warning("request_declined", **fields(call), why=str(e))
                 answer.decline()
                 outcome, error = DECLINED, str(e)
@@ -242,10 +242,10 @@ class Workers:
 
 
 class Answer:
-    """The answer to a caller. status: the sent exit status, None before. unsent: whether the caller had left before the
-    answer. warning: the text for stderr.
+    """The answer to a caller. status: the exit status of the sent answer; None if no answer was sent. unsent: whether
+    the caller had left before the answer. warning: the text for stderr.
 
-    Before Answer sends, it closes the message's descriptor of CNI_NETNS if no plugin has used that descriptor: the
+    Before sending, an Answer closes the message's descriptor of CNI_NETNS if no plugin has used that descriptor: the
     caller may unmount the namespace immediately, and an open descriptor would make umount(2) fail with EBUSY.
     """
 

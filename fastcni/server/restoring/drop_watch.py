@@ -1,9 +1,10 @@
 """Log when other programs' firewalls begin to drop packets of pods: once for each chain or rule, with a command that
 shows the chain or rule.
 
-A notification of a rule that drops, or of a chain with policy drop, does not say whose packets are dropped. So a
-separate thread then reads the whole firewall. It reads SETTLE_S later, because a replay may let the pods through, and
-at most every PAUSE_S, because kube-proxy changes such rules all the time.
+A notification of a rule that drops, or of a chain with policy drop, does not say whose packets are dropped. So after
+such a notification a separate thread reads the complete firewall. The thread waits SETTLE_S before it reads, because a
+replay may let the pods through. The thread reads at most every PAUSE_S, because kube-proxy changes such rules all the
+time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Detect that a program has flushed pods' rules in iptables-nft or firewalld, in one namespace.
 
 The watch observes the jumps from iptables' own chains, and from CNI-FORWARD, to chains of pods, CNI-*. A DEL deletes a
-pod's jump together with the jump's target chain. If only the jump was deleted, or the whole table, or a jump that all
-pods share, another program did it.
+pod's jump together with the jump's target chain. So if a pod's jump is deleted without its chain, or a complete table,
+or a jump that all pods share, another program has deleted it.
 
 If the chain FORWARD appears in table filter, iptables begins to filter pods' forwarded packets. Pods that were added
-before have no rule there that accepts their packets.
+earlier have no rule in this chain that accepts their packets.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class IptablesWatch:
         """Record all jumps of a legacy table. exists(chain): whether the table has a chain. deletions: the number of
         DELs that have begun since the last poll or shortly before.
 
-        If a flush also deletes all chains between two polls, the poll sees the same as after DELs of all pods. It is a
-        flush if no jump is left, and more jumps were deleted than DELs have begun.
+        If a flush also deletes all chains between two polls, the poll sees the same as after DELs of all pods. The
+        cause was a flush if no jump is left and the number of deleted jumps exceeds `deletions`.
         """
         before = {*self.jumps.get(where, {}).values()}
         gone = before - jumps

@@ -35,7 +35,7 @@ POLL_S = 1.0
 ADD_S = 3.0                     # seconds of polls after an ADD, even if no pod has an element in nftables
 TABLES = ("nat", FILTER)
 JUMP = (FORWARD, "CNI-FORWARD")
-MAX_REPLAYS = 3                 # replays for a jump that stays missing, which may have another cause than a program
+MAX_REPLAYS = 3                 # limit of replays while a jump stays missing: replays may not help
 
 
 class LegacyWatch:
@@ -64,7 +64,7 @@ class LegacyWatch:
         """Poll if the next poll is due. now: monotonic seconds. pods: whether any pod has elements in nftables.
         recorded: see the class. deleted_since(moment): returns the number of DELs that have begun since `moment`.
 
-        Return when to call attend() again; infinite: when a pod gets rules. Raises OSError, netns.Lost.
+        Return when to call attend() again; infinite: only after a pod has got rules. Raises OSError, netns.Lost.
         """
         pods = pods or now < self.added + ADD_S or any(self.iptables.jumps[where] for where in self.known or ())
         if not pods and self.known is not None:

@@ -44,7 +44,7 @@ class Watch:
     def __init__(self, home: int, restoring: Restoring, at_start: bool) -> None:
         self.home, self.restoring, self.log = home, restoring, restoring.log
         self.ask = wire.open_socket(uapi.NETLINK_NETFILTER)
-        wire.exchange(self.ask, nft.get_generation(Batch()))        # raises if the kernel has nothing to watch
+        wire.exchange(self.ask, nft.get_generation(Batch()))        # fails if the kernel has no nftables
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
         self.deletions = deletions.open_receiver()
         for sock in (self.sock, self.deletions):
@@ -113,7 +113,8 @@ class Watch:
                 self.log.error("restore_failed", netns=self.name, error=str(e))
 
     def fault(self) -> None:
-        """Record that attend() raised an exception, a defect of fastcni: notifications that it had read may be lost."""
+        """Record that attend() raised an exception, a defect of fastcni: notifications that attend() had read may be
+        lost."""
         self.copy.on(FAULT)
         self._try_again()
 
@@ -204,7 +205,7 @@ class Watch:
 
 
 class NoWatch:
-    """The stand-in for a Watch that does nothing, if the kernel sends this process no notifications of nftables."""
+    """A Watch that does nothing, for a process to which the kernel sends no notifications of nftables."""
 
     def note(self, call: Call, mode: Mode) -> None:
         return

@@ -2,8 +2,9 @@
 namespace.
 
 The kernel sends a notification of each deleted FDB entry with all fields, and of each deleted neighbour, often without
-the MAC. The server keeps a copy of both, to know these MACs and because the kernel may drop notifications. The server
-does not restore entries that a DEL deletes, because their port no longer exists, or no port has their MAC.
+the MAC. The server keeps a copy of the FDB entries and the neighbours, because the kernel may leave out the MAC or drop
+notifications. The server does not restore entries that a DEL deletes, because the entry's port no longer exists, or no
+port has the entry's MAC.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class NeighbourWatch:
         except wire.NetlinkError as e:
             if e.errno not in PORT_GONE:
                 raise
-            return False                # the port was deleted after it was found
+            return False                # a DEL deleted the port meanwhile
         return True
 
     def _restore_neighbours(self, bridge: int, lost: dict[bytes, bytes]) -> int:

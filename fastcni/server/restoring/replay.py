@@ -137,7 +137,7 @@ class Replay:
             with netns.inside(home):
                 done = run(deleted_at)
             outcome = "failed" if done.failed else "done"
-            again = any(each.plugin for each in done.failed)    # no plugin: a damaged cache file, which stays damaged
+            again = any(each.plugin for each in done.failed)    # an error without a plugin lasts: a damaged file
             self._report(done, gone, began, by, netns=netns.identity(home)[1],
                          ms=round((monotonic() - started) * 1e3, 1))
         except (OSError, netns.Lost) as e:      # Lost: this thread cannot return to its namespace, and ends

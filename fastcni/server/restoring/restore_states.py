@@ -31,7 +31,7 @@ iptables, firewalld and an administrator's chains (replay.Replay): is a replay n
 
              MAYBE_LOST
      IDLE --------------> MAYBE_NEEDED  MAYBE_LOST: a pod's jump was deleted without its chain. A DEL may be running, so
-      | ^                  |  |         the server waits for a longer time.
+      | ^                  |  |         the server waits DELAY_AFTER_DEL_S.
       | |   PRESENT        |  | LOST    LOST: an object that all pods share was deleted, iptables begins to
       | +------------------+  v         filter, a replay has failed, or the server starts.
       | +------------------- NEEDED     PRESENT: after the wait all objects exist again.

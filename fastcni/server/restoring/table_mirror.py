@@ -2,7 +2,7 @@
 after a flush.
 
 The copy follows elements that any program adds or deletes one by one. If a set with elements is deleted, or a chain
-loses all its rules, another program did it: fastcni deletes no set, and leaves no chain without rules.
+loses all its rules, another program has made this change: fastcni deletes no set, and leaves no chain without rules.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 OWN_NAME = "fastcni-restore"    # the name of threads that restore; the kernel allows 15 characters
 WHOLE_TABLE = "table"
 DORMANT = "all rules, by the table's flag dormant"
-KEEP_DELETIONS_S = 2.0          # seconds by which the notification of a flush may arrive after a later DEL has begun
+KEEP_DELETIONS_S = 2.0          # longest time from the begin of a DEL to the notification of a flush before it
 RULE_CHECKS = 4                 # checks whether the rules are complete, because a transaction may be replacing them
 
 
@@ -181,8 +181,9 @@ class TableMirror:
         """Read the tables from the kernel, at the start and after the kernel has dropped notifications.
 
         Before restore(), call receive() with the notifications of changes during the reading. Otherwise the server
-        would restore a flush that the reading saw in part now, and again after its notification. Raises NetlinkError,
-        with EINTR if nftables changed during the reading; the tables that were read until then may be restored.
+        would restore the tables twice after a flush during the reading: now, and after the flush's notification. Raises
+        NetlinkError, with EINTR if nftables changed during the reading. The caller may restore the tables that this
+        method had read before the error.
         """
         self.machine.on(READING)
         for where, stores in self.stores.items():

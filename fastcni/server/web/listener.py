@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CLIENT_TIMEOUT_S = 10.0
 MAX_CLIENTS = 16
 MAX_HEAD_BYTES = 16 << 10
-ACCEPT_PAUSE_S = 0.1            # seconds of pause if no descriptor is free
+ACCEPT_PAUSE_S = 0.1            # seconds until the next accept(2) if no descriptor is free
 TEXT = "text/plain; charset=utf-8"
 REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
            500: "Internal Server Error", 503: "Service Unavailable"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from base64 import b64encode
 from hashlib import sha256
-from json import dumps  # in C: fastcni.spec.json takes twice as long
+from json import dumps  # C code: fastcni.spec.json takes twice as long
 from typing import TYPE_CHECKING
 
 from fastcni.server.latest import Latest
