@@ -1,4 +1,4 @@
-"""Fixtures for the tests of several parts: a node in a network namespace, and a model of a node, without root."""
+"""Fixtures that several parts share: a node in a network namespace, and a model of a node that needs no root."""
 
 import sys
 
@@ -17,13 +17,14 @@ def node(tmp_path, host_netns):
 
 @pytest.fixture
 def pod(pod_netns):
-    """Return the name of one pod's namespace."""
+    """Return the name of a pod's namespace."""
     return pod_netns()
 
 
 @pytest.fixture
 def external(host_netns, pod_netns):
-    """Make a network namespace outside the node, behind its link up0, without routes to the pods."""
+    """Make a network namespace outside the node, reached by the node's link up0. The namespace has no routes to the
+    pods."""
     return add_external(pod_netns)
 
 

@@ -1,4 +1,4 @@
-"""Simulated nodes in namespaces: each has eth0 on a bridge of the test's namespace, and a Keeper in a thread."""
+"""Simulated nodes in namespaces. Each node has eth0 on a bridge of the test's namespace, and a Keeper in a thread."""
 
 import json
 import queue
@@ -87,7 +87,7 @@ class Machine:
         return self.ip_json("neigh", "show", "dev", "flannel.1", "nud", "permanent")
 
     def peers(self, name):
-        """Return the peers of a wireguard link, as the kernel has them."""
+        """Return the peers that the kernel lists for a wireguard link."""
         with Inside(self.netns), closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
             index = socket.if_nametoindex(name)
             return wireguard.read_device(sock, genl.family_id(sock, wireguard.FAMILY), index).peers
@@ -97,7 +97,7 @@ class Machine:
 
 
 class Loop:
-    """A Keeper in a thread that is in the namespace: it handles notifications until close()."""
+    """A Keeper in a thread in the namespace. The thread handles notifications until close()."""
 
     def __init__(self, netns, log):
         self.netns, self.calls, self.results = netns, queue.Queue(), queue.Queue()
@@ -131,7 +131,7 @@ class Loop:
                         return
                     try:
                         self.results.put(function(keeper))
-                    except BaseException as e:          # the test raises it
+                    except BaseException as e:          # the test raises the exception
                         self.results.put(e)
             finally:
                 keeper.close()

@@ -1,4 +1,5 @@
-"""docs/cluster.md, docs/policy-failures.md: configurations are read, commands exist, defaults are those of the code."""
+"""docs/cluster.md and docs/policy-failures.md: fastcni accepts the configurations, the commands exist, and the defaults
+are the code's."""
 
 import json
 import re
@@ -18,7 +19,7 @@ BLOCKS = re.findall(r"(?:^ {4,}.*\n)+", PAGE, re.MULTILINE)
 
 
 def test_the_networks_on_the_page_are_read():
-    found = re.findall(r"'(\{[^.].*\})'", PAGE)              # and no template of kubectl
+    found = re.findall(r"'(\{[^.].*\})'", PAGE)              # but no template of kubectl
     assert [conf.read(text).backend["Type"] for text in found] == ["vxlan"]
     (file,) = [json.loads(block) for block in BLOCKS if block.strip().startswith('{"network"')]
     assert conf.read(json.dumps(file["network"])).backend["Type"] == "host-gw"

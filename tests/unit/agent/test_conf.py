@@ -1,4 +1,4 @@
-"""The network's configuration: flannel's keys, their defaults and limits."""
+"""The network's configuration: flannel's keys, with their defaults and limits."""
 
 import json
 

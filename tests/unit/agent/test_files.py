@@ -50,7 +50,7 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_fifo_in_place_of_a_file_of_the_agent_is_not_waited_for(tmp_path, name):
-    """The agent waited for ever at its start, without a message."""
+    """Once, the agent waited for ever at its start, without a message."""
     (tmp_path / name).parent.mkdir(exist_ok=True)
     os.mkfifo(tmp_path / name)
     with ThreadPoolExecutor(1) as pool:
@@ -58,7 +58,7 @@ def test_a_fifo_in_place_of_a_file_of_the_agent_is_not_waited_for(tmp_path, name
         try:
             done.exception(5)
         finally:
-            os.close(os.open(tmp_path / name, os.O_RDWR))       # ends a wait for the other end
+            os.close(os.open(tmp_path / name, os.O_RDWR))       # ends an open(2) that waits for the FIFO's other end
 
 
 @pytest.mark.parametrize("policies", [False, True])

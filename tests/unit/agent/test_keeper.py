@@ -1,5 +1,5 @@
-"""The keeper on the real kernel: it joins nodes, restores what another program removes, and changes nothing after a
-restart."""
+"""The Keeper on the real kernel. It joins nodes, restores entries that other programs remove, and changes nothing after
+a restart."""
 
 import select
 import time
@@ -19,7 +19,7 @@ from fastcni.testing.witnesses import eventually
 
 @pytest.fixture
 def machines(host_netns, pod_netns):
-    """Return a function that makes machines on one bridge."""
+    """Return a function that makes a number of Machines on one bridge."""
     ip("link", "add", "wire", "up", "type", "bridge")
     made = []
 
@@ -113,7 +113,7 @@ def test_pods_of_two_nodes_reach_each_other_by_wireguard(machines, tmp_path, mod
 
 @pytest.mark.needs("wireguard")
 def test_a_wireguard_peer_is_what_its_record_says_after_a_restart(machines, tmp_path):
-    """The address and the preshared key have changed while no agent ran. If a peer moves later, the kernel's own
+    """While no agent runs, the address and the preshared key change. If a peer's endpoint changes later, the kernel's
     endpoint stays."""
     one, two = joined(machines, tmp_path, backend="wireguard")
     one.loop.close()
@@ -125,7 +125,7 @@ def test_a_wireguard_peer_is_what_its_record_says_after_a_restart(machines, tmp_
     assert peer[2:] == ((ip_address("192.0.2.99").packed, 51820), b64decode(key))
     two.open(conf("wireguard", PSK=key), tmp_path)
     two.set([one.record])
-    assert reaches(two, 1)                          # by the packet, node one learns the endpoint of node two
+    assert reaches(two, 1)                          # node one learns node two's endpoint from this packet
     ip("route", "del", "10.244.0.0/16", netns=one.netns)
     assert eventually(lambda: one.log)
     assert one.peers("flannel-wg").popitem()[1][2][0] == ip_address("192.0.2.2").packed
@@ -133,7 +133,7 @@ def test_a_wireguard_peer_is_what_its_record_says_after_a_restart(machines, tmp_
 
 @pytest.mark.needs("wireguard")
 def test_a_thousand_wireguard_peers_are_written_in_one_send(machines, tmp_path, monkeypatch):
-    """The agent made a separate send for each peer."""
+    """Once, the agent made a separate send for each peer."""
     (one,) = machines(1)
     one.open(conf("wireguard"), tmp_path)
     one.keep()
@@ -144,7 +144,7 @@ def test_a_thousand_wireguard_peers_are_written_in_one_send(machines, tmp_path, 
     sent, real = [], wire.send
     monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(len(data)), real(sock, data)))
     one.set(others)
-    assert len([size for size in sent if size > 100]) == 1         # the other messages are questions
+    assert len([size for size in sent if size > 100]) == 1         # all other messages are requests for dumps
     monkeypatch.undo()
     assert len(one.peers("flannel-wg")) == 1000
     one.set(others[:1])
@@ -176,8 +176,8 @@ REMOVAL = {"route": (uapi.RTNLGRP_IPV4_ROUTE, "ip route del 10.244.2.0/24"),
 
 @pytest.mark.parametrize("what", [*REMOVAL, "all of it"])
 def test_what_another_program_removes_is_back(machines, tmp_path, monkeypatch, what):
-    """The keeper gets only this kind of notification, because the kernel notifies of a removed link by its address, its
-    neighbours and its routes, too. Each of these would hide that the keeper ignores another kind."""
+    """The test's Keeper gets notifications of one kind only. When a link is removed, the kernel also notifies of its
+    address, neighbours and routes. With these, the test would pass even if the Keeper ignored the one kind."""
     if what in REMOVAL:
         monkeypatch.setattr(keeper, "GROUPS", (REMOVAL[what][0],))
     one, two = joined(machines, tmp_path)
@@ -204,8 +204,8 @@ def test_an_address_that_another_program_removes_is_back(machines, tmp_path, fam
 
 
 def test_it_is_back_within_a_tenth_of_a_second(machines, tmp_path):
-    """The time is from the kernel's notification of the removal to its notification of the return; the best of five, on
-    a busy machine."""
+    """The time runs from the kernel's notification of the removal to its notification of the repair. The best of five
+    counts, because the machine may be busy."""
     one, _ = joined(machines, tmp_path)
     with Inside(one.netns):
         events = wire.open_socket(groups=(uapi.RTNLGRP_IPV4_ROUTE,))
@@ -218,7 +218,8 @@ def test_it_is_back_within_a_tenth_of_a_second(machines, tmp_path):
                 assert select.select([events], [], [], 10)[0], (seen, one.log)
                 wire.drain(events, lambda kind, _: seen.append((kind, time.monotonic())), lambda: None)
             took.append(seen[1][1] - seen[0][1])
-            one.loop.call(lambda keeper: setattr(keeper.backoff, "until", 0.0))     # so that no attempt is delayed
+            # without a pause before the next repair
+            one.loop.call(lambda keeper: setattr(keeper.backoff, "until", 0.0))
     assert min(took) < 0.1, (took, one.log)
 
 
@@ -232,8 +233,8 @@ CHANGE = {"route": (uapi.RTNLGRP_IPV4_ROUTE, f"ip {ROUTE} via 192.0.2.9"),
 
 @pytest.mark.parametrize("what", CHANGE)
 def test_what_another_program_changes_is_the_nodes_again(machines, tmp_path, monkeypatch, what):
-    """The keeper gets only notifications of this kind. Any notification of a link or an address makes the keeper read
-    everything, which would hide that it ignores a changed entry."""
+    """The test's Keeper gets notifications of one kind only. After a notification of a link or an address, a Keeper
+    reads all entries. With these, the test would pass even if the Keeper ignored changed entries."""
     group, command = CHANGE[what]
     monkeypatch.setattr(keeper, "GROUPS", (group,))
     one, two = joined(machines, tmp_path)
@@ -253,7 +254,7 @@ def test_a_restart_keeps_what_is_right_and_removes_what_is_stale(machines, tmp_p
     one, two, three = joined(machines, tmp_path, 3)
     index = one.ip_json("link", "show", "flannel.1")[0]["ifindex"]
     one.loop.close()
-    ip("route", "add", "10.99.0.0/16", "via", "192.0.2.9", netns=one.netns)         # an operator's
+    ip("route", "add", "10.99.0.0/16", "via", "192.0.2.9", netns=one.netns)         # an operator's route
     one.open(conf(), tmp_path)
     one.keep()
     one.set([two.record])
@@ -281,7 +282,7 @@ def test_a_link_that_flanneld_has_made_is_kept_with_its_mac(machines, tmp_path):
     assert (after["ifindex"], after["address"]) == (before["ifindex"], "82:4b:b6:2f:54:4e")
     assert one.record.data[4]["VtepMAC"] == "82:4b:b6:2f:54:4e"
     assert one.links_of_routes("10.244.2.0/24") == {"flannel.1"}
-    assert not one.links_of_routes("10.244.9.0/24")         # of a node that no longer exists
+    assert not one.links_of_routes("10.244.9.0/24")         # the route to a node that no longer exists
 
 
 def test_a_link_with_other_settings_is_replaced(machines, tmp_path):
@@ -294,7 +295,7 @@ def test_a_link_with_other_settings_is_replaced(machines, tmp_path):
 @pytest.mark.parametrize(("former", "later"), [("vxlan", "host-gw"), ("host-gw", "vxlan")])
 def test_a_change_of_the_backend_leaves_no_link_of_the_former_one(machines, tmp_path, former, later):
     one, two = joined(machines, tmp_path, backend=former, families=(4, 6))
-    ip("link", "add", "flannel.7", "type", "bridge", netns=one.netns)       # another program's
+    ip("link", "add", "flannel.7", "type", "bridge", netns=one.netns)       # another program's link
     for machine in (one, two):
         machine.loop.close()
         machine.open(conf(later, (4, 6)), tmp_path)
@@ -307,7 +308,7 @@ def test_a_change_of_the_backend_leaves_no_link_of_the_former_one(machines, tmp_
 
 
 def test_a_node_that_moves_is_reached_at_its_new_place(machines, tmp_path):
-    """The node's public address and its MAC have changed; the subnet is the same."""
+    """The node's public address and MAC change. Its subnet stays the same."""
     one, two, three = joined(machines, tmp_path, 3)
     assert reaches(one, 2)
     ip("addr", "add", "10.244.2.5/32", "dev", "lo", netns=three.netns)
@@ -334,12 +335,12 @@ def test_a_thousand_nodes_are_written_in_one_send(machines, tmp_path, monkeypatc
     real = wire.send
     monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(len(data)), real(sock, data)))
     one.set(others)
-    assert len([size for size in sent if size > 1000]) == 1        # the other messages are questions
+    assert len([size for size in sent if size > 1000]) == 1        # all other messages are requests for dumps
     monkeypatch.undo()
     assert len(one.ip_json("route", "show", "dev", "flannel.1")) == 1000
     assert len(one.neighbours()) == 1000
     ip("neigh", "flush", "dev", "flannel.1", "nud", "all", netns=one.netns)
-    assert eventually(lambda: one.log and len(one.neighbours()) == 1000)       # the log line follows the write
+    assert eventually(lambda: one.log and len(one.neighbours()) == 1000)       # the Keeper logs after it has written
     assert {event["event"] for event in one.log} == {"network_repaired"}
 
 
@@ -355,8 +356,8 @@ def test_nodes_that_cannot_be_reached_are_named(machines, tmp_path):
 
 
 def test_of_two_nodes_with_one_mac_the_first_counts_and_the_other_one_is_named(machines, tmp_path):
-    """A node that returns with another address has its MAC in two records. Each node chose one of the records by
-    chance."""
+    """A node that returns with another address has its MAC in two records. Once, each node chose one of the two records
+    by chance."""
     (one,) = machines(1)
     one.open(conf(), tmp_path)
     same = {4: {"VNI": 1, "VtepMAC": "02:00:00:00:00:01"}}

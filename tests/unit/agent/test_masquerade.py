@@ -1,4 +1,4 @@
-"""The rules for packets that leave the cluster's network, kept on the real kernel. Needs root."""
+"""The rules for packets that leave the cluster's network. The agent keeps them in the real kernel. Needs root."""
 
 import select
 import time
@@ -29,14 +29,14 @@ class Kept:
         raise structlog.DropEvent
 
     def attend(self, seconds=10.0, until=lambda: False):
-        """Call attend() as the agent's loop does."""
+        """Call attend() as the agent's loop does, for `seconds` or until until() is true."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not until():
             if select.select([self.it], [], [], 0.01)[0] or time.monotonic() >= self.it.due:
                 self.it.attend()
 
     def shown(self):
-        """Return the rules, without their handles."""
+        """Return the lines of the table that nft lists, without handles."""
         text = run(*LIST, check=False)
         return [line.partition(" # handle")[0].strip() for line in text.splitlines()]
 
@@ -49,7 +49,7 @@ def kept(host_netns):
 
 
 def test_a_rule_that_another_program_replaces_is_written_again(kept):
-    """The number of rules had not changed, so the agent did not restore them."""
+    """The number of rules stays the same. Once, the agent did not restore them for this reason."""
     handle = next(line.split()[-1] for line in run(*LIST).splitlines() if "ip saddr 10.244.0.0/16" in line)
     run("nft", "replace", "rule", "inet", "fastcni-agent", "postrouting", "handle", handle, "accept")
     kept.attend(until=lambda: kept.events)
@@ -78,7 +78,7 @@ def test_the_own_changes_and_those_of_other_tables_are_left_alone(kept):
 
 
 def test_a_refusal_of_the_kernel_is_tried_again(kept, monkeypatch):
-    """The error ended the agent."""
+    """Once, the kernel's error ended the agent."""
     real, refusals = wire.exchange, []
 
     def exchange(sock, batch):

@@ -1,4 +1,4 @@
-"""The agent's loop, with stubs of the parts that it calls."""
+"""The agent's loop with stubs of its parts."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class StubKeeper:
-    """Takes the place of the Keeper and of the Masquerade: announces nothing."""
+    """A stub of Keeper and Masquerade that sends no wakeup."""
 
     def __init__(self):
         self.due, self.wakeup = float("inf"), Wakeup()
@@ -36,7 +36,7 @@ class StubBackend:
     name = "vxlan"
 
     def __init__(self):
-        self.written = []               # (this node's subnet, names of the others)
+        self.written = []               # (this node's subnet, names of the other nodes)
 
     def state(self, me, others):
         self.written.append((str(me.subnets[4]), sorted(node.name for node in others)))
@@ -47,7 +47,7 @@ class StubBackend:
 
 
 def test_a_list_that_comes_while_the_subnet_changes_is_not_lost(tmp_path, monkeypatch):
-    """The earlier list replaced it, until the next change of a node."""
+    """Once, the earlier list replaced the new list until the next change of a node."""
     (tmp_path / "nodes.json").write_text(json.dumps({}))
     hooks = {}
 
@@ -65,7 +65,8 @@ def test_a_list_that_comes_while_the_subnet_changes_is_not_lost(tmp_path, monkey
     two, three = (replace(record(number, "vxlan", {}), public={4: ip_address(f"192.0.2.{number}")})
                   for number in (2, 3))
     agent._begin = lambda *_: setattr(agent, "ready", True)
-    hooks["subnet_changed"] = lambda: agent._changed([moved, two, three])        # as the thread that watches does
+    # in place of the thread that watches the registry
+    hooks["subnet_changed"] = lambda: agent._changed([moved, two, three])
     agent._changed([me, two])
     agent.network = it = network.Network(conf(), backend, me, agent.log, str(tmp_path))
     thread = threading.Thread(target=agent._keep, args=(it,))

@@ -1,4 +1,4 @@
-"""A file as the registry."""
+"""A JSON file as the registry of nodes."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def test_a_node_has_the_subnet_in_the_file(registry):
     found = registry.join(registry.conf(), ME)
     assert (found.name, found.subnets, found.public) == ("one", {4: ip_network("10.244.1.0/24")}, ME.public)
     assert registry.keep(found) > 0
-    assert found in registry.nodes()           # so the agent knows its record again
+    assert found in registry.nodes()           # the agent finds its own record by this comparison
 
 
 def test_a_change_of_the_file_is_noticed(registry, file):
@@ -82,7 +82,8 @@ def test_without_the_file_the_registry_is_away(registry, tmp_path):
 
 
 def test_only_the_nodes_that_have_changed_in_the_file_are_parsed(file, registry, monkeypatch):
-    """For a change of one node among 5,000, reading the file took 44 ms of processor time, and now takes 8 ms."""
+    """A change of one node among 5,000 took 44 ms of processor time when the agent parsed all records. It takes 8 ms
+    now."""
     first, parsed = registry.nodes(), []
     original = static.read_node
     monkeypatch.setattr(static, "read_node", lambda document, backend: (

@@ -21,8 +21,8 @@ def net(number, length=24):
 def test_the_former_subnet_is_taken_again_if_it_is_free():
     assert subnets.choose_one(FAMILY, net(7), [net(1)]) == net(7)
     assert subnets.choose_one(FAMILY, net(7), [net(7)]) != net(7)
-    assert subnets.choose_one(FAMILY, net(6, 23), []).prefixlen == 24          # the configuration was changed
-    assert subnets.choose_one(FAMILY, net(0), []) != net(0)                    # below SubnetMin
+    assert subnets.choose_one(FAMILY, net(6, 23), []).prefixlen == 24          # SubnetLen has changed from 23 to 24
+    assert subnets.choose_one(FAMILY, net(0), []) != net(0)                    # the earlier subnet is below SubnetMin
 
 
 def test_nodes_that_join_at_once_seldom_meet():
@@ -78,8 +78,8 @@ def test_a_node_whose_subnet_cannot_be_true_is_left_out(others, left_out):
 
 
 def test_a_former_record_of_this_node_is_left_out():
-    """After a change of SubnetLen the previous record lasts a day. Packets to its subnet went through the node's own
-    tunnel end, to the node itself, until their TTL ended."""
+    """After a change of SubnetLen, the node's earlier record lasts a day. Once, packets to the earlier subnet left the
+    node through its tunnel and returned to it until their TTL ended."""
     public = {4: ip_address("192.0.2.1")}
     me, former = replace(ME, public=public), replace(node("10.0.64.0-20", "10.0.64.0/20"), public=public)
     found, skipped = subnets.usable(CONF, me, [me, former, replace(node("a", "10.0.1.0/24"), public={

@@ -16,7 +16,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class StubAgent:
-    """The first two agents fail; the others run until stop()."""
+    """An agent whose first two instances fail. The next instance runs until stop()."""
 
     made: "list[StubAgent]" = []
 
@@ -82,7 +82,7 @@ def test_options_that_do_not_fit_are_refused(words, message):
 @pytest.mark.parametrize("error", [NoSubnetLeft("10.0.0.0/16 has no free subnet"), SubnetLost("taken"),
                                    ConfigurationError("no configuration"), Away("etcd")])
 def test_a_node_that_cannot_leave_is_told_why(monkeypatch, error):
-    """In a full network the error was a traceback, and Ctrl-C did not end the command."""
+    """Once, if the network had no free subnet, the error was a traceback, and Ctrl-C did not end the command."""
     def leave(_):
         assert signal.getsignal(signal.SIGINT) is before
         raise error

@@ -1,4 +1,4 @@
-"""The link and the address that a node uses to reach the other nodes, on the real kernel."""
+"""On the real kernel, find the link and the address by which a node reaches the other nodes."""
 
 from ipaddress import ip_address, ip_network
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.needs("root")
 
 @pytest.fixture
 def node(pod_netns):
-    """A namespace with eth0, which has the default route, and eth1, which has two networks."""
+    """Return a namespace with eth0, which has the default route, and eth1, which has addresses of two networks."""
     netns = pod_netns()
     for name, *texts in (("eth0", "192.0.2.1/24", "2001:db8::1/64"),
                          ("eth1", "198.51.100.1/24", "203.0.113.1/25", "2001:db8:1::1/64")):
@@ -76,7 +76,7 @@ def test_without_a_default_route_there_is_no_link(node):
         choose(Options(), (4,))
 
 
-# -- the public address is that of a router in front of the node -------------------------------------------------------
+# -- the public address belongs to a router in front of the node ------------------------------------------------------
 
 OWN, PUBLIC = ip_address("192.0.2.1"), ip_address("203.0.113.1")
 BEHIND = Underlay("eth0", 2, 1500, {4: OWN}, {4: PUBLIC}, {4: ip_network("192.0.2.0/24")})

@@ -1,8 +1,8 @@
-"""A service of HTTP in a thread, for tests of clients: `answers` is {path: function(body) -> what follows}.
+"""An HTTP service in a thread, for tests of clients. answers: {path: function(body)}, which returns one of:
 
     (status, JSON value)        an answer
     iterator of bytes           a chunked answer, each piece as it comes
-    "hang up"                   the connection is closed without an answer
+    "hang up"                   close the connection without an answer
 """
 
 import json
@@ -14,7 +14,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version, wbufsize, disable_nagle_algorithm = "HTTP/1.1", -1, True
 
     def log_message(self, *_):
-        """Quiet."""
+        """Write no log line."""
 
     def setup(self):
         super().setup()
@@ -47,13 +47,14 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                 self.wfile.flush()
         except ConnectionError:
-            self.close_connection = True        # the client has seen enough
+            self.close_connection = True        # the client closed the connection early
 
     do_GET = do_POST
 
 
 class Service(ThreadingHTTPServer):
-    """with Service({"/a": lambda body: (200, {})}) as service: ... service.url, service.asked, service.connections"""
+    """An HTTP server. Example: `with Service({"/a": lambda body: (200, {})}) as service:`, then service.url,
+    service.asked and service.connections."""
 
     daemon_threads, block_on_close = True, False
 
@@ -64,7 +65,7 @@ class Service(ThreadingHTTPServer):
         self.thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
 
     def handle_error(self, *_):
-        """A client that leaves is no error."""
+        """Ignore a client that closes its connection."""
 
     def __enter__(self):
         self.thread.start()

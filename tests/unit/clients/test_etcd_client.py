@@ -1,4 +1,4 @@
-"""etcd's JSON gateway and the keys, without an etcd."""
+"""etcd's JSON gateway and the encoding of keys, without an etcd."""
 
 import json
 
@@ -48,7 +48,8 @@ def test_the_history_goes_back_only_for_an_answer_that_was_asked_for_later():
     client = Client({"endpoints": ["http://127.0.0.1:1"]})
     client._note(header(5), 1.0)
     noted = client._noted
-    client._note(header(4), noted - 1)          # the request was made before revision 5 arrived, and was slower
+    # the client sent this request before revision 5 arrived, and its answer took longer
+    client._note(header(4), noted - 1)
     assert client.history == ("7", 5)
     client._note(header(4), noted + 1)
     assert client.history == ("7", 4)

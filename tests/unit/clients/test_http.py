@@ -1,4 +1,4 @@
-"""HTTP for stores: endpoints, deadlines, kept connections, streams."""
+"""HTTP requests to stores: endpoints, deadlines, kept connections, streams."""
 
 import os
 import socket
@@ -18,12 +18,12 @@ from fastcni.kernel.sockets import name_lookup
 from fastcni.launcher import modules
 
 pytest.importorskip("urllib3")
-AWAY = "http://127.0.0.1:1"     # tcpmux: refused
+AWAY = "http://127.0.0.1:1"     # tcpmux: the kernel refuses the connection
 
 
 @pytest.fixture
 def free():
-    """Yield an Event. Hanging answers are sent when it is set, at the latest at the end of the test."""
+    """Yield an Event. Hanging requests are answered when the test sets the Event, or when the test ends."""
     event = threading.Event()
     yield event
     event.set()
@@ -58,7 +58,7 @@ def test_json_goes_both_ways_with_headers_of_the_moment(service):
 
 
 def test_a_request_is_sent_by_one_write(service, monkeypatch):
-    """Else the service reads the headers, and waits for the body."""
+    """If headers and body were two writes, the service would read the headers and wait for the body."""
     sent, sendall = [], socket.socket.sendall
     monkeypatch.setattr(socket.socket, "sendall", lambda sock, data: (sent.append(data), sendall(sock, data)))
     assert Http([service.url]).request("POST", "/a", {"key": "value"}).status == 200
@@ -85,14 +85,14 @@ def test_the_host_of_an_endpoint_may_have_a_name_with_several_addresses(service,
 
 
 def test_a_name_is_looked_up_within_the_time_of_the_request(service, monkeypatch, free):
-    """getaddrinfo() waits for name servers that do not answer, for half a minute: so did each ADD."""
+    """getaddrinfo() may wait half a minute for name servers. Once, each ADD waited as long."""
     asked = []
     monkeypatch.setattr(name_lookup, "getaddrinfo", lambda *key: asked.append(key) or (free.wait() and []))
     http = Http([endpoint_by_name(service), service.url], endpoint_timeout=0.2)
     assert http.request("POST", "/a").endpoint == service.url
     http.good = 0
     assert http.request("POST", "/a").endpoint == service.url
-    assert len(asked) == 1                                  # the second request waited for the same lookup
+    assert len(asked) == 1  # the second request waited for the result of the first lookup
     lost = Http([endpoint_by_name(service)], timeout=0.2)
     with pytest.raises(Away, match=r"no name server has answered about store.example within 0.2 s"):
         lost.request("POST", "/a")
@@ -208,7 +208,7 @@ def test_a_stream_that_is_refused_has_an_answer_and_one_that_is_cut_fails(servic
     http = Http([service.url])
     with http.stream("POST", "/no", stop=lambda: False) as stream:
         assert stream.status == 409 and stream.answer().document == {"message": "taken"}
-    service.answers["/cut"] = lambda body: iter([b'{"n": 1}\n'])       # no last chunk, and no further data
+    service.answers["/cut"] = lambda body: iter([b'{"n": 1}\n'])       # without the last chunk, the answer never ends
     with http.stream("POST", "/cut", stop=lambda: False, idle=0.1) as stream:
         documents = iter(stream)
         assert next(documents) == {"n": 1}
@@ -259,7 +259,8 @@ def test_a_store_is_imported_without_urllib3_which_is_found_when_it_is_needed():
 
 
 def test_a_plugin_file_notes_where_the_packages_are(monkeypatch):
-    """The interpreter of plugin files is the one behind a virtual environment, which does not have the packages."""
+    """Plugin files run the interpreter on which a virtual environment is based. That interpreter does not have the
+    environment's packages."""
     import urllib3
 
     monkeypatch.setattr(modules, "ROWS", ())

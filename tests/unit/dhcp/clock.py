@@ -1,4 +1,4 @@
-"""A World without sockets, files and time: it records what a client does, and a test sets its clock."""
+"""A World without sockets, files and real time. It records the client's actions, and a test sets its clock."""
 
 from fastcni.dhcp import packets
 from fastcni.dhcp.client import Client, LinkGone, Settings
@@ -10,7 +10,7 @@ ADDRESS, OTHER = bytes((10, 0, 0, 7)), bytes((10, 0, 0, 8))
 
 
 class Log:
-    """The events, each with its fields."""
+    """A log that keeps (event, fields) of each call in `lines`."""
 
     def __init__(self):
         self.lines = []
@@ -25,9 +25,9 @@ class Log:
 
 
 class Clock:
-    """A World whose clock a test sets. done: the client's actions, in order. sent: the messages. kept: the Lease in its
-    file. answers: the answers to waiting plugins. gone: whether the pod's link is missing. broken: an OSError for each
-    send. unbound: an OSError for the socket at the address."""
+    """A World whose clock a test sets. done: the client's actions, in order. sent: the messages. kept: the Lease that
+    the client's file would contain. answers: the answers to waiting plugins. gone: whether the pod's link is missing.
+    broken: an OSError for each send. unbound: an OSError for the socket at the address."""
 
     def __init__(self, **settings):
         self.settings, self.log = Settings(**settings), Log()
@@ -108,7 +108,7 @@ def new_client(clock, **keys):
 
 
 def answer(client, kind, *, address=ADDRESS, server=SERVER, seconds=100, **options):
-    """Return a message of the server to the client. options: codes as "o58"."""
+    """Let the client receive a message of the server. options: codes as "o58"."""
     found = {packets.MESSAGE_TYPE: bytes((kind,)), packets.SERVER_ID: server}
     if kind != packets.NAK:
         found |= {packets.LEASE_TIME: seconds.to_bytes(4, "big"), packets.SUBNET_MASK: b"\xff\xff\xff\0",
@@ -118,7 +118,7 @@ def answer(client, kind, *, address=ADDRESS, server=SERVER, seconds=100, **optio
 
 
 def pass_to(clock, client, when=None):
-    """Let the clock run to the client's timer."""
+    """Set the clock to `when`, or to the client's timer, and run the timer."""
     clock.time = client.timer if when is None else when
     client.due()
 

@@ -1,3 +1,3 @@
-"""The daemon, its server and a network, for each test."""
+"""Give each test in this directory the fixtures daemon, network and server."""
 
 from unit.dhcp.fixtures import daemon, network, server  # noqa: F401

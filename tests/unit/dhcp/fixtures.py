@@ -31,25 +31,25 @@ def daemon(tmp_path):
 
 
 def on_a_node(network):
-    """Return the daemon's command in a namespace from which it reaches the server."""
+    """Return the command that runs the daemon in a new namespace on the server's network."""
     name = os.path.basename(network.pod())
     ip(name, "addr add 10.77.0.2/16 dev eth0", "link set eth0 up")
     return ["ip", "netns", "exec", name, sys.executable, "-c", RUN]
 
 
 def leases(daemon):
-    """Return the names of the files of a daemon's leases."""
+    """Return the names of a daemon's lease files."""
     return sorted(os.listdir(daemon.leases))
 
 
 def own_files(daemon):
-    """Return the paths of a daemon's open descriptors."""
+    """Return the /proc paths of a daemon's open descriptors."""
     directory = f"/proc/{daemon.process.pid}/fd"
     return [f"{directory}/{name}" for name in os.listdir(directory)]
 
 
 def reboot(daemon, address=None):
-    """Change the leases on disk to leases of another boot. address: the packed address that they get."""
+    """Change the leases on disk as if they were from an earlier boot. address: a packed address for all leases."""
     files = LeaseFiles(daemon.leases, boot="an earlier one")
     for saved in list(files.read_all()):
         saved.lease.address = address or saved.lease.address

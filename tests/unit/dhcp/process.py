@@ -1,4 +1,4 @@
-"""`dhcp daemon` as a process, and calls of plugins that use it."""
+"""Run `dhcp daemon` as a process, and plugins that use it."""
 
 import contextlib
 import json
@@ -15,9 +15,10 @@ RUN = "import sys; from fastcni.dhcp.daemon import main; sys.exit(main(sys.argv[
 
 
 class Daemon:
-    """`with Daemon(directory) as daemon:` a process that listens when the block begins.
+    """The dhcp daemon as a process. In `with Daemon(directory) as daemon:` the block begins when the daemon listens.
 
-    directory: that of its socket, leases and log. command: the words that run it; by default this Python.
+    directory: the place of the daemon's socket, leases and log. command: how to run the daemon; by default with this
+    Python.
     """
 
     def __init__(self, directory, *flags, command=(sys.executable, "-c", RUN), socket="dhcp.sock", own=True):
@@ -64,7 +65,7 @@ class Daemon:
             return log.read()
 
     def wait_for(self, event, count=1):
-        """Wait until the log has so many of these events."""
+        """Wait until the daemon's log has `count` of these events."""
         assert eventually(lambda: len(re.findall(rf"event={event}\b", self.log())) >= count, LIMIT_S)
 
     def conf(self, version="1.1.0", **ipam):
@@ -73,8 +74,8 @@ class Daemon:
 
 
 def call(command, conf, netns="", *, plugin=None, cid="c1", ifname="eth0", **env):
-    """Make one request. Return (exit status, the document on stdout or None, stderr). plugin: the path of a plugin
-    file; None: in this process."""
+    """Run one CNI request. Return (exit status, the document on stdout or None, stderr). plugin: the path of a plugin
+    file, or None to run in this process."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": netns, "CNI_IFNAME": ifname,
            "CNI_PATH": "/nowhere", **env}
     stdin = json.dumps(conf).encode()

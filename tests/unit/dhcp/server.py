@@ -1,6 +1,6 @@
 """A DHCP server for tests, with faults that real servers seldom have: silence, NAK, bad packets.
 
-It is a thread on a packet socket in a network namespace.
+The server is a thread with a packet socket in a network namespace.
 """
 
 import os
@@ -19,17 +19,18 @@ ETH_P_IP = 0x0800
 
 
 def ip(name, *commands):
-    """Run commands of ip(8) in a network namespace."""
+    """Run ip commands in a network namespace."""
     run("ip", "-batch", "-", stdin="\n".join(commands), netns=name)
 
 
 class Network:
-    """`with Network() as network:` a namespace with a bridge that has 10.77.0.1/16, and pods on that bridge."""
+    """A namespace with a bridge that has 10.77.0.1/16, and pods on that bridge. Use it as `with Network() as
+    network:`."""
 
     def __enter__(self):
         self.names, self.count = [], 0
         self.host = self.netns("server")
-        # A server may skip a bridge without a port that is up
+        # Without a port that is up, the bridge is down, and a server may skip it.
         ip(self.host, "link add br0 type bridge forward_delay 0", f"addr add {SERVER}/16 dev br0",
            "link add b0 type veth peer name b1", "link set b0 master br0",
            *(f"link set {link} up" for link in ("br0", "lo", "b0", "b1")))
@@ -46,7 +47,7 @@ class Network:
         return name
 
     def pod(self):
-        """Return the path of a new namespace with a link eth0, which is down."""
+        """Return the path of a new namespace whose link eth0 is down."""
         name = self.netns("pod")
         self.count += 1
         ip(self.host, f"link add p{self.count} type veth peer name eth0 netns {name}",
@@ -66,11 +67,11 @@ def addresses(path):
 
 
 class Server:
-    """`with Server(network) as server:` a server that gives 10.77.1.0 and the following addresses.
+    """A DHCP server for `with Server(network) as server:`. Its addresses begin with 10.77.1.0.
 
-    options: {code: content} of each answer. seconds: the time of leases. silent: whether it never answers. refuses:
-    whether it answers each REQUEST with NAK. leases: {client id: packed address}. heard: [(kind, Message)], in the
-    order of arrival. ways: the IP addresses (from, to) of each.
+    options: {code: content} of each answer. seconds: the time of leases. silent: whether the server never answers.
+    refuses: whether the server answers each REQUEST with NAK. leases: {client id: packed address}. heard: [(kind,
+    Message)], in the order of arrival. ways: the IP addresses (source, destination) of these messages.
     """
 
     def __init__(self, network, seconds=3600, **options):
@@ -100,7 +101,7 @@ class Server:
         os.close(self.end)
 
     def wait_for(self, kind, count=1, seconds=20):
-        """Return the messages of that kind, when that many have arrived."""
+        """Wait until `count` messages of a kind have arrived, and return them."""
         def found():
             return [message for one, message in self.heard if one == kind]
 
@@ -148,5 +149,6 @@ class Server:
     def _send(self, message, mac):
         target = message.yiaddr if message.yiaddr != packets.NO_ADDRESS else frames.EVERYWHERE
         packet = bytearray(frames.to_server(packets.encode(message), socket.inet_aton(SERVER), target))
-        packet[20:24] = struct.pack("!HH", frames.SERVER_PORT, frames.CLIENT_PORT)     # the sum stays the same
+        # the two ports change places, so the checksum stays the same
+        packet[20:24] = struct.pack("!HH", frames.SERVER_PORT, frames.CLIENT_PORT)
         self.sock.sendto(bytes(packet), ("br0", ETH_P_IP, 0, 0, mac))

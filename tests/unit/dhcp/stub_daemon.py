@@ -1,4 +1,4 @@
-"""A daemon without DHCP: the methods of the real daemon, with leases that a test can read."""
+"""A dhcp daemon without DHCP. It has the real daemon's methods, and leases that a test can read."""
 
 import tempfile
 import threading
@@ -17,7 +17,7 @@ OPTIONS = {1: b"\xff\xff\0\0", 3: bytes((10, 22, 0, 1))}
 
 
 class Leased:
-    """The attributes of a Client that Service reads."""
+    """The attributes of a Client that Service uses."""
 
     def __init__(self, owner):
         self.owner = owner
@@ -25,7 +25,7 @@ class Leased:
 
 
 class StubEngine:
-    """directory(): the directory of the files of the addresses that it gives."""
+    """An Engine that gives one address without a server. directory(): where to create the address's file."""
 
     leave = Engine.leave
 
@@ -51,14 +51,15 @@ class StubEngine:
 
 
 class StubDaemon:
-    """`with StubDaemon(directory) as daemon:` its socket is daemon.path."""
+    """The dhcp daemon's Service with a StubEngine, in a thread. Its socket is at daemon.path in `with
+    StubDaemon(directory) as daemon:`."""
 
     def __init__(self, directory):
         self.directory = directory
 
     def __enter__(self):
         self.place = tempfile.TemporaryDirectory(prefix="fcni-dhcp-")
-        self.path = f"{self.place.name}/dhcp.sock"      # a unix socket's path has 107 bytes at most
+        self.path = f"{self.place.name}/dhcp.sock"      # the path of a unix socket has at most 107 bytes
         self.listening = listening.make(self.path, open_to_all=False, kind=listening.socket.SOCK_STREAM)
         self.loop = Loop(Log())
         self.service = Service(StubEngine(self.loop, self.directory), self.listening.sock)

@@ -1,4 +1,4 @@
-"""The life of a lease, with a clock that the test sets."""
+"""States of a lease over time, with a clock that the test sets."""
 
 import pytest
 from unit.dhcp.clock import ADDRESS, MAC, OTHER, SERVER, SERVER_MAC, Clock, answer, bind, new_client, owner, pass_to
@@ -71,7 +71,7 @@ def test_an_add_fails_when_no_server_answers_in_time(clock, client):
     while not clock.answers:
         pass_to(clock, client)
     assert clock.answers == ["no more tries"] and clock.done[-1] == "drop"
-    assert clock.time - 1000 == 208             # less than the plugin waits
+    assert clock.time - 1000 == 208             # a plugin waits longer than 208 s
 
 
 def test_after_four_requests_without_an_answer_it_begins_again(clock, client):
@@ -151,8 +151,8 @@ def test_it_is_renewed_at_t1_from_its_address_and_at_t2_by_broadcast(clock, clie
 
 
 def test_a_renewal_is_broadcast_where_the_address_cannot_be_used(clock, client):
-    """The interface plugin did not add the address to the link. The server could not send to ciaddr; it does not
-    resolve the address of option 50 by ARP."""
+    """The interface plugin did not add the address to the link. The server could not send to ciaddr, because no host
+    answers its ARP request."""
     bind(clock, client)
     clock.unbound = OSError(99, "Cannot assign requested address")
     pass_to(clock, client)
@@ -173,7 +173,7 @@ def test_a_renewed_lease_begins_when_its_request_was_sent(clock, client):
 
 
 def test_a_renewal_with_other_options_changes_the_result_and_not_the_link(clock, client):
-    """The address keeps the netmask that it has on the link, so that CHECK finds it."""
+    """The address keeps its netmask on the link, so that CHECK succeeds."""
     bind(clock, client)
     pass_to(clock, client)
     answer(client, packets.ACK, o1=b"\xff\xff\0\0", o3=OTHER, o26=(1400).to_bytes(2, "big"), o58=bytes(4))
@@ -203,8 +203,8 @@ def test_the_servers_t1_and_t2_count_unless_they_are_beyond_the_lease(clock, cli
     (3600, 0, 0, 2), (3600, 0, 1, 60), (3600, 1, 1, 60), (3600, 1, 0, 60), (0, None, None, 60), (0, 0, 0, 60),
     (100, 0, 0, 72), (100, 1, 1, 576), (1, 0, 0, 7200), (0xFFFFFFFE, 0, 0, 0), (0xFFFFFFFE, 1, 2, 60)])
 def test_no_server_makes_a_client_send_without_a_pause(clock, client, seconds, t1, t2, most):
-    """With T1 and T2 of 0 the client sent 1,000 packets a second. With a lease of 0 seconds it removed the address from
-    the link and added it again 20 times a second. Between two renewals are now 60 s or 1/16 of the lease."""
+    """Once, with T1 and T2 of 0, the client sent 1,000 packets a second. With a lease of 0 s, it removed and added the
+    link's address 20 times a second. Now at least 60 s or 1/16 of the lease lie between two renewals."""
     times = {name: value.to_bytes(4, "big") for name, value in (("o58", t1), ("o59", t2)) if value is not None}
     bind(clock, client, seconds=seconds, **times)
     began, sent = clock.time, len(clock.sent)
@@ -235,7 +235,7 @@ def test_an_expired_lease_takes_the_address_down_and_a_new_one_is_assigned(clock
     assert clock.done[-1] == "unassign" and client.lease is None
     assert clock.log.lines[-1][1]["why"] == "the lease ended, and no server had renewed it"
     pass_to(clock, client)
-    for _ in range(40):                         # the client never stops trying, because no request waits
+    for _ in range(40):                         # no request waits, so the client never stops trying
         pass_to(clock, client)
     answer(client, packets.OFFER, address=OTHER)
     answer(client, packets.ACK, address=OTHER)
@@ -263,7 +263,7 @@ def test_an_ack_of_another_address_is_a_nak(clock, client):
 
 
 def test_a_plugin_that_waits_for_a_lost_lease_is_told_when_no_server_answers(clock, client):
-    """CHECK must not hang as the reference's does."""
+    """CHECK of the reference plugin hangs in this case."""
     bind(clock, client)
     pass_to(clock, client)
     answer(client, packets.NAK)
@@ -292,7 +292,7 @@ def test_a_restarted_daemon_goes_on_where_the_lease_is(clock, age, state, done):
 
 
 def test_a_restarted_daemon_goes_on_to_acquire_a_lease_that_was_lost(clock, client):
-    """The NAK arrived before the lease's end. The file must not say that the pod has the address."""
+    """The server's NAK arrived before the lease ended. The file must not say that the pod still has the address."""
     bind(clock, client)
     pass_to(clock, client)
     answer(client, packets.NAK)

@@ -1,4 +1,4 @@
-"""The daemon as a process, with pods in namespaces and a server of the tests."""
+"""The dhcp daemon as a process. Pods are namespaces, and the tests' own server answers."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from fastcni.testing.witnesses import eventually
 
 pytestmark = pytest.mark.needs("root")
 GO = f"{shared.PEER}/dhcp"
-COMPARED = {"type": "dhcp"}     # for the test that each plugin is compared with Go's
+COMPARED = {"type": "dhcp"}     # the network of the test that compares each plugin with the Go plugin
 
 
 def test_a_pod_gets_a_lease_and_del_releases_it(network, server, daemon):
@@ -47,8 +47,8 @@ def test_the_address_leaves_the_link_before_the_release(network, server, daemon)
 
 
 def test_a_nak_to_a_renewal_by_unicast_is_received(network, daemon):
-    """A server broadcasts the NAK (RFC 2131, 4.3.2). The socket at the pod's address did not receive it, so until T2
-    the pod had an address that was no longer its own."""
+    """A server broadcasts the NAK (RFC 2131, 4.3.2). Once, the socket at the pod's address did not receive it, and the
+    pod used an address that it no longer had until T2."""
     pod = network.pod()
     with Server(network, seconds=16, o58=(1).to_bytes(4, "big")) as server:
         ok("ADD", daemon.conf(), pod)
@@ -69,9 +69,9 @@ def test_a_nak_to_a_renewal_by_unicast_is_received(network, daemon):
       "nft add chain ip t o {{ type filter hook output priority 0 ; policy drop ; }}"],
      ("10.77.1.0", "255.255.255.255"))], ids=["on the link", "no address", "lo", "nonlocal", "on lo", "refused"])
 def test_a_renewal_takes_the_way_on_which_the_server_can_answer(network, daemon, words, way):
-    """If the kernel has no address at all, it binds a socket to an address that no link has. Such a renewal was sent
-    from 0.0.0.0, which no DHCP server accepts. If the link lacks the lease's address, the server's answer finds no
-    MAC."""
+    """In a namespace without addresses, the kernel lets a socket bind to any address. Once, such a renewal left from
+    0.0.0.0, which no DHCP server accepts. If the link lacks the lease's address, no host answers the server's ARP
+    request."""
     pod = network.pod()
     with Server(network, seconds=16, o58=(1).to_bytes(4, "big")) as server:
         ok("ADD", daemon.conf(), pod)
@@ -94,7 +94,7 @@ def test_check_compares_the_address_and_acquires_a_lost_lease(network, server, d
 
 
 def test_another_namespace_of_the_same_container_keeps_the_address(network, server, daemon):
-    """podman starts a container again under the same id, in a new namespace."""
+    """podman starts a container again with the same ID and a new namespace."""
     conf = daemon.conf()
     results = [ok("ADD", conf, network.pod()) for _ in range(2)]
     assert results[0] == results[1]
@@ -155,14 +155,15 @@ def test_a_plugin_that_leaves_ends_the_attempt(network, daemon, tmp_path):
 
 
 def test_a_terminal_that_closes_ends_the_daemon_like_sigterm(tmp_path):
-    """SIGHUP killed the daemon, and the socket's file stayed."""
+    """Once, SIGHUP killed the daemon, and the socket's file remained."""
     with Daemon(tmp_path, command=["env", "--default-signal=HUP", sys.executable, "-c", RUN]) as daemon:
         assert daemon.stop(signal.SIGHUP) == 0
         assert "event=dhcp_stopped" in daemon.log() and not os.path.exists(daemon.path)
 
 
 def test_a_lease_stays_while_the_daemon_cannot_see_the_namespace(network, server, tmp_path):
-    """A daemon with a private mount of /run/netns released the leases of all pods that were made after its mount."""
+    """Once, a daemon with a private mount of /run/netns released the leases of all pods that were added after this
+    mount."""
     pod = network.pod()
     with Daemon(tmp_path) as daemon:
         ok("ADD", daemon.conf(), pod)
@@ -229,7 +230,7 @@ def test_each_plugin_with_each_daemon_gives_the_same_result(case, network, daemo
                 found = ok("ADD", conf, pod, plugin=plugin)
                 ok("CHECK", conf | {"prevResult": found}, pod, plugin=plugin)
                 ok("DEL", conf, pod, plugin=plugin)
-                found.pop("dns", None)          # Go 1.1.1 prints an empty key
+                found.pop("dns", None)          # version 1.1.1 of the reference plugins prints an empty key
                 results[plugin, one is daemon] = found
     assert all(found == results[None, True] for found in results.values()), results
 

@@ -1,5 +1,4 @@
-"""Calls of a daemon that ends before it answers: another daemon gets the call, or the plugin acts as without a
-daemon."""
+"""A daemon ends before it answers a plugin. The plugin calls the next daemon, or acts as if no daemon ran."""
 
 import contextlib
 import os
@@ -17,7 +16,7 @@ CONF = {"cniVersion": "1.1.0", "name": "net", "type": "dhcp", "cni.dev/valid-att
 
 
 class Ending:
-    """A daemon that ends after `lives` connections. It closes each connection after it has received something."""
+    """A daemon that ends after `lives` connections. It reads one byte of each connection and closes the connection."""
 
     def __init__(self, directory, lives):
         self.path, self.lives = f"{directory}/dhcp.sock", lives
@@ -31,7 +30,7 @@ class Ending:
         for left in reversed(range(self.lives)):
             conn, _ = self.listening.accept()
             with conn:
-                conn.recv(1)            # the rest is unread, so the plugin gets ECONNRESET
+                conn.recv(1)            # bytes remain unread, so the plugin gets ECONNRESET
                 if not left:
                     self.listening.close()
                     os.unlink(self.path)
@@ -53,14 +52,14 @@ def ask(command, path):
 
 @pytest.mark.parametrize("command", ["DEL", "GC"])
 def test_del_and_gc_succeed_when_the_daemon_ends_before_it_answers(tmp_path, command):
-    """A DEL whose daemon was killed failed with code 999, and succeeded if the daemon had been killed before it."""
+    """Once, such a DEL failed with code 999. If the daemon had ended before the DEL, the DEL succeeded."""
     with Ending(tmp_path, lives=1) as daemon:
         status, document, stderr = ask(command, daemon.path)
     assert (status, document) == (0, None) and "error dialing DHCP daemon" in stderr
 
 
 def test_an_add_whose_daemon_ends_is_to_be_repeated(tmp_path):
-    """The ADD failed with code 999, and so did its rollback."""
+    """Once, the ADD failed with code 999, and its rollback failed, too."""
     with Ending(tmp_path, lives=1) as daemon:
         status, error, _ = ask("ADD", daemon.path)
     assert (status, error["code"]) == (1, 11) and "while undoing" not in error.get("details", "")
@@ -68,7 +67,7 @@ def test_an_add_whose_daemon_ends_is_to_be_repeated(tmp_path):
 
 @pytest.mark.parametrize("number", [EAGAIN, EMFILE, ENOMEM])
 def test_a_del_that_could_not_ask_is_to_be_repeated(monkeypatch, number):
-    """The DEL returned success as without a daemon, although a daemon may run: socket(2) failed, or the daemon's
+    """Once, the DEL succeeded as without a daemon, although a daemon might run: socket(2) failed, or the daemon's
     backlog was full."""
     def refuse(*_):
         raise OSError(number, os.strerror(number))

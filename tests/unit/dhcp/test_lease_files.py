@@ -1,4 +1,4 @@
-"""Leases on disk: a write is complete or has no effect, and damaged files are ignored."""
+"""Lease files on disk. A write is complete or has no effect, and the daemon ignores damaged files."""
 
 import os
 

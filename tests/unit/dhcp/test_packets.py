@@ -1,4 +1,4 @@
-"""DHCP messages, and the packets around them."""
+"""DHCP messages, and their IP, UDP and ARP packets."""
 
 import struct
 
@@ -31,7 +31,7 @@ def test_the_bytes_of_a_discover():
 
 @given(MESSAGES)
 def test_what_is_written_is_read_again(message):
-    """An option of more than 255 bytes is written in pieces, which the reader joins (RFC 3396)."""
+    """The writer divides an option of more than 255 bytes, and the reader joins the parts (RFC 3396)."""
     assert as_tuple(packets.decode(packets.encode(message))) == as_tuple(message)
 
 
@@ -80,7 +80,7 @@ def test_a_message_cut_short_is_an_error(cut):
 
 
 def test_options_continue_in_the_fields_for_names():
-    """Option 52 says so (RFC 2132, 9.3)."""
+    """By option 52, the fields `sname` and `file` contain further options (RFC 2132, 9.3)."""
     head = packets.HEADER.pack(2, 1, 6, 0, 1, 0, 0, ADDRESS, ADDRESS, ADDRESS, ADDRESS, MAC,
                                b"\x0f\2cd\xff", b"\x0f\2ab\x33\4\0\0\0\x05\xff", packets.MAGIC)
     message = packets.decode(head + b"\x34\1\3\x35\1\2\xff")
@@ -94,7 +94,8 @@ def test_the_sum_of_a_udp_packet_is_right_and_checked():
     broken = packet[:-1] + b"y"
     with pytest.raises(frames.FrameError, match="checksum"):
         frames.payload(broken, True)
-    assert frames.payload(broken, False)[-1:] == b"y"       # by a veth, before a card has completed the sum
+    # a veth passes the packet before a network card has computed the checksum
+    assert frames.payload(broken, False)[-1:] == b"y"
     assert frames.payload(packet + b"padding", True) == b"x" * 301
 
 
@@ -103,7 +104,7 @@ def test_arp_shows_a_conflict():
     reply = struct.pack("!HHBBH6s4s6s4s", 1, 0x800, 6, 4, 2, other, ADDRESS, MAC, bytes(4))
     assert frames.conflicts(reply, MAC, ADDRESS)
     assert frames.conflicts(frames.probe(other, ADDRESS), MAC, ADDRESS)     # the other host probes for the address
-    assert not frames.conflicts(frames.probe(MAC, ADDRESS), MAC, ADDRESS)       # our own
+    assert not frames.conflicts(frames.probe(MAC, ADDRESS), MAC, ADDRESS)       # this host's own probe
     assert not frames.conflicts(frames.probe(other, SERVER), MAC, ADDRESS)
 
 

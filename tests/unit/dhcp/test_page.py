@@ -1,4 +1,4 @@
-"""docs/dhcp.md names the existing keys, options, flags and log events."""
+"""docs/dhcp.md names only keys, options, flags and log events that exist."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "dhcp.md").read_text(encoding="utf-8")
 
 
 def first_column(header):
-    """Return the names in the first column of the table with that header."""
+    """Return the names in the first column of the table whose header is `header`."""
     rows = PAGE.partition(f"| {header} |")[2].partition("\n\n")[0].splitlines()[2:]
     return {name for row in rows for name in re.findall(r"`-?(\w+)[^`]*`", row.split("|")[1])}
 

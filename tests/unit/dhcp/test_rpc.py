@@ -1,4 +1,5 @@
-"""The protocol between plugin and daemon: Go's net/rpc in gob, keys and options, flags."""
+"""The protocol between plugin and daemon: Go's net/rpc in gob. Also the plugin's keys and DHCP options, and the
+daemon's flags."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from fastcni.kit.dhcp import dhcp_conf, gob, rpc
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
-# The captured answer of the reference's daemon to DHCP.Release
+# An answer of the reference plugins' daemon to DHCP.Release, captured from its socket
 RELEASED = bytes.fromhex(
     "397f03010108526573706f6e736501ff80000103010d536572766963654d6574686f64010c000103536571010600010545"
     "72726f72010c00000011ff80010c444843502e52656c65617365000aff95030102ff9600000003ff9600")

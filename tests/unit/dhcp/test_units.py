@@ -26,7 +26,7 @@ needs_setpriv = pytest.mark.skipif(not shutil.which("setpriv"), reason="needs se
 
 @pytest.fixture
 def units(tmp_path):
-    """{name: path} of the units for plugins in tmp_path/bin, a directory with an odd name."""
+    """Return {name: path} of the units for the plugins in tmp_path/"bin of 100%"."""
     bin_dir = tmp_path / "bin of 100%"
     bin_dir.mkdir()
     (bin_dir / "dhcp").write_text("#!/bin/sh\n")
@@ -109,8 +109,8 @@ def test_a_lease_is_acquired_renewed_and_released_with_the_capabilities_of_the_u
 @pytest.mark.needs("root")
 @needs_setpriv
 def test_a_pod_that_the_runtime_names_by_a_process_gets_a_lease(network, tmp_path):
-    """nerdctl and cri-dockerd. The unit lacked CAP_SYS_PTRACE: Permission denied, because the pod has more
-    capabilities than the daemon."""
+    """nerdctl and cri-dockerd name the namespace by a process. Once, the unit lacked CAP_SYS_PTRACE: the kernel
+    answered EACCES, because the pod's process has more capabilities than the daemon."""
     pod = network.pod()
     with Server(network) as server, daemon_of_the_unit(tmp_path) as daemon, subprocess.Popen(
             ["nsenter", f"--net={pod}", "sleep", "600"]) as sandbox:

@@ -1,5 +1,4 @@
-"""fastcni flows: real packets of pods, each with its verdict, the rule that decides, and names in place of
-addresses."""
+"""`fastcni flows` on real packets of pods: each flow's verdict, the rule that decided, and the pods' names."""
 
 import contextlib
 import itertools
@@ -26,7 +25,8 @@ ROUTES = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]
 GATEWAYS = ("10.71.0.1", "fd00:71::1")
 TCP, UDP = socket.SOCK_STREAM, socket.SOCK_DGRAM
 WAIT_S = 20
-# web may reach db at port 80. No other pod may reach db, and no pod may reach vault. vault may not reach port 99 of web
+# web may connect to port 80 of db. No other pod may connect to db, and no pod may connect to vault. vault may not
+# connect to port 99 of web.
 POLICIES = """
 {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "db", "namespace": "shop"},
  "spec": {"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"],
@@ -46,7 +46,7 @@ POLICIES = """
 
 
 class Node:
-    """The host of `host_netns`, with networks of one file each, and the command `fastcni` in it."""
+    """A node in the namespace of `host_netns`. Each network has a file, and `fastcni` runs in the namespace."""
 
     def __init__(self, directory, bin_dir):
         self.directory, self.bin_dir = directory, bin_dir
@@ -67,7 +67,7 @@ class Node:
                 "--cache-dir", str(self.cache)]
 
     def add(self, network, netns, name, labels=""):
-        """Add a pod shop/NAME, and record its addresses."""
+        """Add the pod shop/NAME to a network, and record the pod's addresses."""
         cni = CNI([str(self.bin_dir)], str(self.conf_dir), str(self.cache))
         args = ("IgnoreUnknown", "1"), ("K8S_POD_NAMESPACE", "shop"), ("K8S_POD_NAME", name), ("LABELS", labels)
         found = cni.add(cni.load(network), RuntimeConf(f"id-{name}", f"/run/netns/{netns}", "eth0", args))
@@ -75,7 +75,7 @@ class Node:
 
 
 class Following:
-    """A running `fastcni flows --follow --json`. seen: its lines so far."""
+    """A running `fastcni flows --follow --json`. seen: the flows that it has printed."""
 
     def __init__(self, node, *words):
         self.process = subprocess.Popen([*node.command("flows", "--follow", "--json", *words)], text=True,
@@ -91,7 +91,7 @@ class Following:
         self.process.communicate()
 
     def until(self, claim):
-        """Return the first flow, past or future, for which claim(flow) is true."""
+        """Return the first flow for which claim(flow) is true, and wait for it if necessary."""
         deadline = time.monotonic() + WAIT_S
         while not (found := [flow for flow in self.seen if claim(flow)]):
             left = deadline - time.monotonic()
@@ -100,7 +100,7 @@ class Following:
         return found[0]
 
     def to(self, address, port):
-        """Return the first flow to an address and a port, without its time."""
+        """Return the first flow to an address and a port, without the key `time`."""
         found = self.until(lambda it: (address, port) == (it["destination"]["address"], it["destination"]["port"]))
         assert abs(found["time"] - time.time()) < 2 * WAIT_S
         return {key: value for key, value in found.items() if key != "time"}
@@ -112,7 +112,7 @@ def end(pod, network, address, port):
 
 
 def short(flow):
-    """Return the fields of a flow without its numbers."""
+    """Return the fields of a flow that are not numbers."""
     return (*(flow[key] for key in ("verdict", "by", "policy", "protocol")),
             *(flow[key]["pod"] for key in ("source", "destination")))
 
@@ -129,7 +129,7 @@ def send(netns, address, port, kind=socket.SOCK_STREAM):
 
 
 def rules():
-    """Return the rules that would report packets."""
+    """Return the lines of the ruleset that would report packets."""
     found = run("nft", "list", "ruleset")
     return [line for line in found.splitlines() if "fastcni-flows" in line or "nftrace" in line or " log " in line]
 
@@ -148,7 +148,7 @@ def node(host_netns, tmp_path, bin_dir):
 
 @contextlib.contextmanager
 def agent(node):
-    """Run an agent with POLICIES."""
+    """Run an agent with POLICIES in the context."""
     directory, nodes = node.directory / "policies", node.directory / "nodes.json"
     directory.mkdir()
     (directory / "policies.yaml").write_text(POLICIES)
@@ -166,7 +166,7 @@ def agent(node):
 
 
 def test_policies_are_named_with_their_pods_and_verdicts(node, pod_netns):
-    """web and db are on a bridge, vault has a separate link. The test uses both families, TCP and UDP."""
+    """The pods web and db are on a bridge, vault has a separate link. The test uses both families, TCP and UDP."""
     policy = {"type": "policy", "agentSocketPath": str(node.agent_socket)}
     node.configure("net", policy)
     node.configure("routed", policy, kind="ptp", ranges=[[{"subnet": "10.73.0.0/24"}], [{"subnet": "fd00:73::/64"}]])
@@ -196,7 +196,8 @@ def test_policies_are_named_with_their_pods_and_verdicts(node, pod_netns):
 
 
 def test_why_nothing_may_be_shown_is_said_at_the_start(node, pod_netns):
-    """flows --follow printed nothing, for ever, with a mistyped pod and with the cache of another runtime."""
+    """Once, flows --follow printed nothing, for ever, if the pod's name was mistyped or the cache was another
+    runtime's."""
     def warning(*words):
         with Following(node, *words) as following:
             following.process.send_signal(signal.SIGINT)
@@ -210,7 +211,8 @@ def test_why_nothing_may_be_shown_is_said_at_the_start(node, pod_netns):
 
 
 def test_isolated_ports_and_firewalls_are_named(node, pod_netns):
-    """portIsolation, ingressPolicy isolated, and another program's rule in the hooks forward and input."""
+    """The causes are portIsolation, `"ingressPolicy": "isolated"`, and another program's rules in the hooks forward and
+    input."""
     node.configure("apart", ranges=FAMILIES, portIsolation=True)
     node.configure("kept", {"type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"},
                    ranges=[[{"subnet": "10.74.0.0/24"}], [{"subnet": "fd00:74::/64"}]])
@@ -226,7 +228,8 @@ def test_isolated_ports_and_firewalls_are_named(node, pod_netns):
             for source, address, port in (("a", b, 80), ("c", d, 80), ("a", c, 99), ("a", GATEWAYS[number], 98)):
                 sockets.enter_context(send(pods[source], address, port))
             assert short(following.to(b, None)) == ("dropped", "isolation", "", protocol, "shop/a", "shop/b")
-            # between ports of ingressPolicy isolated only ARP passes, so no pod learns the MAC of an IPv6 address
+            # between ports of ingressPolicy isolated only ARP passes. So over IPv6, the flow that ends is neighbour
+            # discovery
             seen = ("tcp", 80) if protocol == "arp" else ("icmpv6", None)
             assert short(following.to(d, seen[1])) == ("dropped", "isolation", "", seen[0], "shop/c", "shop/d")
             assert short(following.to(c, 99)) == ("dropped", "firewall", "", "tcp", "shop/a", "shop/c")
@@ -246,7 +249,8 @@ def test_no_rule_reports_packets_before_and_after(node, number):
 
 @contextlib.contextmanager
 def flooding(netns, address, port):
-    """Send datagrams from one namespace, as fast as possible. The first thousand are sent before the block begins."""
+    """Send datagrams from a namespace as fast as possible, in a thread. The block begins after the first thousand
+    datagrams."""
     with Inside(netns):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     ended, begun = threading.Event(), threading.Event()
@@ -269,7 +273,8 @@ def flooding(netns, address, port):
 
 
 def test_a_flood_hides_no_drop_of_other_pods(node, pod_netns):
-    """Without a separate limit, the packets of one pod to one port would use up the number of reported packets."""
+    """The kernel limits the number of reported packets. Without a separate limit per flow, one pod's packets would use
+    up this number."""
     node.configure("net")
     pods = {name: pod_netns() for name in ("a", "b", "c")}
     for name, netns in pods.items():
@@ -312,7 +317,7 @@ def test_a_server_keeps_flows_and_counts_them_if_it_is_asked_to(node, pod_netns,
 
 @contextlib.contextmanager
 def serving(node, path, *words):
-    """Run a server with its socket at a path."""
+    """Run a server that listens at a path."""
     process = subprocess.Popen([sys.executable, "-m", "fastcni", "serve", "--socket", path,
                                 "--cache-dir", node.cache, *words], stderr=subprocess.PIPE)
     try:

@@ -1,4 +1,4 @@
-"""The number of flows that a server keeps is bounded, and top shows the drops."""
+"""A server keeps a limited number of flows, and `fastcni top` shows the drops."""
 
 import json
 
@@ -44,7 +44,8 @@ def test_top_shows_how_many_flows_are_dropped_and_the_last_one(monkeypatch):
 
 
 def test_a_result_that_a_del_removes_at_this_moment_is_no_error(tmp_path):
-    """scandir(3) names a removed file; so does a symbolic link to nothing. The flows of the node ended."""
+    """scandir(3) still names the removed file. A symbolic link without a target has the same effect. Once, the error
+    ended the flows of the node."""
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "net-ctr-eth0").symlink_to("removed")
     pods = Pods([str(tmp_path)])

@@ -1,9 +1,9 @@
-"""Netlink messages that other programs sent to the kernel, in rows of four bytes, four rows a line. Captured with
+"""Netlink messages that other programs sent to the kernel: 16 bytes a line, in groups of four. Captured with
 
     unshare -n strace -e trace=sendmsg -e write=all ip link add ...     (iproute2 6.1.0)
     unshare -n strace -e trace=sendmsg -e write=all nft -f FILE         (nftables 1.0.6)
 
-on x86_64. Order of attributes is the sender's own; the ends of a nest are not always marked as nests.
+on x86_64. Each program has its own order of attributes, and does not mark each nest with NLA_F_NESTED.
 """
 
 # ip link add veth01234567 up address 02:00:00:00:00:01 mtu 1400 \

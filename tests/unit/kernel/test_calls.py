@@ -1,4 +1,4 @@
-"""The system calls of a request: their results and their errors."""
+"""The system calls of a request: results and errors."""
 
 import errno
 import gc
@@ -30,8 +30,8 @@ def test_a_datagram_is_received_as_messages(pair):
 
 
 class Interrupted:
-    """A receiver that receives another datagram while one datagram is decoded. Used as receive()'s show() and by the
-    collector."""
+    """A function that receives another datagram while receive() decodes one. The tests use it as receive()'s show(),
+    and as a callback of the collector."""
 
     def __init__(self):
         self.sock, self.peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,7 +53,7 @@ OTHER = struct.pack("=IHHII", 24, 17, 3, 8, 1) + b"other..."
 
 
 def test_a_datagram_stays_as_it_is_while_another_thread_receives(pair):
-    """show() runs Python code, so another thread may run during the call."""
+    """show() runs Python code. During this code, another thread may receive a datagram."""
     pair[1].send(MESSAGE * 3)
     with Interrupted() as other:
         assert _netlink.receive(pair[0].fileno(), -1, other) == [(16, 2, 7, 0, b"data")] * 3
@@ -61,8 +61,9 @@ def test_a_datagram_stays_as_it_is_while_another_thread_receives(pair):
 
 
 def test_a_datagram_stays_as_it_is_while_the_collector_runs(pair):
-    """The collector's finalizers run Python code, too. Before Python 3.12 the collector runs where objects are made."""
-    pair[1].send(MESSAGE * 3000)         # more than the interpreter has tuples in stock
+    """Finalizers that the collector calls run Python code, too. Before Python 3.12, the collector may run whenever code
+    creates an object."""
+    pair[1].send(MESSAGE * 3000)         # more tuples than the interpreter's free list has
     thresholds = gc.get_threshold()
     with Interrupted() as other:
         gc.callbacks.append(other)
@@ -114,7 +115,8 @@ def test_no_descriptor_stays_open(tmp_path, pair, collector_off):
     before = os.listdir("/proc/self/fd")
     _system.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL)
     for refused in (lambda: _system.write_file(f"{tmp_path}/file", b"text", os.O_CREAT | os.O_EXCL),
-                    lambda: _system.read_file(str(tmp_path), os.O_RDONLY, 10),         # a directory can be opened
+                    # open(2) succeeds for a directory, read(2) fails
+                    lambda: _system.read_file(str(tmp_path), os.O_RDONLY, 10),
                     lambda: _system.write_file("/dev/full", b"text", 0)):
         with pytest.raises(OSError):
             refused()

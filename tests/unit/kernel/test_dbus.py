@@ -1,4 +1,4 @@
-"""The message bus: its address, requests to it, and how any answer is handled."""
+"""The D-Bus message bus: its address, requests, and hostile answers."""
 
 import contextlib
 import socket
@@ -40,15 +40,15 @@ def test_path_without_a_listener_is_no_bus(tmp_path):
 
 
 class Short(dbus.socket):
-    """A socket whose connect(2) fails for want of memory."""
+    """A socket whose connect(2) fails with ENOMEM."""
 
     def connect(self, _where):
         raise OSError(ENOMEM, "Cannot allocate memory")
 
 
 def test_no_memory_to_connect_does_not_mean_that_there_is_no_bus(monkeypatch, tmp_path):
-    """The plugins took firewalld for absent: an ADD chose another backend, and a DEL left its source in firewalld, and
-    forgot the source."""
+    """Once, the plugins took firewalld for absent. An ADD chose another backend. A DEL left the pod's source in
+    firewalld, and no later DEL removed it."""
     monkeypatch.setattr(dbus, "socket", Short)
     with pytest.raises(OSError, match="Cannot allocate memory"):
         dbus.has_owner(str(tmp_path / "bus"), "org.example", 1.0)
@@ -67,7 +67,8 @@ def reply(kind, signature, body, serial=2, endianness=Endianness.little):
 
 @contextlib.contextmanager
 def bus_that_sends(directory, answer, *, slowly=False):
-    """Serve one client at the yielded path: send `answer` and shut down; with b"" send nothing."""
+    """Serve one client at the yielded path. Send `answer` and shut down the connection; if `answer` is b"", send
+    nothing."""
     path = str(directory / "bus")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)

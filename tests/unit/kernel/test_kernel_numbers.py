@@ -1,4 +1,4 @@
-"""The numbers of kernel/ are those of the machine's kernel headers, according to a C compiler."""
+"""The constants in kernel/ equal those in the machine's kernel headers. A C compiler reads the headers."""
 
 import re
 import shutil
@@ -17,7 +17,8 @@ INCLUDES = """sys/socket.h sys/ioctl.h linux/types.h linux/netlink.h linux/rtnet
     linux/netfilter/ipset/ip_set.h linux/netfilter/xt_set.h
     linux/netfilter_ipv4/ip_tables.h linux/netfilter_ipv6/ip6_tables.h linux/ethtool.h
     linux/genetlink.h linux/icmpv6.h linux/if_packet.h linux/if_tunnel.h linux/inet_diag.h linux/sock_diag.h""".split()
-# Names that are not in the headers of user space: nft's, libnftnl's, names of the kernel's own headers, and ours.
+# Names that user-space headers do not have: names of nft, of libnftnl and of the kernel's internal headers, and
+# fastcni's own names.
 ELSEWHERE = {
     "nft": {"COMMENT_MAX"},
     "nft_elements": {"TYPE_IPADDR", "TYPE_IP6ADDR", "TYPE_ETHERADDR", "TYPE_INET_PROTOCOL", "TYPE_INET_SERVICE",
@@ -35,7 +36,8 @@ ELSEWHERE = {
 
 
 def with_subsystem(name, module):
-    """Return the C expression of a message of nfnetlink: its subsystem and its number there."""
+    """Return the C expression for a constant. For a message of nfnetlink, this is the subsystem and the message's
+    number."""
     for prefix, subsystem, modules in (("NFT_MSG_", "NFNL_SUBSYS_NFTABLES", (nft, nft_elements, nft_rules)),
                                        ("IPSET_CMD_", "NFNL_SUBSYS_IPSET", (ipset,))):
         if name.startswith(prefix) and module in modules:
@@ -45,8 +47,8 @@ def with_subsystem(name, module):
 
 @pytest.fixture(scope="module")
 def headers(tmp_path_factory):
-    """Return a function headers({name: expression of C}) that returns the numbers, without names that these headers do
-    not have."""
+    """Return a function. It takes {name: C expression} and returns {name: number}, without names that are not in the
+    headers."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if not compiler:
         pytest.skip("no C compiler")
@@ -59,7 +61,7 @@ def headers(tmp_path_factory):
         pytest.skip("no kernel headers (linux-libc-dev)")
 
     def numbers(wanted):
-        for _ in range(3):              # a compiler that stops after some errors has not named all of them
+        for _ in range(3):              # if a compiler stops after some errors, it has not named all unknown constants
             rows = "".join(f'printf("%s %lld\\n", "{name}", (long long)({c}));\n' for name, c in wanted.items())
             source = "".join(["#include <stdio.h>\n", *includes, "int main(void) {\n", rows, "return 0; }\n"])
             (directory / "numbers.c").write_text(source)
@@ -90,7 +92,7 @@ def test_every_number_is_that_of_the_headers(headers, module):
     missing = set(constants) - elsewhere - set(known)
     if missing:
         print("not in these headers:", *sorted(missing))
-    assert len(missing) <= 3, sorted(missing)           # of a newer kernel than the headers
+    assert len(missing) <= 3, sorted(missing)           # constants that are newer than these headers
     assert {name: constants[name] & 0xFFFFFFFF for name in known} == {name: known[name] & 0xFFFFFFFF for name in known}
 
 

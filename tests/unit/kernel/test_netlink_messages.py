@@ -1,4 +1,5 @@
-"""Netlink messages byte for byte: written out, compared with pyroute2 and with ip(8) and nft(8), and decoded again."""
+"""Netlink messages, byte by byte. Tests compare them with literal bytes and with messages of pyroute2, ip(8) and
+nft(8), and decode them again."""
 
 import struct
 
@@ -21,17 +22,17 @@ HOST_MAC, POD_MAC = b"\2\0\0\0\0\1", b"\2\0\0\0\0\2"
 
 
 def rows(data):
-    """Return bytes as rows of four, as a failed comparison shows them."""
+    """Return bytes as rows of four, which a failed comparison prints."""
     return [data[i:i + 4].hex(" ") for i in range(0, len(data), 4)]
 
 
 def golden(text):
-    """Return the rows of four in a test, without the comments."""
+    """Return the rows of four bytes in a test's text, without comments."""
     return [row.partition("#")[0].strip() for row in text.strip().splitlines()]
 
 
 def one_message(batch):
-    """Return the payload of the only message in a batch, as the kernel would get it."""
+    """Return the payload of the only message in a batch."""
     (_, _, _, _, payload), = messages(batch.finish())
     return payload
 
@@ -105,7 +106,8 @@ def encoded_by_pyroute2(message, flags, kind=uapi.RTM_NEWLINK):
 
 
 def without_nest_marks(data):
-    """Return the message as pyroute2 writes it: without NLA_F_NESTED. In a veth message the flag is at fixed places."""
+    """Return the message without NLA_F_NESTED, as pyroute2 writes it. In this veth message, the flag is at fixed
+    offsets."""
     data = bytearray(data)
     for at in (99, 115, 119):
         assert data[at] == 0x80
@@ -169,7 +171,7 @@ def test_pyroute2_reads_our_map_and_its_elements():
 # -- against ip(8) and nft(8) ------------------------------------------------------------------------------
 
 def plain(message):
-    """Return a decoded pyroute2 message as dicts, so that the order of attributes does not count."""
+    """Return a pyroute2 message as dicts, so that comparisons ignore the order of attributes."""
     if isinstance(message, dict):
         fields = {key: value for key, value in message.items() if key not in ("attrs", "header", "__align")}
         return fields | {name: plain(value) for name, value in message.get("attrs", ())}
@@ -183,15 +185,16 @@ def test_ip_link_add_says_the_same_about_a_veth():
     actual.decode()
     expected.decode()
     actual, expected = plain(actual), plain(expected)
-    for end in (actual, actual["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]):   # ip does not send these
+    # ip(8) does not send these attributes
+    for end in (actual, actual["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]):
         assert (end.pop("IFLA_NUM_TX_QUEUES"), end.pop("IFLA_NUM_RX_QUEUES")) == (1, 1)
     peer = expected["IFLA_LINKINFO"]["IFLA_INFO_DATA"]["VETH_INFO_PEER"]
-    peer["IFLA_NET_NS_FD"] = peer.pop("IFLA_NET_NS_PID")       # fastcni names a descriptor where ip named process 1
+    peer["IFLA_NET_NS_FD"] = peer.pop("IFLA_NET_NS_PID")       # ip(8) named process 1, fastcni names a descriptor
     assert actual == expected
 
 
 def tree(data):
-    """Attributes as [(type, bytes or tree)], read by nothing of fastcni's."""
+    """Return attributes as [(type, bytes or tree)]. This decoder uses no code of fastcni."""
     found = []
     while data:
         length, kind = struct.unpack_from("=HH", data)
@@ -202,7 +205,8 @@ def tree(data):
 
 
 def check_attributes(actual, expected, path=()):
-    """Each of our attributes is among nft's with the same value; lists have the same entries in the same order."""
+    """Check that nft's message has each of fastcni's attributes with the same value. Lists must have the same entries
+    in the same order."""
     if not isinstance(actual, list):
         assert actual == expected, path
         return
@@ -213,15 +217,15 @@ def check_attributes(actual, expected, path=()):
         return
     expected = dict(expected)
     for kind, value in actual:
-        if kind not in expected:                  # nft leaves out flags that are zero
+        if kind not in expected:                  # nft omits flags whose value is 0
             assert value == bytes(4), (*path, kind)
             continue
         check_attributes(value, expected[kind], (*path, kind))
 
 
 def transaction(data):
-    """Return {type: [attributes]} of the messages that create objects. nft creates everything again, so it flushes
-    nothing."""
+    """Return {type: [attributes]} of the messages that create objects. In the captured transaction nft creates all
+    objects, so it flushes no chain."""
     found = {}
     for kind, _, _, _, payload in messages(data):
         if kind >> 8 == nft.NFNL_SUBSYS_NFTABLES and kind != nft.NFT_MSG_DELRULE:
@@ -263,7 +267,8 @@ def test_only_what_the_kernel_will_answer_is_asked():
 
 
 def test_an_exclusive_creation_without_an_acknowledgement_is_no_dump():
-    """NLM_F_EXCL is a bit of NLM_F_DUMP: the sender waited for an answer that the kernel does not give."""
+    """NLM_F_EXCL is one of the bits of NLM_F_DUMP. Once, the sender waited for an answer that the kernel does not
+    send."""
     assert Batch().begin(16, uapi.NLM_F_CREATE | uapi.NLM_F_EXCL, b"", "one").asked == {}
 
 

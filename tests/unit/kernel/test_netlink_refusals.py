@@ -1,4 +1,4 @@
-"""Errors of the netlink leaf: misuse of a Batch, acknowledgements with errors, invalid lengths, and random bytes."""
+"""Errors of `_netlink`: misuse of a Batch, acknowledgements with errors, invalid lengths, and random bytes."""
 
 import os
 import struct
@@ -52,7 +52,7 @@ def test_an_attribute_needs_a_message(write):
 
 
 def test_a_text_with_a_nul_is_refused():
-    """The kernel would stop at the NUL: "eth0\\0x" would mean eth0."""
+    """The kernel stops at the NUL, so it would read "eth0\\0x" as eth0."""
     with pytest.raises(ValueError, match="NUL"):
         Batch().begin(16, 0, b"").text(3, "eth0\0x")
 
@@ -76,7 +76,7 @@ def fill(batch, left):
 
 
 def test_a_full_batch_holds_the_complete_messages_before():
-    """A full batch kept half of the last message, or wrote a length behind its buffer."""
+    """Once, a full batch kept half of the last message, or wrote a length after the end of its buffer."""
     batch = Batch()
     fill(batch, 40)
     with pytest.raises(BatchFull, match="32768"):
@@ -124,8 +124,8 @@ REQUEST = struct.pack("=IHHII", 28, 20, 5, 1, 0)
 
 
 @pytest.mark.parametrize("flags, body", [
-    (CAPPED | TLVS, REQUEST),                       # the request's header alone, whatever its length is
-    (TLVS, REQUEST + b"x" * 12),                    # the whole request
+    (CAPPED | TLVS, REQUEST),                       # the acknowledgement has only the request's header
+    (TLVS, REQUEST + b"x" * 12),                    # the acknowledgement has the complete request
 ], ids=["capped", "whole"])
 def test_a_refusal_carries_the_kernels_text_and_the_offset(flags, body):
     payload = struct.pack("=i", -22) + body + tlvs(b"ipv4: Invalid prefix length", 17)
@@ -168,7 +168,7 @@ def test_the_smallest_number_is_a_refusal_too():
     (b"\x0f\0\0\0" + bytes(12), "message of 15 bytes at 0 in a datagram of 16"),        # shorter than a header
     (b"\x11\0\0\0" + bytes(12), "message of 17 bytes at 0 in a datagram of 16"),        # longer than the datagram
     (b"\xff\xff\xff\xff" + bytes(12), "message of 4294967295 bytes"),
-    (bytes(16), "message of 0 bytes"),                                                  # would never end
+    (bytes(16), "message of 0 bytes"),  # a reader that advances by 0 bytes would never end
     (b"\x10\0\0\0" + bytes(12) + b"xyz", "3 stray bytes"),
     (b"abc", "3 stray bytes"),
 ])
@@ -221,7 +221,7 @@ ATTRIBUTE = st.builds(lambda kind, value, short: struct.pack("=HH", len(value) +
 NESTS = st.recursive(ATTRIBUTE, lambda inner: st.builds(
     lambda kind, items: struct.pack("=HH", 4 + len(b"".join(items)), kind | NESTED) + b"".join(items),
     st.integers(0, 50), st.lists(inner, max_size=5)), max_leaves=12)
-# Garbage, and data so similar to a message that the reader continues after its first length.
+# Random bytes, and data that resembles a message, so that the reader continues after the first length.
 HOSTILE = st.binary(max_size=200) | st.builds(lambda head, items: head + b"".join(items), st.binary(max_size=20),
                                               st.lists(NESTS, max_size=8))
 

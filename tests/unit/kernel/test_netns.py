@@ -1,4 +1,4 @@
-"""Enter a namespace and return, with a kernel that rejects one of the two calls."""
+"""Enter a network namespace and return. The test's kernel rejects the entry or the return."""
 
 import os
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("fake_sockets")
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """Return a function refuse(n): the n-th setns() from now on fails; with `last`, all calls up to that number."""
+    """Return a function refuse(n, last): from then on, setns() fails at call n, or at the calls n to `last`."""
     def from_now_on(n, last=None):
         calls = iter(range(1, 100))
 
@@ -48,7 +48,7 @@ def test_a_failed_return_is_an_exception_that_no_handler_catches(refuse, fd):
 
 
 def test_a_return_that_fails_once_is_tried_again(refuse, fd):
-    """Memory that is short for a moment (ENOMEM) cost the request, and the thread."""
+    """Once, a brief lack of memory (ENOMEM) ended the request and the thread."""
     refuse(2, netns.RETURN_TRIES)
     with netns.inside(fd):
         inside = True
@@ -56,7 +56,7 @@ def test_a_return_that_fails_once_is_tried_again(refuse, fd):
 
 
 def test_an_error_of_close_does_not_replace_lost(refuse, monkeypatch, fd):
-    """An OSError that replaced Lost was handled in the wrong namespace."""
+    """Once, an OSError of close(2) replaced Lost, and the plugin handled it in the wrong namespace."""
     def close(fd):
         os.close(fd)
         raise OSError(5, os.strerror(5))
@@ -77,7 +77,8 @@ def test_a_failed_entry_is_an_os_error_and_leaves_no_descriptor(refuse, fd):
 
 @pytest.mark.parametrize("call", ["stat", "fstat"])
 def test_a_path_that_cannot_be_checked_leaves_no_descriptor(monkeypatch, collector_off, call):
-    """After a stat(2) without memory, a server kept the descriptor of a pod's namespace, and so the namespace."""
+    """Once, after a stat(2) that failed with ENOMEM, a server kept the descriptor of a pod's namespace. The namespace
+    remained."""
     def fail(_):
         raise OSError(12, os.strerror(12))
 

@@ -1,4 +1,4 @@
-"""Programs run until they end: their input, output and exit status."""
+"""Run programs until they end: input, output and exit status."""
 
 import errno
 import os
@@ -55,7 +55,7 @@ def test_the_cause_names_the_exit_status_or_the_signal(script, status, cause):
 
 
 def test_a_core_dump_is_reported():
-    # wait(2): the low seven bits are the signal, the eighth says that a core was written
+    # wait(2): seven bits are the signal, and the eighth bit says that the kernel wrote a core
     dumped = process.read_wait_status(signal.SIGSEGV | 0x80)
     assert dumped == (-11, "signal: segmentation fault (core dumped)")
     assert process.read_wait_status(40) == (-40, "signal: signal 40")
@@ -112,7 +112,8 @@ def test_signals_that_python_ignores_work_in_the_child():
 
 
 def test_it_works_if_this_process_has_no_standard_streams(tmp_path):
-    # memfd_create then returns 0, 1 or 2, and a dup2 onto the same number would leave it to be closed at exec
+    # memfd_create(2) then returns 0, 1 or 2. A dup2(2) to the same number leaves FD_CLOEXEC set, so exec would close
+    # the descriptor.
     code = textwrap.dedent(f"""
         import os
         os.closerange(0, 3)
@@ -147,20 +148,20 @@ def test_many_threads_may_run_programs_at_once():
     assert seen == {number: b"%d" % number for number in range(16)}
 
 
-# -- nothing is left running --------------------------------------------------------------------------------------
+# -- no process remains -----------------------------------------------------------------------------------------------
 
 STARTS_ANOTHER = "echo $$ > {0}/pids; sleep 1000 & echo $! >> {0}/pids; wait"
 
 
 def pids(directory, count=2):
-    """Wait for the pids that STARTS_ANOTHER writes, and return them."""
+    """Wait until STARTS_ANOTHER has written `count` pids, and return the pids."""
     file = directory / "pids"
     assert eventually(lambda: file.exists() and len(file.read_text().split()) == count)
     return [int(word) for word in file.read_text().split()]
 
 
 def runs(pid):
-    """Return whether the process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -204,7 +205,8 @@ process.run("/bin/sh", {{}}, b"", ("/bin/sh", "-c", "echo $$ > {tmp_path}/pids; 
 
 
 def test_a_program_has_no_signal_blocked():
-    """A server blocks SIGTERM and SIGINT. Its programs inherited the blocked signals and could not be ended."""
+    """A server blocks SIGTERM and SIGINT. Once, its programs inherited the blocked signals, and these signals did not
+    end them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         status = process.run("/bin/cat", {}, b"", ("/bin/cat", "/proc/self/status"), timeout=60).stdout

@@ -1,4 +1,4 @@
-"""The server reads the sysctls of pods in its own mounts of proc."""
+"""The server reads the pods' sysctls through its own mounts of proc."""
 
 import os
 import posix
@@ -15,7 +15,7 @@ SYSCTL = "net/ipv4/conf/lo/arp_notify"
 
 @pytest.fixture
 def mounts(monkeypatch):
-    """Mounts that are renewed within the lookup."""
+    """Return Mounts that the lookup itself replaces, without another thread."""
     made = procfs.Mounts(lambda fn: fn())
     monkeypatch.setattr(sysctl, "mounts", made)
     return made
@@ -70,7 +70,8 @@ def test_a_read_only_proc_sys_stays_read_only(monkeypatch):
 
 
 def test_a_mount_has_no_path():
-    before = run("findmnt", "--types", "proc", "--noheadings")         # other tests mount namespaces at the same time
+    # other tests mount namespaces at the same time, so only mounts of proc count
+    before = run("findmnt", "--types", "proc", "--noheadings")
     fd = _system.mount_procfs()
     try:
         assert run("findmnt", "--types", "proc", "--noheadings") == before

@@ -1,4 +1,4 @@
-"""The run token: one of the threads that need it runs, until it blocks for long."""
+"""The run token. Of the threads that need the token one runs, until it ends or blocks for long."""
 
 import socket
 import statistics
@@ -16,8 +16,8 @@ HANGS_S = 0.5                       # much longer than a thread waits for the to
 
 @pytest.fixture
 def begin():
-    """Return a function begin(fn) that runs fn in a thread with the run token. It returns an Event that is set when the
-    thread has ended."""
+    """Return a function begin(fn) that runs fn in a thread with the run token. begin() returns an Event, which the
+    thread sets at its end."""
     threads = []
 
     def make(fn):
@@ -40,7 +40,7 @@ def begin():
 
 
 def having(begin, fn):
-    """Start a thread, wait until it has the token and begins fn()."""
+    """Call fn() in a thread with the token, and wait until fn() begins. Return the Event of begin()."""
     has = Event()
     ended = begin(lambda: (has.set(), fn()))
     assert has.wait(5)
@@ -70,8 +70,8 @@ def test_a_thread_that_blocks_for_long_gives_the_token_back(begin, wait):
                  "await_message": lambda: _run_token.await_message(sock.fileno(), -1)}
         first = having(begin, waits[wait])
         took = [elapsed(begin(lambda: None).wait, 5) for _ in range(21)]
-        # The thread gets the token immediately, and does not wait until a hanging thread loses it. The median is for a
-        # busy machine.
+        # The thread must get the token immediately, not only after the time that a hanging thread may keep it. The test
+        # uses the median, because the machine may be busy.
         assert statistics.median(took) < HANGS_S / 20
         gate.open()
         peer.send(b"")
@@ -79,7 +79,7 @@ def test_a_thread_that_blocks_for_long_gives_the_token_back(begin, wait):
 
 
 def test_a_thread_that_hangs_loses_the_token(begin):
-    """For example, a thread hangs in a file system that does not answer, so it cannot give the token back."""
+    """For example, a thread waits for a file system that does not answer, so it cannot give the token back."""
     first = having(begin, lambda: time.sleep(HANGS_S))
     assert elapsed(begin(lambda: None).wait, 5) < HANGS_S / 2 and not first.is_set()
     assert first.wait(5)
@@ -87,9 +87,9 @@ def test_a_thread_that_hangs_loses_the_token(begin):
 
 
 def test_a_thread_that_needs_no_token_neither_waits_nor_gives(begin):
-    """A program that uses the library has other threads, too."""
+    """A program that uses the library also has threads without the token."""
     first = having(begin, lambda: time.sleep(HANGS_S))
-    give_token()                         # not ours
+    give_token()                         # this thread does not have the token
     sock, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with sock, peer:
         assert _netlink.receive(sock.fileno(), 1) is None

@@ -1,4 +1,4 @@
-"""Names of sysctls: either separator, and no path outside of /proc/sys."""
+"""Names of sysctls may have either separator, "." or "/". No name leads to a path outside of /proc/sys."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Functions of rtnl and nft write the right messages, and read the kernel's answers."""
+"""Functions of rtnl and nft write the correct messages and read the kernel's answers."""
 
 import struct
 
@@ -20,7 +20,8 @@ ADDRESS, GATEWAY = bytes((10, 22, 0, 5)), bytes((10, 22, 0, 1))
 
 
 def sent(batch, reader):
-    """Return (type, flags without REQUEST, pyroute2's decoding) of the only message, its attributes as plain dicts."""
+    """Return (type, flags without NLM_F_REQUEST, decoded message) of the batch's only message. reader: the class of
+    pyroute2 that decodes it."""
     data = batch.finish()
     (kind, flags, *_), = messages(data)
     found = reader(data)
@@ -226,7 +227,7 @@ def test_elements_rules_and_chains_are_read():
 
 
 def test_a_connection_in_a_flowtable_counts_if_both_ends_are_among_the_pods():
-    """conntrack marks the connections of all flowtables, also of other programs."""
+    """conntrack marks the connections in all flowtables, including those of other programs."""
     pods, other = (b"\n\0\0\2", b"\n\0\0\3"), b"\n\0\0\4"
 
     def entry(ends, status):

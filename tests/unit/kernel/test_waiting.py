@@ -1,4 +1,4 @@
-"""Waits end at their event, at their limit, or when the caller leaves."""
+"""A wait ends when its event occurs, when its time limit is over, or when the caller closes its connection."""
 
 import errno
 import fcntl
@@ -15,7 +15,7 @@ from fastcni.kernel.waiting import LOCK, PROGRAM, CallerGone
 
 
 class Watched(waiting.Request):
-    """A request whose caller is the other end of a connection; `kinds` records its waits."""
+    """A request whose caller is the other end of a connection. `kinds` records the kinds of its waits."""
 
     def __init__(self):
         self.sock, self.peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -27,7 +27,7 @@ class Watched(waiting.Request):
 
 @pytest.fixture
 def request_here():
-    """Return the request that this thread works on."""
+    """Yield the request that the test's thread works on."""
     made = waiting.here.request = Watched()
     with made.sock, made.peer:
         yield made
@@ -44,7 +44,7 @@ def pipe():
 
 @pytest.fixture
 def held(tmp_path):
-    """Return two descriptors of one file; the second one holds its lock."""
+    """Yield two descriptors of one file. The second descriptor holds the file's lock."""
     with open(tmp_path / "lock", "w") as sock, open(tmp_path / "lock") as peer:
         fcntl.flock(peer, fcntl.LOCK_EX)
         yield sock.fileno(), peer.fileno()
@@ -83,7 +83,7 @@ def test_a_thread_that_works_for_nobody_has_no_caller_to_lose(pipe):
 
 
 def test_a_held_lock_is_waited_for_until_the_limit_and_no_longer(held):
-    """flock(2) waits for ever: one process that kept the lock blocked all requests."""
+    """flock(2) has no time limit. Once, a process that kept the lock blocked all requests."""
     assert waiting.lock(held[0], 0.05) is False
     fcntl.flock(held[1], fcntl.LOCK_UN)
     assert waiting.lock(held[0], 0.05) is True

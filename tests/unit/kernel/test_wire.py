@@ -1,4 +1,4 @@
-"""Batches, dumps and notifications: every reply is read, and a message that is no answer is refused."""
+"""Batches, dumps and notifications. The socket reads each reply, and rejects a message that answers no request."""
 
 import os
 import struct
@@ -19,7 +19,7 @@ DUMP_INTR = uapi.NLM_F_DUMP_INTR
 
 
 class Scripted(Socket):
-    """A socket with prepared replies; `sent` has the sent datagrams."""
+    """A socket that receives prepared replies. `sent` contains the datagrams that were sent."""
 
     def __init__(self, *queue):
         super().__init__(queue)
@@ -31,7 +31,7 @@ class Scripted(Socket):
 
 
 def three():
-    """Three requests, numbered 1 to 3."""
+    """Return a batch of three requests, numbered 1 to 3."""
     batch = Batch()
     for what in ("one", "two", "three"):
         batch.begin(uapi.RTM_NEWLINK, uapi.NLM_F_ACK, LINK, what)
@@ -66,8 +66,8 @@ def sent_and_raised(sock):
     lambda: dump(Scripted(ack(1, EPERM))),
     lambda: every((wire.exchange, Scripted(ack(1), ack(2), ack(3, EPERM)), three()), (int, "none"), (int, "none"))])
 def test_an_error_ends_with_its_handler(collector_off, fail):
-    """The error's traceback and a frame of the traceback referred to each other. They kept all objects of the request's
-    frames, for example sockets, until a garbage collection."""
+    """Once, the error's traceback and one of its frames referred to each other. Until a garbage collection, they kept
+    the request's objects, for example sockets."""
     def called():
         held = Scripted()
         kept.append(weakref.ref(held))
@@ -108,8 +108,8 @@ def test_attempt_returns_what_was_refused_in_the_order_of_the_replies():
     ([ack(3, EPERM)], ["three"]),
     ([ack(1, EPERM) + ack(2, EEXIST) + ack(3, EPERM)], ["one", "two", "three"])])
 def test_the_last_request_alone_is_acknowledged(answers, refused):
-    """The kernel sends errors of the other requests before this acknowledgement. An ADD read an acknowledgement for
-    each address and route."""
+    """The kernel sends errors of the other requests before this acknowledgement. Once, an ADD read an acknowledgement
+    of each address and route."""
     sock = Scripted(*answers)
     assert [e.what for e in wire.attempt(sock, three())[1]] == refused
     assert [flags & uapi.NLM_F_ACK for _, flags, *_ in messages(sock.sent[0])] == [0, 0, uapi.NLM_F_ACK]
@@ -129,7 +129,7 @@ def of_one_link(*names):
 
 
 def test_an_object_is_the_answer_to_its_request():
-    """The kernel sent an ACK after the object: one more message, and one more receive."""
+    """Once, the kernel sent an ACK after the object, so a request needed one more receive."""
     sock = Scripted(message(16, 0, 1, LINK), message(16, 0, 2, LINK))
     assert wire.exchange(sock, of_one_link("eth0")) == [(16, LINK)]
     (_, flags, _, _, _), = messages(sock.sent[0])
@@ -156,7 +156,7 @@ def test_a_refusal_has_the_request_and_the_kernels_text():
 
 
 def test_a_refusal_stays_a_netlink_error():
-    """Only Python's OSError itself becomes a FileExistsError; callers compare errno."""
+    """Python's OSError(17) would be a FileExistsError. Callers compare errno, so NetlinkError stays one class."""
     assert type(wire.NetlinkError(17, "x")) is wire.NetlinkError
 
 
@@ -184,7 +184,7 @@ def test_a_socket_counts_its_requests_whatever_the_batch():
 
 
 def to_port(port, data):
-    """Return the messages of a datagram for that port of netlink(7)."""
+    """Return a datagram's message, addressed to another netlink port."""
     return data[:12] + struct.pack("=I", port) + data[16:]
 
 
@@ -209,7 +209,7 @@ def test_an_error_of_the_socket_is_let_through():
 # -- transactions ------------------------------------------------------------------------------------------
 
 def transaction():
-    """Return a transaction: BEGIN is request 1, two requests with answers are 2 and 3, END is 4."""
+    """Return a transaction. BEGIN is request 1, the two requests that get answers are 2 and 3, END is 4."""
     batch = nft.start(Batch())
     nft.add_table(batch, nft.NFPROTO_INET, "t", "")
     nft.add_chain(batch, nft.NFPROTO_INET, "t", "c")
@@ -222,7 +222,8 @@ def test_only_the_messages_of_a_transaction_are_answered():
 
 @pytest.mark.parametrize("before", [(), (2,), (2, 3)], ids=["no reply", "one reply", "all replies"])
 def test_a_transaction_is_refused_in_the_name_of_its_begin(before):
-    """Without permission nothing else is ever answered; a commit that fails comes after all answers."""
+    """Without permission, the kernel sends only this error. If the commit fails, the kernel sends the error after all
+    answers."""
     sock = Scripted(ack(1, EPERM), *(ack(sequence) for sequence in before))
     with pytest.raises(wire.NetlinkError, match="commit transaction") as caught:
         wire.exchange(sock, transaction())
@@ -304,7 +305,7 @@ def test_watch_reports_dropped_messages():
 # -- the socket --------------------------------------------------------------------------------------------
 
 class Recorder:
-    """Takes the place of wire.Socket, and keeps the calls."""
+    """A stub of wire.Socket that records its calls."""
 
     def __init__(self, refuse=()):
         self.calls, self.refuse = [], refuse
@@ -342,8 +343,8 @@ def test_a_socket_works_on_a_kernel_without_strict_checking(monkeypatch):
 
 
 def test_a_socket_that_watches_is_bound_before_it_joins(monkeypatch):
-    """An unbound socket has port 0. The kernel takes port 0 for the sender of its own notifications, and sends it no
-    notification."""
+    """An unbound socket has port 0, like the kernel. The kernel does not send a notification to its sender, so the
+    socket would get none."""
     sock = Recorder()
     monkeypatch.setattr(wire, "Socket", sock)
     wire.open_socket(groups=(1, 9))

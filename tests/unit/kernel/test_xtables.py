@@ -1,4 +1,4 @@
-"""The legacy iptables tables that fastcni reads from the kernel equal the output of iptables-legacy-save."""
+"""fastcni reads legacy iptables tables from the kernel. The result equals the output of iptables-legacy-save."""
 
 import shutil
 
@@ -33,7 +33,7 @@ COMMIT
 
 @pytest.fixture(autouse=True)
 def namespace(host_netns):
-    """Tables are those of a namespace of the test."""
+    """Run each test in a new network namespace, which has its own tables."""
 
 
 @FAMILIES
@@ -50,7 +50,8 @@ def test_chains_jumps_policies_and_addresses_are_read(length, address):
         ["CNI-ADMIN"], ["CNI-FORWARD", "CNI"], [], [], []]
     packed = bytes((10, 22, 0, 5)) if length == 4 else bytes.fromhex("fd000022" + "0" * 23 + "5")
     rules = [*table.rules("CNI-FORWARD")]
-    assert [table.mentions(rule, packed) for rule in rules] == [True, True, False, False]      # the last one returns
+    # the target of the last rule is RETURN
+    assert [table.mentions(rule, packed) for rule in rules] == [True, True, False, False]
     assert [table.mentions(rule, bytes(length)) for rule in rules] == [False] * 4
     assert [len([*table.rules(chain)]) for chain in ("INPUT", "FORWARD", "OUTPUT", "none")] == [1, 2, 0, 0]
 
@@ -65,7 +66,7 @@ def test_a_table_that_does_not_exist_is_none_and_is_not_made(length, address):
 
 
 def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind(tmp_path):
-    """Debian's iptables is a link of a link; a wrapper script may be of either kind."""
+    """In Debian, iptables is a symbolic link to another symbolic link. A wrapper script may run nft or legacy."""
     directory = tmp_path / "bin"
     directory.mkdir()
     req = Request(Mode(), env={"PATH": str(directory)})
@@ -82,7 +83,7 @@ def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind
     def kinds():
         return [program_of_kind(req, 4, kind) for kind in ("nft", "legacy")]
 
-    assert kinds() == ["iptables", "iptables"]                  # none is installed
+    assert kinds() == ["iptables", "iptables"]                  # no iptables program is installed
     for name in ("xtables-nft-multi", "xtables-legacy-multi"):
         program(name)
     program("iptables-nft-restore", "xtables-nft-multi")
@@ -98,7 +99,7 @@ def test_the_program_of_a_kind_is_the_plain_one_unless_that_is_of_the_other_kind
 
 
 def test_a_server_reads_a_table_once_a_second_at_most_if_recent_is_enough(warm, monkeypatch):
-    """With kube-proxy on the node, which changes its rules all the time, each DEL waited for a copy of the table."""
+    """kube-proxy changes its rules often. Once, each DEL waited until the server had copied the table again."""
     def has(chain):
         return iptables.has_chain(Request(warm, env={}), chain, shared=True, recent=True)
 
@@ -112,7 +113,7 @@ def test_a_server_reads_a_table_once_a_second_at_most_if_recent_is_enough(warm, 
 
 
 def test_a_recent_table_is_not_enough_if_pods_have_rules_of_their_own(warm):
-    """Without ipset a pod that was added a moment ago has rules that the server's copy lacks."""
+    """Without ipset, each pod has rules. The server's copy lacks the rules of a pod that was added a moment ago."""
     def may_have_rules():
         return any(it.may_have_rules_of(b"\x0a\x00\x00\x05") for it in
                    iptables_chain.look(Request(warm, env={}), 4, recent=True))
@@ -124,7 +125,7 @@ def test_a_recent_table_is_not_enough_if_pods_have_rules_of_their_own(warm):
 
 
 def test_a_server_reads_a_table_again_for_what_pods_do_not_share(warm, monkeypatch):
-    """The kernel returns the same figures after a pod's chain was replaced by another pod's chain."""
+    """The kernel's figures stay the same if another pod's chain replaces a pod's chain."""
     def has(chain, shared):
         return iptables.has_chain(Request(warm, env={}), chain, shared=shared)
 

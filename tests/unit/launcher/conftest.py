@@ -1,4 +1,4 @@
-"""An installed plugin with a shell script in place of Python."""
+"""Fixtures: an installed plugin file with a shell script in place of Python."""
 
 import shutil
 import tempfile
@@ -12,7 +12,7 @@ from fastcni.launcher import pack
 
 @pytest.fixture(scope="session")
 def directory():
-    """Yield a directory with a short path, because tmp_path may be too long for a socket address."""
+    """Yield a directory with a short path. tmp_path may be too long for a socket address."""
     path = tempfile.mkdtemp(prefix="fcni-")
     yield Path(path)
     shutil.rmtree(path)
@@ -20,6 +20,6 @@ def directory():
 
 @pytest.fixture(scope="session")
 def bridge(directory):
-    """Return a plugin file with the script in place of Python."""
+    """Return a plugin file that runs a script in place of Python."""
     script = write_executable(directory / "python", INSTEAD_OF_PYTHON.encode())
     return write_executable(directory / "bridge", pack.pack(str(script)))

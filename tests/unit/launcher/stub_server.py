@@ -1,7 +1,7 @@
-"""A stub of the server for tests of the launcher's warm mode, and a stub of Python for its one-shot mode.
+"""Stubs for tests of the launcher: a server for warm mode, and a script in place of Python for one-shot mode.
 
-The server is a thread that gives the answer of the test. A shell script takes Python's place: it prints its name and
-its stdin. So each path to one-shot can be compared with a run without a server.
+The server is a thread that sends the test's answer. The script prints its name and its stdin. So tests compare each
+request that falls back to one-shot with a run without a server.
 """
 
 import array
@@ -20,10 +20,10 @@ import pytest
 HEAD = struct.Struct("=4sIII")
 NETNS = 1
 DECLINED = 2
-BODY_BYTES = 128 << 10                # of a message's body: environment and stdin, or an answer's two streams
+BODY_BYTES = 128 << 10                # the body of a message is environment and stdin, or the two streams of an answer
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-LONG = bytes(range(256)) * 800  # does not fit into a message
-FULL = LONG[:120_000]           # fits, and fills most of the message
+LONG = bytes(range(256)) * 800  # too long for one message
+FULL = LONG[:120_000]           # fills most of one message
 INSTEAD_OF_PYTHON = """\
 #!/bin/sh
 name=$6
@@ -71,7 +71,7 @@ def reply(status, stdout=b"", stderr=b"", magic=b"fcni", version=2):
 
 def send_in_memory(conn, status, stdout, stderr, more=b"", files=1):
     memory = os.memfd_create("answer")
-    with open(memory, "wb") as file:            # the position stays at the end
+    with open(memory, "wb") as file:            # the file's position stays at its end
         file.write(stderr + stdout)
         file.flush()
         head = HEAD.pack(b"fcni", 2, status, len(stderr)) + more
@@ -87,7 +87,7 @@ class Server:
 def serving(directory, answer):
     """Run a Server. answer: the message that it sends, or a function of (connection, request).
 
-    A function marked `@unread` gets only the connection, and reads the request itself.
+    A function marked `@unread` gets only the connection, with the request unread.
     """
     server = Server(str(directory / "server"))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -135,7 +135,7 @@ def run(*args, env, stdin=b"{}", **more):
 
 @contextmanager
 def started(*args, **more):
-    """Start a plugin that runs at the same time as the test. Kill the plugin at the end."""
+    """Start a plugin that runs during the block. Kill the plugin at the end."""
     with subprocess.Popen(args, **({"stdout": subprocess.PIPE} | more)) as running:
         try:
             yield running
@@ -144,7 +144,7 @@ def started(*args, **more):
 
 
 def asked(bridge, directory, stdin=b"{}", args=None, **env):
-    """Run a plugin with these variables. Return its only request."""
+    """Run a plugin with these variables through a Server. Return the only request that the server gets."""
     with serving(directory, reply(0, b"warm")) as server:
         assert run(*(args or [bridge]), env=variables(server, **env), stdin=stdin) == (0, b"warm", b"")
     (request,) = server.requests
@@ -163,20 +163,20 @@ def closed_at_once(conn):
 
 @unread
 def closed_unread(conn):
-    """Close with the request unread: the caller gets ECONNRESET."""
+    """Close the connection without reading the request. The caller gets ECONNRESET."""
     select.select([conn], [], [])
 
 
 @unread
 def answered_unread(conn):
-    """Decline without reading: the caller gets the reset before the answer."""
+    """Send DECLINED without reading the request. The caller gets ECONNRESET before this answer."""
     select.select([conn], [], [])
     conn.send(reply(DECLINED))
 
 
 def strace_command(directory, *more):
-    """Return the command that traces a plugin into directory/trace. more: for strace -e. Skip the test without
-    strace."""
+    """Return the words of strace that trace a plugin into directory/trace. more: values of strace's -e. Skip the test
+    without strace."""
     args = ["strace", "-o", str(directory / "trace")]
     if not shutil.which("strace"):
         pytest.skip("no strace")
@@ -187,11 +187,11 @@ def strace_command(directory, *more):
 
 
 def waits_in_the_kernel(pid, state="S"):
-    """Return whether the launcher itself waits: neither the shell that starts it, nor Python."""
+    """Return whether the launcher waits in the kernel. Before, the process is a shell; later, it is Python."""
     if os.path.basename(os.readlink(f"/proc/{pid}/exe")) != "bridge":
         return False
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == state
 
 
 def went_away(conn, _):
-    """Close after the request was read: the caller gets an end of file."""
+    """Close the connection after the server has read the request. The caller gets an end of file."""

@@ -1,4 +1,4 @@
-"""The errors of bootstrap.py, which has no other module of fastcni when it reports them."""
+"""Errors that bootstrap.py reports itself, before another module of fastcni is loaded."""
 
 import errno
 import json
@@ -24,7 +24,8 @@ def os_error(number):
 
 @pytest.fixture
 def written(monkeypatch):
-    """Return {descriptor: the bytes written to it}. report_failure() writes the traceback by sys.__excepthook__."""
+    """Replace write(). Return {descriptor: bytes written}. report_failure() writes the traceback by
+    sys.__excepthook__."""
     found = {}
     monkeypatch.setattr(bootstrap, "write", lambda fd, data: found.update({fd: found.get(fd, b"") + data}))
     monkeypatch.setattr(bootstrap.sys, "__excepthook__", lambda *_: None)
@@ -38,7 +39,7 @@ def written(monkeypatch):
     *((os_error(number), 11) for number in (errno.ENOMEM, errno.ENFILE, errno.EMFILE)),
     *((ImportError(LINKER + os.strerror(number)), 11) for number in (errno.ENOMEM, errno.ENFILE, errno.EMFILE))])
 def test_an_error_that_may_be_over_later_has_code_11_and_an_unreadable_file_code_5(written, error, code):
-    """A lack of memory had code 999 or 5, which tells the runtime not to try again."""
+    """Once, a lack of memory gave code 999 or 5, which tells the runtime not to try again."""
     assert bootstrap.report_failure("bridge", error) == 1
     document = json.loads(written[1])
     assert (document["code"], document["msg"]) == (code, f"bridge: {type(error).__name__}: {error}")
@@ -63,7 +64,7 @@ def test_an_exception_before_the_request_is_one_document_and_status_1(written, m
                     "details": "stdin has to be the network configuration"}),
     ("netavark", ("setup", "/nowhere"), {"error": "error reading from stdin: Bad file descriptor"})])
 def test_stdin_that_cannot_be_read_is_an_error_in_the_form_of_the_protocol(tmp_path, name, args, expected):
-    """podman got a document of CNI, and printed an empty error."""
+    """Once, podman got an error document of CNI, and printed an empty error."""
     plugin = write_executable(tmp_path / name, pack.pack(INTERPRETER))
     env = {"PATH": PATH, "FASTCNI_SOCKET": "", "CNI_COMMAND": "ADD", "CNI_CONTAINERID": "x"}
     with open(os.devnull, "wb") as unreadable:
@@ -80,8 +81,8 @@ write(2, b" %d %d" % (os.get_inheritable(1), os.get_inheritable(2)))
 
 
 def test_a_full_stdout_that_does_not_block_gets_the_complete_answer():
-    """Programs that the process starts later do not inherit stdout, because the runtime waits until no process has
-    it."""
+    """The process sets FD_CLOEXEC of the stdout that write() waits for. A program that inherited stdout would keep the
+    runtime waiting."""
     size, pieces = 1 << 20, []
     there, here = os.pipe()
     os.set_blocking(here, False)
@@ -128,7 +129,8 @@ def test_a_program_that_a_plugin_runs_gets_no_descriptor_but_its_streams(tmp_pat
     env = {"PATH": PATH, "FASTCNI_SOCKET": "", "CNI_COMMAND": "DEL", "CNI_CONTAINERID": "x", "CNI_IFNAME": "eth0",
            "CNI_PATH": str(tmp_path)}
     status, stdout, stderr = run(plugin, env=env, stdin=json.dumps(conf).encode())
-    assert (status, stdout, stderr.split()) == (0, b"", [b"0", b"1", b"2", b"3"])       # 3: what ls lists
+    # descriptor 3 is the directory that ls lists
+    assert (status, stdout, stderr.split()) == (0, b"", [b"0", b"1", b"2", b"3"])
 
 
 def test_the_word_daemon_starts_a_daemon_in_the_plugin_dhcp_alone(tmp_path):

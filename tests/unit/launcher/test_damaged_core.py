@@ -1,4 +1,4 @@
-"""A python_core.elf that is not the installed file, or is damaged: requests still have an answer."""
+"""python_core.elf is damaged, or is not the installed file. Each request still gets an answer."""
 
 import json
 import os
@@ -20,7 +20,7 @@ PAGE = 4096
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
-    """(a directory, its plugin file, its python_core.elf)."""
+    """Return (a directory, its plugin file, its python_core.elf)."""
     directory = tmp_path_factory.mktemp("damaged")
     copy = Path(shutil.copy2(CORE, directory))
     return directory, write_executable(directory / "host-local", pack.pack(INTERPRETER, core=str(copy))), copy
@@ -28,14 +28,14 @@ def packed(tmp_path_factory):
 
 @pytest.fixture
 def plugin(packed):
-    """Return the plugin file. Afterwards its python_core.elf is the installed file again."""
+    """Yield the plugin file. After the test, restore its python_core.elf."""
     _, file, copy = packed
     yield file
     replace(copy, Path(CORE).read_bytes(), like=CORE)
 
 
 def replace(path, data, like=None):
-    """Write a file. With the times of `like`, stat(2) shows no change."""
+    """Write an executable file. like: a file whose times the new file gets, so that stat(2) shows no change."""
     path.unlink()
     write_executable(path, data)
     if like:
@@ -47,14 +47,14 @@ def damaged(data, at, size=PAGE):
 
 
 def asked(plugin, log):
-    """Make a request. Return (status, answer, the programs that were started)."""
+    """Run the plugin. Return (status, answer, the programs that the launcher executed)."""
     status, answer, _ = run(*strace("-e", "execve", "-e", "signal=none", "-o", log), plugin)
     calls = [line for line in log.read_text().splitlines() if "execve(" in line and line.endswith("= 0")]
     return status, answer, [line.split('"')[1] for line in calls[1:]]
 
 
 def entry(data):
-    """Return the offset of the first instruction."""
+    """Return the offset of an ELF file's first instruction."""
     return core.Elf(data).offset(core.Elf(data).entry)
 
 
@@ -73,7 +73,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_file_that_is_not_the_installed_one_is_not_started(packed, plugin, tmp_path, how):
-    """Each of these ended the request with signal 11 and no answer, or with status 0 and no answer."""
+    """Once, each of these files ended the request without an answer, by signal 11 or with status 0."""
     copy = packed[2]
     assert asked(plugin, tmp_path / "log") == (1, REFUSAL, [str(copy)])
     assert core.is_installed(str(copy), pack.read_config(plugin.read_bytes())[3])
@@ -86,8 +86,8 @@ def test_a_file_that_is_not_the_installed_one_is_not_started(packed, plugin, tmp
 
 @pytest.mark.parametrize("how", ["the second page", "the first instructions"])
 def test_damage_that_stat_does_not_show_is_seen_where_the_dynamic_linker_reads(packed, plugin, tmp_path, how):
-    """A bad disk does not change the file's time of modification. These bytes are used before python_core.elf can catch
-    its own signals."""
+    """Damage by a bad disk does not change the file's mtime. The dynamic linker uses these bytes before python_core.elf
+    can handle signals."""
     copy = packed[2]
     replace(copy, DAMAGE[how](Path(CORE).read_bytes()), like=CORE)
     status, answer, started = asked(plugin, tmp_path / "log")
@@ -102,7 +102,7 @@ def test_a_file_of_the_same_bytes_and_another_time_is_not_started(packed, plugin
 
 
 def test_the_core_of_a_package_is_known_by_its_bytes(packed, tmp_path):
-    """The package's build makes the plugin file, and dpkg gives python_core.elf another time."""
+    """The package's build makes the plugin file. Later, dpkg gives python_core.elf another mtime."""
     copy = Path(shutil.copy(CORE, tmp_path))
     plugin = write_executable(tmp_path / "bridge", pack.pack(INTERPRETER, core=CORE, core_path=str(copy)))
     assert asked(plugin, tmp_path / "log")[2] == [str(copy)]
@@ -113,9 +113,8 @@ def test_the_core_of_a_package_is_known_by_its_bytes(packed, tmp_path):
                                     signal.SIGTRAP, signal.SIGSYS])
 @pytest.mark.parametrize("taken_over", [False, True])
 def test_a_crash_ends_in_the_interpreter_or_in_an_error_document(tmp_path, number, taken_over):
-    """The interpreter repeats a request that has not begun: until then the plugin file is open for the programs that it
-    executes.
-    """
+    """The interpreter repeats a request that has not begun. Until a request begins, the plugin file's descriptor stays
+    open for the interpreter. taken_over: whether the request has begun."""
     status = os.stat(INTERPRETER)
     text = (f"#!{INTERPRETER} {status.st_size} {int(status.st_mtime)}\nimport posix, sys\n"
             f"if hasattr(sys, 'leaves'): posix.kill(posix.getpid(), {number.value})\n"
@@ -134,7 +133,8 @@ def test_a_crash_ends_in_the_interpreter_or_in_an_error_document(tmp_path, numbe
 
 
 def test_no_page_of_it_can_take_the_answer(packed, plugin, tmp_path):
-    """Each fifteenth page was damaged, and stat(2) showed nothing. Of all 1,223 pages, three took the answer."""
+    """The test damages each fifteenth page without a change that stat(2) shows. Of all 1,223 pages, three prevented the
+    answer."""
     copy, data = packed[2], Path(CORE).read_bytes()
     ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(tmp_path / "data")}
     without_answer, by_interpreter = {}, 0
@@ -151,7 +151,7 @@ def test_no_page_of_it_can_take_the_answer(packed, plugin, tmp_path):
 
 
 def changed(image, **fields):
-    """Return the plugin file with other values in the launcher's config."""
+    """Return the plugin file with changed fields in the launcher's configuration."""
     at = image.find(pack.CONFIG_MAGIC)
     names = "magic pythons version bootstrap server libraries".split()
     config = list(pack.CONFIG.unpack_from(image, at))
@@ -187,7 +187,7 @@ def test_each_changed_bit_of_the_described_parts_changes_the_digest():
 
 
 def test_the_described_parts_are_those_before_main():
-    """The parts are the file up to a page after the first instruction, and the first page of each later segment."""
+    """The parts are the file up to one page after the first instruction, and the first page of each later segment."""
     found = core.Elf(Path(CORE).read_bytes())
     (zero, head), *rest = found.before_main()
     first = found.offset(found.entry)
@@ -199,7 +199,7 @@ def test_the_described_parts_are_those_before_main():
 
 
 def test_without_a_library_the_error_names_the_library(tmp_path):
-    """Without libm the dynamic linker ended the interpreter, and python_core.elf, with status 127."""
+    """Once, without libm, the dynamic linker ended both the interpreter and python_core.elf with status 127."""
     python = write_executable(tmp_path / "python", b"#!/bin/sh\necho no library; exit 127\n")
     image = changed(pack.pack(INTERPRETER), pythons=[python, "/nowhere/python"], libraries=["/lib/libno.so.6"])
     status, answer, stderr = run(write_executable(tmp_path / "bridge", image))
@@ -210,7 +210,8 @@ def test_without_a_library_the_error_names_the_library(tmp_path):
 
 
 def test_a_library_that_has_moved_does_not_stop_a_request(packed, tmp_path):
-    """An upgrade may give a library another path. The launcher runs `--version` to find out."""
+    """After an upgrade, a library may have another path. The launcher runs the interpreter with `--version` to find out
+    whether it starts."""
     _, plugin, copy = packed
     image = changed(plugin.read_bytes(), libraries=["/lib/libno.so.6"])
     plugin = write_executable(tmp_path / "bridge", image)
@@ -229,7 +230,8 @@ def test_a_damaged_interpreter_behind_a_damaged_core_is_an_error(packed, plugin,
 
 
 def test_a_caller_that_ignores_its_children_has_an_answer(packed, plugin):
-    """The kernel then reaps a child before wait(2), unless the child sends no signal."""
+    """If the caller ignores SIGCHLD, the kernel reaps the launcher's child before wait(2). So the child must send no
+    signal."""
     replace(packed[2], b"#!/bin/sh\n")
     ignoring = ["sh", "-c", f"trap '' CHLD; exec {plugin}"]
     assert run(*ignoring)[1] == REFUSAL

@@ -1,4 +1,4 @@
-"""Which egress addresses a node claims, renews and gives up: with claims, links and a table that the test gives."""
+"""Which egress addresses a node claims, renews and gives up. The test supplies the claims, the links and the table."""
 
 from types import SimpleNamespace
 
@@ -110,7 +110,7 @@ def test_what_is_wanted_and_fits_a_link_is_claimed_renewed_and_given_up(node):
 
 
 def test_a_node_that_holds_one_lets_others_claim_the_next_one_first(node):
-    assert len(node.attend(ONE, TWO)) == 2              # free since long ago
+    assert len(node.attend(ONE, TWO)) == 2              # no node has claimed either address
     node.claims.by[TWO] = "other"
     assert node.attend(ONE, TWO, after=RENEW_S) == {ONE}
     node.claims.free_at = lambda packed: node.clock.now if packed == TWO else 0.0
@@ -136,7 +136,8 @@ def test_an_address_that_another_node_has_claimed_is_given_up(node):
 
 def test_a_claim_that_another_program_has_deleted_is_made_again(node):
     node.attend(ONE)
-    node.claims.renew = lambda held: dict.fromkeys(held, node.clock.now + LEASE_S)       # etcd renews the lease alone
+    # etcd renews the lease even if the claim's key is deleted
+    node.claims.renew = lambda held: dict.fromkeys(held, node.clock.now + LEASE_S)
     del node.claims.by[ONE]
     assert node.attend(ONE, after=RENEW_S) == {ONE}
     assert node.claims.by == {ONE: "me"}

@@ -1,4 +1,4 @@
-"""EgressAddress documents: valid and rejected documents, and the source address of a pod outside the cluster."""
+"""Which EgressAddress documents fastcni accepts, and which source address a pod has outside the cluster."""
 
 import pytest
 

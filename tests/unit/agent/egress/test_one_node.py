@@ -1,4 +1,4 @@
-"""Egress addresses of a node without etcd: rules, address and packets in the real kernel. Needs root."""
+"""Egress addresses of one node without etcd: rules, address and packets in the real kernel. Needs root."""
 
 import contextlib
 import json
@@ -41,7 +41,8 @@ WAY = Route("eth0", OTHER.subnets[4], OTHER.public[4])
 
 
 class Place:
-    """A node in the test's namespace, a pod, and a host outside that answers with the caller's address."""
+    """A node in the test's namespace, a pod, and a host outside. The host answers each caller with the caller's
+    address."""
 
     def __init__(self, pod, outside, directory):
         self.pod, self.outside, self.opened = pod, outside, contextlib.ExitStack()
@@ -87,7 +88,7 @@ class Place:
         self.it.put({"billing": document}, {read_ip(POD): document})
 
     def source(self, to=(OUTSIDE, PORT), server=None):
-        """Return the caller's address as the host outside or another server sees it; "" without an answer."""
+        """Return the pod's source address as the host outside or another server sees it; "" without an answer."""
         with Inside(self.pod), socket.socket() as sock:
             sock.settimeout(0.3)
             try:
@@ -107,8 +108,8 @@ class Place:
         return found
 
     def asked_from(self, sock, port=False):
-        """Return the source address, or address and port, of a datagram as the host outside sees it; "" if no datagram
-        arrives."""
+        """Return the source address of a pod's datagram as the host outside sees it, or (address, port) if `port`; ""
+        if no datagram arrives."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self.receiver.recv(64)
@@ -143,7 +144,7 @@ class Place:
 def place(host_netns, pod_netns, tmp_path):
     found = Place(pod_netns(), pod_netns(), tmp_path)
     try:
-        assert eventually(lambda: found.source() == "192.0.2.1")        # as any pod: masqueraded
+        assert eventually(lambda: found.source() == "192.0.2.1")        # masqueraded, as for any pod
         yield found
     finally:
         found.close()
@@ -161,7 +162,7 @@ def test_a_pod_is_closed_until_the_node_holds_its_address_then_leaves_from_it_an
 
 
 def test_the_kernel_takes_address_and_permission_from_a_node_that_no_longer_renews(place):
-    """The agent hangs. Packets do not match another program's masquerade."""
+    """The agent hangs. The kernel deletes the address and the set elements when their time is over."""
     place.put(ADDRESS)
     place.thread.start()
     assert eventually(lambda: place.source() == ADDRESS), place.log
@@ -187,7 +188,7 @@ def test_a_way_to_another_nodes_address_is_a_rule_for_the_pod_and_a_table_for_th
     assert ip("route", "show", "table", rule.split("lookup")[1].split()[0]).startswith("default via 192.0.2.2 dev eth0")
     assert eventually(lambda: f"{POD} . 192.0.2.2" in run("nft", "list", "set", "inet", "fastcni-egress", "ways4"))
     ip("rule", "del", "priority", "900")
-    assert place.source() == ""                 # without the rule the packet has another next hop
+    assert place.source() == ""  # without the rule, the main table routes the packet past the holder's node
     assert eventually(lambda: "fwmark 0x1000/0x1000" in ip("rule"))
     place.it.put({}, {})
     assert eventually(lambda: "fwmark" not in ip("rule"))
@@ -195,15 +196,16 @@ def test_a_way_to_another_nodes_address_is_a_rule_for_the_pod_and_a_table_for_th
 
 
 def test_no_packet_leaves_with_the_pods_own_address_when_its_document_is_deleted(place, monkeypatch):
-    """Connections kept their translation to the pod's own address, which is used on the way to the holder, until the
-    agent had deleted them from conntrack. In this test this takes half a second."""
+    """The pod's connections keep a translation to the pod's own address until the agent deletes them from conntrack.
+    Such packets may leave only to the holder. Here the deletion takes half a second."""
     place.claims.holders = lambda: {read_ip(ADDRESS): "two"}
     place.claims.free_at = lambda address: float("inf")
     place.put(ADDRESS)
     place.thread.start()
     assert eventually(lambda: f"{POD} . 192.0.2.2" in run("nft", "list", "set", "inet", "fastcni-egress", "ways4"))
     sock = place.datagrams()
-    # To the holder, which does not exist. The agent deletes the pod's flows after it has written the set.
+    # The datagram goes to the holder, which does not exist. The agent deletes the pod's flows after it has written the
+    # set.
     assert eventually(lambda: sock.send(b"x") and f"src={POD}" in run("conntrack", "-L", "-p", "udp"))
     end = flows.end
     monkeypatch.setattr(flows, "end", lambda *of: sleep(0.5) or end(*of))
@@ -223,7 +225,7 @@ def test_new_subjects_and_those_that_are_subjects_again_stay_closed_when_connect
     monkeypatch.setattr(flows, "end", lambda *of: ending.set() or (goes_on.wait(10) and end(*of)))
     place.it.put({}, {})
     assert ending.wait(10)
-    place.it.protect([read_ip("10.244.1.6")])           # an ADD before put() has added the pod
+    place.it.protect([read_ip("10.244.1.6")])           # an ADD, before put() adds the pod
     goes_on.set()
     assert eventually(lambda: POD not in run("nft", "list", "set", "inet", "fastcni-egress", "subjects4"))
     assert "10.244.1.6" in run("nft", "list", "set", "inet", "fastcni-egress", "subjects4")
@@ -263,7 +265,7 @@ def test_all_that_egress_addresses_have_made_can_be_removed(place):
 
 
 def test_the_next_agent_keeps_the_ways_of_the_former_one_until_it_knows_its_own(host_netns):
-    """The kernel rejected the agent's first write, because an element existed already (EEXIST)."""
+    """The second agent adds an element that exists already. The kernel once rejected its first write (EEXIST)."""
     pods, ways = ({read_ip(POD) + more: None} for more in (b"", read_ip("192.0.2.2")))
     given = {read_ip(POD): read_ip(ADDRESS)}
     for former in (False, True):
@@ -305,7 +307,7 @@ def test_no_other_program_removes_the_table_and_the_next_agent_takes_it_over(pla
 
 
 def test_the_table_is_written_again_each_time_that_another_program_deletes_it(host_netns, tmp_path, monkeypatch):
-    """Before Linux 6.9, where the table has no owner."""
+    """Before Linux 6.9 a table has no owner, so any program can delete it."""
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
     monkeypatch.setattr(table_module, "OWNED", 0)
@@ -322,7 +324,7 @@ def test_the_table_is_written_again_each_time_that_another_program_deletes_it(ho
 
 
 def test_what_the_kernel_refuses_is_tried_again_after_a_pause(host_netns, tmp_path, monkeypatch):
-    """The thread of the policies tried again without a pause."""
+    """Once, the policies' thread repeated the rejected write without a pause."""
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
 
@@ -366,7 +368,8 @@ COMMIT
 
 @pytest.mark.parametrize("unless", ["! -s 10.244.0.0/16", ""], ids=["--cluster-cidr", "--masquerade-all"])
 def test_with_the_rules_of_kube_proxy_services_inside_see_the_pod_and_those_outside_the_egress_address(place, unless):
-    ip("route", "add", "default", "via", OUTSIDE)           # else proxy_arp answers no pod that asks for a service
+    # without a route to services, proxy_arp does not answer the pod's ARP request
+    ip("route", "add", "default", "via", OUTSIDE)
     with socket.create_server(("192.0.2.1", 0)) as node:
         run("iptables-restore", "--noflush", stdin=KUBE_PROXY.format(
             unless=unless, outside=f"{OUTSIDE}:{PORT}", node=f"192.0.2.1:{node.getsockname()[1]}"))
@@ -379,8 +382,8 @@ def test_with_the_rules_of_kube_proxy_services_inside_see_the_pod_and_those_outs
 
 
 def test_connections_that_begin_while_there_is_no_table_get_the_egress_address_afterwards(place, monkeypatch):
-    """Before Linux 6.9, such connections kept the node's address, and were dropped until they ended. Other connections
-    continue."""
+    """Before Linux 6.9, a connection that began without the table kept the node's address, and its packets were
+    dropped. Connections that began with the table keep their port."""
     monkeypatch.setattr(table_module, "OWNED", 0)
     place.it.table.flags = 0
     place.put(ADDRESS)
@@ -400,7 +403,7 @@ def test_connections_that_begin_while_there_is_no_table_get_the_egress_address_a
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "192.0.2.2", "192.0.2.7", "192.0.2.255", "10.244.2.9"])
 def test_a_node_takes_no_address_that_it_or_another_node_or_a_pod_has(place, address):
-    """The agent took the node's own address, and deleted it with the document."""
+    """Once, the agent took the node's own address, and deleted that address with the document."""
     ip("addr", "add", "192.0.2.7/24", "dev", "eth0")
     place.thread.start()
     place.put(address)
@@ -429,8 +432,7 @@ def test_an_address_that_is_of_no_single_host_of_its_network_is_not_taken(addres
 
 
 def test_an_address_is_deleted_with_its_own_prefix_only(host_netns):
-    """If the request does not name the link's address, Linux deletes the first IPv4 address, even with another
-    prefix."""
+    """If a request names another prefix than the link's, Linux deletes the link's first IPv4 address."""
     ip("link", "add", "eth0", "type", "veth", "peer", "eth1")
     for prefix in (24, 32):
         ip("addr", "add", f"{ADDRESS}/{prefix}", "dev", "eth0")

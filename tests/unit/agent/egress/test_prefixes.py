@@ -13,8 +13,8 @@ from fastcni.testing.witnesses import eventually
 
 @pytest.mark.parametrize("name", "ad")
 def test_a_prefix_is_closed_while_the_pod_has_an_egress_address_of_its_family(site, name):        # noqa: F811
-    """Packets from the prefix left with the node's address, because the egress address applied only to the pod's single
-    addresses."""
+    """Once, packets from the prefix left with the node's address, because the egress address applied only to the pod's
+    single addresses."""
     own, gateway = mac_of_pod(name), site.gateway_mac(name)
     sent = {"IPv4": ipv4(own, "10.9.8.7", ADDRESSES["c"][0], udp(), to=gateway),
             "IPv6": ipv6(own, "fd00:9::7", ADDRESSES["c"][1], udp(), to=gateway)}

@@ -1,4 +1,4 @@
-"""The output of `fastcni explain` and `fastcni doctor` on egress addresses, for answers of the agent."""
+"""`fastcni explain` and `fastcni doctor`: their output for egress addresses. The test supplies the agent's answers."""
 
 import json
 from types import SimpleNamespace

@@ -1,15 +1,15 @@
-"""Evaluate Calico's policies in the tier `default` as its documentation says, and make random clusters with such
+"""Evaluate Calico's policies in the tier `default` as Calico's documentation says. Make random clusters with such
 policies. No code here comes from fastcni.
 
-https://docs.tigera.io/calico/latest/reference/resources/globalnetworkpolicy, and networkpolicy. Selectors are pairs
-(text, function of labels).
+Selectors are pairs (text, function of labels). Source:
+https://docs.tigera.io/calico/latest/reference/resources/globalnetworkpolicy, and networkpolicy.
 """
 
 import ipaddress
 import random
 from dataclasses import dataclass
 
-KUBERNETES_ORDER = 1000                 # of NetworkPolicies
+KUBERNETES_ORDER = 1000                 # the order that Calico gives each NetworkPolicy of Kubernetes
 PODS = {                                # address: (namespace, labels)
     "10.0.0.1": ("shop", {"app": "web"}), "10.0.0.2": ("shop", {"app": "db", "old": ""}),
     "10.0.1.1": ("lab", {"app": "web"}),
@@ -38,13 +38,14 @@ class Packet:
 
 
 def allowed(policies, packet):
-    """policies: documents of Calico, and NetworkPolicies of Kubernetes with rules of ingress and egress for all."""
+    """Return whether the policies allow a packet. policies: documents of Calico, and NetworkPolicies of Kubernetes
+    whose rules have no peers."""
     return all(direction_allows(policies, packet, direction) for direction in ("Ingress", "Egress"))
 
 
 def direction_allows(policies, packet, direction):
-    """Evaluate the policies in their order. The first rule that matches decides; at the tier's end the packet is denied
-    if a policy applies."""
+    """Return whether the policies allow a packet in one direction. The first rule that matches, in the policies' order,
+    decides. Without a matching rule the packet is denied if a policy applies to the pod."""
     own = packet.destination if direction == "Ingress" else packet.source
     if own not in PODS:
         return True
@@ -115,8 +116,8 @@ def packets():
 # -- random clusters ---------------------------------------------------------------------------------------------------
 
 def cluster(seed):
-    """Return policies with different orders. Half of the clusters have a NetworkPolicy of Kubernetes, as Calico reads
-    it."""
+    """Return policies with different orders. Half of the clusters also have a NetworkPolicy of Kubernetes, in Calico's
+    form."""
     rng = random.Random(seed)
     orders = [*rng.sample(range(KUBERNETES_ORDER), 3), None]
     found = [policy(rng, f"p{number}", orders.pop(rng.randrange(len(orders)))) for number in range(rng.randint(1, 4))]

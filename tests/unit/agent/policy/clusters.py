@@ -90,8 +90,8 @@ SPACES = st.sampled_from([(name, labels) for name in NAMESPACES for labels in (
 
 
 def connections():
-    """Yield each pair of addresses of a family, also with an address of no pod, and with the ports that policies
-    name."""
+    """Yield connections between each two addresses of a family, by protocols and ports that policies name. One address
+    belongs to no pod."""
     for addresses in (ADDRESSES[:5], ADDRESSES[5:]):
         for source in addresses:
             for destination in addresses:

@@ -1,4 +1,4 @@
-"""Datagrams that never pause, from a process of their own."""
+"""Send datagrams without a pause, from a separate process."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def new_flows(netns, address, port):
 
 @contextlib.contextmanager
 def running(netns, function):
-    """Call a function in a process in a namespace, until the end of the context."""
+    """Call a function in another process, in a namespace. The process ends with the context."""
     pid = os.fork()
     if not pid:
         try:
@@ -38,7 +38,7 @@ def running(netns, function):
 
 
 def received(listener):
-    """How many datagrams wait at a socket that does not block."""
+    """Return how many datagrams wait at a non-blocking socket."""
     count = 0
     with contextlib.suppress(BlockingIOError):
         while True:

@@ -1,8 +1,8 @@
 """Make frames by hand: forged frames, as a pod's root can send them, and the frames that a pod's kernel sends.
 
     frame = ipv4(mac, "10.0.0.9", "10.0.0.2", udp(b"x"), to=victim_mac)
-    arrived({"another source": frame}, sender, receiver)        # titles of those that the receiver's link receives
-    delivered({...}, sender, receiver, port=80)                 # and of those that a UDP socket there receives
+    arrived({"another source": frame}, sender, receiver)        # titles of frames that the receiver's link receives
+    delivered({...}, sender, receiver, port=80)                 # titles of frames that a UDP socket receives
 
 Each frame's payload must end in MARK, which arrived() and delivered() replace, so that they recognize each frame.
 """
@@ -21,7 +21,7 @@ IGMP_QUERY, IGMP_REPORT, IGMP3_REPORT, IGMP_LEAVE = 0x11, 0x16, 0x22, 0x17      
 MLD_QUERY, MLD_REPORT, MLD_DONE, MLD2_REPORT, ECHO6 = 130, 131, 132, 143, 128
 ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = 133, 134, 135, 136, 137
 SOURCE_LINK, TARGET_LINK, NONCE = 1, 2, 14              # options of neighbour discovery, RFC 4861 and 3971
-CHECKSUMS = {UDP: 6, ICMPV6: 2}                         # where they are
+CHECKSUMS = {UDP: 6, ICMPV6: 2}                         # offset of the checksum in the header, in bytes
 BROADCAST, LLDP = "ff:ff:ff:ff:ff:ff", "01:80:c2:00:00:0e"
 MARK = b"mark of a frame "      # 16 bytes
 PACKET_OUTGOING = 4
@@ -67,15 +67,14 @@ def ipv4(mac, source, destination, packet, to=BROADCAST, options=b"", **more):
 
 
 def as_fragment(frame, offset=8):
-    """Return the frame of an IPv4 packet as a fragment with an offset in bytes. Bridges read IGMP even in a
-    fragment."""
+    """Return an IPv4 frame as a fragment. offset: in bytes. Bridges read IGMP even in a fragment."""
     header = frame[14:20] + struct.pack("!H", offset // 8) + frame[22:24] + bytes(2) + frame[26:34]
     return frame[:14] + header[:10] + checksum(header) + header[12:] + frame[34:]
 
 
 def ipv6(mac, source, destination, packet, to=BROADCAST, hop_limit=64, headers=(), **more):
     """Return a frame with an IPv6 packet. headers: extension headers [(number, bytes after the number of the next
-    header)]. A UDP checksum is filled in."""
+    header)]. The function computes a UDP checksum."""
     protocol, data = packet
     ends = ip_bytes(source) + ip_bytes(destination)
     if protocol in CHECKSUMS:
@@ -100,7 +99,8 @@ def neighbour(kind, target="::", options=(), behind=b"", flags=0):
 
 
 def too_big(packet, mtu=1280):
-    """Return an error that a packet needs fragments: (1 or 58, its bytes). packet: begins with its IP header."""
+    """Return the ICMP error that a packet needs fragmentation: (1 or 58, its bytes). packet: begins with its IP
+    header."""
     if packet[0] >> 4 == 6:
         return ICMPV6, struct.pack("!BBHI", 2, 0, 0, mtu) + packet[:48]
     data = struct.pack("!BBHHH", 3, 4, 0, 0, mtu) + packet[:28]
@@ -111,7 +111,7 @@ def report(kind=MLD2_REPORT, behind=b""):
     """Return a report of one multicast group: (58, its bytes). Send it with the header ROUTER_ALERT and the hop limit
     1.
 
-    The group is MARK, unless there are bytes behind it.
+    Without `behind`, the group's address is MARK.
     """
     data = struct.pack("!BBHI", kind, 0, 0, kind == MLD2_REPORT)
     if kind == MLD2_REPORT:
@@ -136,23 +136,24 @@ def arp(mac, sender_mac, sender_ip, target_ip="10.0.0.9", kind=ETH_P_ARP, operat
 
 
 def ethernet(mac, to, kind, payload=bytes(30) + MARK, tags=()):
-    """Return a frame. tags: those of VLANs, [VID or (ethertype, VID)], the outer tag first."""
+    """Return a frame. tags: VLAN tags, [VID or (ethertype, VID)], the outer tag first."""
     between = b"".join(struct.pack("!HH", *(tag if isinstance(tag, tuple) else (ETH_P_8021Q, tag))) for tag in tags)
     return mac_bytes(to) + mac_bytes(mac) + between + struct.pack("!H", kind) + payload
 
 
 def checksum(data):
-    """RFC 1071, of data whose own field is 0."""
+    """Return the Internet checksum (RFC 1071) of a packet whose checksum field is 0."""
     total = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + b"\0" * (len(data) % 2)))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return struct.pack("!H", 0xFFFF - total or 0xFFFF)
 
 
-# -- what a port lets pass ---------------------------------------------------------------------------------------------
+# -- frames that a port lets pass or drops ----------------------------------------------------------------------------
 
 class Pod:
-    """A pod's own frames and forged ones. other: a neighbour's addresses (IPv4, IPv6), gateway: IPv4."""
+    """Frames of a pod, real and forged. other: a neighbour's addresses (IPv4, IPv6). gateway: the gateway's IPv4
+    address."""
 
     def __init__(self, mac, own, other, gateway, other_mac="02:00:00:00:00:99"):
         self.mac, (self.own4, self.own6), (self.other4, self.other6), self.gateway = mac, own, other, gateway
@@ -229,7 +230,7 @@ class Pod:
         return found
 
     def forged(self):
-        """{title: frame}. All but "another MAC" have the pod's own."""
+        """Return {title: frame} of forged frames. Each frame except "another MAC" has the pod's own source MAC."""
         double = [7, 8], [0, 0], [(ETH_P_8021AD, 0), 0], [0, 0, 0], [0, (ETH_P_8021AD, 0), 0, 0]
         return {
             "another MAC": self.ipv4(self.own4, mac=self.other_mac),
@@ -293,7 +294,7 @@ def announces(target, mac="", **more):
     return neighbour(NEIGHBOUR_ADVERT, target, [(TARGET_LINK, mac_bytes(mac))] if mac else (), **more)
 
 
-# -- sent and received ------------------------------------------------------------------------------------------------
+# -- send and receive -------------------------------------------------------------------------------------------------
 
 def send(netns, *frames, link="eth0"):
     with Inside(netns), socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as it:
@@ -309,10 +310,10 @@ def send_all(wanted, sender, last_from):
 
 
 def arrived(frames, sender, receiver, last, last_from="", link="eth0"):
-    """Return the titles of {title: frame} that the receiver's link receives. last: a frame that always arrives;
-    last_from or the sender sends it after the others.
+    """Return the titles of the frames that the receiver's link receives. frames: {title: frame}. last: a frame that
+    always arrives; `last_from`, or else the sender, sends this frame after all others.
 
-    A frame is recognized by its last 16 bytes, or by all of its bytes if it does not have the MARK.
+    The function recognizes a frame by its last 16 bytes. For a frame without MARK it compares all bytes.
     """
     wanted = marked({**frames, "": last})
     with Inside(receiver):
@@ -324,7 +325,8 @@ def arrived(frames, sender, receiver, last, last_from="", link="eth0"):
 
 
 def delivered(frames, sender, receiver, last, last_from="", port=80):
-    """Which of {title: frame with UDP and MARK} a UDP socket of the receiver gets. last: as with arrived()."""
+    """Return the titles of the frames that a UDP socket of the receiver gets. frames: {title: frame with UDP and MARK}.
+    last: as for arrived()."""
     wanted = marked({**frames, "": last})
     with Inside(receiver):
         listener = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
@@ -337,7 +339,8 @@ def delivered(frames, sender, receiver, last, last_from="", port=80):
 
 
 def marked(frames):
-    """Return {title: frame}, each with another number in place of MARK. UDP over IPv6 gets its new checksum."""
+    """Return {title: frame}, with another number in place of each MARK. The function computes new checksums of UDP over
+    IPv6."""
     found = {}
     for number, (title, frame) in enumerate(frames.items()):
         mark = f"frame {number:10}".encode()
@@ -356,12 +359,12 @@ def summed(ends, protocol, data):
 
 
 def same(data, frame):
-    """Return whether a received frame is the frame that was sent. The kernel removes the outer tag."""
+    """Return whether a received frame is the frame that was sent. The kernel has removed the outer VLAN tag."""
     return data[-16:] == frame[-16:] if frame[-16:-10] == b"frame " else data[14:] == frame[14:]
 
 
 def received(listener, titles_of):
-    """Return the titles of the packets that arrive until the packet with the title "", and for GRACE_S longer."""
+    """Return the titles of the packets that arrive. Stop GRACE_S after the packet with the title ""."""
     until, found = time.monotonic() + ARRIVES_S, set()
     while (left := until - time.monotonic()) > 0:
         listener.settimeout(left)

@@ -1,4 +1,4 @@
-"""A node in the test's namespace, its agent with files, and pods with separate links that serve HTTP."""
+"""A node in the test's namespace, its agent with files, and HTTP servers in pods with separate links."""
 
 import contextlib
 import select
@@ -28,7 +28,7 @@ SWITCHING = (b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrad
 
 
 class Server:
-    """A server that answers each request on a connection with the data that it has received. seen: (source address,
+    """An HTTP server. It answers a request with the data that the connection has received. seen: (source address,
     request lines)."""
 
     def __init__(self, netns, port=PORT):
@@ -77,7 +77,7 @@ class Agent(Running):
 
 
 class World:
-    """pods: {name: namespace}; each has a server. agent: see Running."""
+    """A node, its agent and pods with HTTP servers. pods: {name: namespace}."""
 
     def __init__(self, tmp_path, make_netns):
         for name in FORWARDING:
@@ -106,7 +106,7 @@ class World:
         self.open.close()
 
     def add(self, name, **labels):
-        """Run the plugin for a pod."""
+        """Run the plugin `policy` for a pod."""
         self.agent.add(name, **labels)
 
     def connect(self, source, to, version=0, seconds=WAIT_S, port=PORT):
@@ -120,7 +120,7 @@ class World:
         return it
 
     def ask(self, source, to, data, version=0, port=PORT):
-        """Send bytes, and return the status of the answer's first bytes: 0 without an answer."""
+        """Send bytes from a pod. Return the HTTP status of the first answer, or 0 without an answer."""
         if isinstance(data, str):
             data = request(data)
         with contextlib.closing(self.connect(source, to, version, port=port)) as it:
@@ -129,7 +129,7 @@ class World:
 
 
 def request(text, host="web", more=()):
-    """ "GET /a" as a request."""
+    """Return an HTTP/1.1 request as bytes. text: method and path, such as "GET /a"."""
     return "\r\n".join((f"{text} HTTP/1.1", f"Host: {host}", *more, "", "")).encode()
 
 
@@ -183,7 +183,7 @@ READ_ONLY = policy(ingress=[http({"method": "GET", "path": "/public/.*"}, fromEn
 
 
 def begin(world, *documents, labels=None):
-    """Add two pods, `a` and `b`, with these policies, and wait for a running proxy. The proxy knows a pod before the
+    """Add the pods `a` and `b` under these policies, and wait for a running proxy. The proxy knows a pod before the
     kernel lets the pod connect."""
     world.agent.write(*documents)
     proxy = next(each for each in world.agent.it.parts if isinstance(each, part.Proxy))
@@ -194,7 +194,7 @@ def begin(world, *documents, labels=None):
 
 
 def begin_tls(world, name, source="a"):
-    """Begin TLS for a name. Return the connection, or None if the server has not seen the bytes."""
+    """Begin TLS for a name. Return the connection, or None if the bytes do not reach the server."""
     it, out = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = ssl.create_default_context().wrap_bio(it, out, server_hostname=name)
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -205,7 +205,7 @@ def begin_tls(world, name, source="a"):
 
 
 def begin_websocket(world, path, source="a"):
-    """Begin a websocket. The server answers each text in the websocket as a request."""
+    """Begin a websocket. The server answers each text that the websocket carries."""
     it = world.connect(source, "b")
     it.sendall(request(f"GET {path}", more=WEBSOCKET))
     assert status(read(it)) == 101
@@ -213,15 +213,15 @@ def begin_websocket(world, path, source="a"):
 
 
 def passes(it):
-    """Return whether the server receives a client's bytes on a connection, and answers. A client whose connection ends
-    reads the end."""
+    """Return whether the server receives a client's bytes and answers. If the connection has ended, the client reads
+    its end."""
     with contextlib.suppress(ConnectionError):
         it.sendall(b"more\r\n\r\n")
         return status(read(it)) == 200
     return False
 
 
-# Requests that a server may read in another way than the proxy
+# Requests that a server may parse in another way than the proxy
 ATTACKS = {
     "dot segments": request("GET /public/../secret"), "one dot": request("GET /public/./x"),
     "an encoded dot": request("GET /public/%2e%2E/secret"), "a half encoded dot": request("GET /public/.%2e/secret"),

@@ -1,4 +1,4 @@
-"""A node with pods, a resolver and hosts outside of it; and queries of pods, answer by answer."""
+"""A node with pods, a DNS resolver and hosts outside the node. Tests send the pods' queries and read the answers."""
 
 import contextlib
 import select
@@ -16,9 +16,9 @@ from unit.agent.policy.test_cluster_policies import policy, rule
 from fastcni.testing.namespaces import Inside
 
 RESOLVERS = ("10.9.0.53", "fd09::53")
-OUTSIDE = ("10.9.0.1", "fd09::1")               # the resolver's host; the node's ends are .254 and fe
+OUTSIDE = ("10.9.0.1", "fd09::1")               # the resolver's host; the node has 10.9.0.254 and fd09::fe on this link
 NODE_OUTSIDE = ("10.9.0.254", "fd09::fe")
-HOSTS = ("10.20.0.0/16", "fd20::/64")           # all are addresses of the resolver's host
+HOSTS = ("10.20.0.0/16", "fd20::/64")           # each of these addresses belongs to the resolver's host
 ALL = {"networks": ["0.0.0.0/0", "::/0"]}
 TO_RESOLVERS = rule("Accept", {"networks": ["10.9.0.53/32", "fd09::53/128"]}, key="to", name="dns", protocols=[
     {protocol: {"destinationPort": {"number": 53}}} for protocol in ("udp", "tcp")])
@@ -27,7 +27,7 @@ SO_RCVBUFFORCE = 33             # asm-generic/socket.h
 
 
 def host(number, family=4):
-    """Return the address of a host outside."""
+    """Return the address of a host outside the node."""
     return f"10.20.{number >> 8}.{number & 255}" if family == 4 else f"fd20::{number + 1:x}"
 
 
@@ -39,12 +39,12 @@ def named(*names, subject=None, more=(), name="c"):
 
 
 class World:
-    """node: a Node of pods.py. The namespace outside serves TCP and UDP at port 80 of all hosts. packets: texts that
-    arrived by UDP.
+    """node: a Node of pods.py. The namespace `outside` serves port 80 of all hosts by TCP and UDP. packets: texts that
+    `outside` received by UDP.
 
-    records: {(name, "A" or "AAAA" or "CNAME"): (TTL, [texts])}. A query without a record is answered NXDOMAIN.
-    change: a function that gets each answer as a dns.message.Message, and returns the one to send, bytes or None.
-    answers_from: the socket that answers by UDP.
+    records: {(name, "A" or "AAAA" or "CNAME"): (TTL, [texts])}. Without a record, the resolver answers NXDOMAIN.
+    change: a function that gets each answer as a dns.message.Message. It returns a message or bytes to send, or None to
+    send nothing. answers_from: the socket that answers by UDP.
     """
 
     def __init__(self, node, make_netns):
@@ -80,7 +80,7 @@ class World:
     # -- the resolver --------------------------------------------------------------------------------------------------
 
     def put(self, name, *texts, ttl=300):
-        """Set a name's addresses, or the name that it stands for, in the resolver."""
+        """Set a name's addresses in the resolver, or the name that `name` is an alias of."""
         for text in texts:
             kind = "AAAA" if ":" in text else "A" if text[-1].isdigit() else "CNAME"
             self.records.setdefault((name, kind), (ttl, []))[1].append(text)
@@ -128,7 +128,7 @@ class World:
     # -- pods ----------------------------------------------------------------------------------------------------------
 
     def ask(self, pod, name, kind="A", resolver=RESOLVERS[0], stream=False, seconds=ANSWER_S, query=None):
-        """Return the answer that a pod gets, as bytes, or None without an answer."""
+        """Return the answer to a pod's query as bytes, or None without an answer."""
         data = (query or dns.message.make_query(name, kind)).to_wire()
         family = socket.AF_INET6 if ":" in resolver else socket.AF_INET
         with Inside(self.node.names[pod]), socket.socket(
@@ -145,7 +145,7 @@ class World:
                 return None
 
     def told(self, pod, name, kind="A", **how):
-        """Return the addresses in a pod's answer, or None without an answer."""
+        """Return the addresses in the answer to a pod's query, or None without an answer."""
         data = self.ask(pod, name, kind, **how)
         if data is None:
             return None
@@ -164,8 +164,8 @@ class World:
             return socket.create_connection((address, 80), seconds)
 
     def connects(self, pod, address, seconds=0.9):
-        """Return whether a pod can connect to port 80 of a host by its first packet: TCP repeats the packet after a
-        second."""
+        """Return whether a pod can connect to port 80 of a host by its first packet. TCP would repeat the packet after
+        a second."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with Inside(self.node.names[pod]), socket.socket(family) as it:
             it.settimeout(seconds)

@@ -1,5 +1,4 @@
-"""A node in the test's namespace, with pods on a bridge and a pod with a separate link, and connections between
-them."""
+"""A node in the test's namespace, pods on a bridge, a pod with a separate link, and the pods' connections."""
 
 import contextlib
 import errno
@@ -30,20 +29,20 @@ SIOCGIFFLAGS, IFF_RUNNING = 0x8913, 0x40        # linux/sockios.h, linux/if.h
 
 
 def batch(netns, *lines):
-    """Run ip(8) once."""
+    """Run `ip -batch` with these lines."""
     with Inside(netns):
         run("ip", "-batch", "-", stdin="\n".join(lines))
 
 
 def up(link, addresses):
-    """Commands: an IPv4 and an IPv6 address, and the link up."""
+    """Return the ip commands that add IPv4 and IPv6 addresses to a link and set the link up."""
     return [*(f"addr add {address}/{'64 nodad' if ':' in address else 24} dev {link}" for address in addresses),
             f"link set {link} up"]
 
 
 def await_running(*links):
-    """Wait until the links [(namespace, name)] send. A link whose peer has come up drops packets until the kernel's
-    worker has noticed that: 0.4 s on a busy machine."""
+    """Wait until each link (namespace, name) can send. After a veth's peer comes up, the veth drops packets until a
+    worker of the kernel has run: 0.4 s on a busy machine."""
     for netns, name in links:
         with Inside(netns), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as it:
             request = struct.pack("16sH14x", name.encode(), 0)
@@ -56,14 +55,14 @@ def mac_of_pod(name):
 
 
 def port_of(name):
-    """Return the host's end of a pod's link. Without a Node, the port has no pod."""
+    """Return the name of the host's end of a pod's link. Without a Node, make a veth pair without a pod."""
     if f"port-{name}" not in [link for _, link in socket.if_nameindex()]:
         run("ip", "link", "add", f"port-{name}", "type", "veth", "peer", "name", f"peer-{name}")
     return f"port-{name}"
 
 
 class Node:
-    """names: {pod: namespace}. Pods listen on PORTS, TCP and UDP, both families."""
+    """A bridge and pods. names: {pod: namespace}. Pods listen on PORTS by TCP and UDP, over both families."""
 
     def __init__(self, make_netns):
         for name in FORWARDING:
@@ -105,7 +104,7 @@ class Node:
         self.open.close()
 
     def connect(self, source, address, port, kind=socket.SOCK_STREAM):
-        """Return a socket of a pod (None: of the node) that has begun to connect, or has sent a datagram."""
+        """Return a socket that has begun to connect, or has sent a datagram. source: a pod, or None for the node."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with Inside(self.names.get(source)):
             it = self.open.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
@@ -118,8 +117,8 @@ class Node:
         return it
 
     def reached(self, asked, expected):
-        """Return the connections of {(source, address, protocol, port)} that are established. The expected connections
-        may take long."""
+        """Return the connections that are established. asked, expected: {(source, address, protocol, port)}. Expected
+        connections get more time."""
         clients = {one: self.connect(one[0], one[1], one[3],
                                      socket.SOCK_DGRAM if one[2] == UDP else socket.SOCK_STREAM) for one in asked}
         until, grace, found = time.monotonic() + ALLOWED_S, GRACE_S, set()
@@ -145,7 +144,7 @@ class Node:
         return found
 
     def answer(self):
-        """Answer the datagrams that pods have received."""
+        """Answer the datagrams that the pods' sockets have received."""
         for (_, kind, _), it in self.listeners.items():
             if kind == socket.SOCK_DGRAM:
                 with contextlib.suppress(BlockingIOError):
@@ -153,7 +152,8 @@ class Node:
                         it.sendto(*it.recvfrom(64))
 
     def forget_flows(self):
-        """Forget all flows. Otherwise a socket with the port of an earlier socket would continue its connection."""
+        """Delete all flows from conntrack. A new socket with the port of an earlier socket would continue the earlier
+        flow."""
         with contextlib.closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
             for flow in conntrack.list_flows(sock):
                 batch = Batch()
@@ -172,7 +172,7 @@ class Node:
 
 
 def pods(**labels):
-    """Return the records of the pods, with labels."""
+    """Return the pods' records. labels: {pod: labels}."""
     return [make_pod(name, *ADDRESSES[name], labels=labels.get(name, {}),
                      ports={"http": 81 if name == "c" else 80}) for name in ADDRESSES]
 
@@ -184,6 +184,6 @@ def pairs(protocols=(TCP,), ports=(80, 81)):
 
 
 def packed(source, address):
-    """Return the two addresses of a connection of a pod, packed."""
+    """Return source and destination of a pod's connection as packed addresses."""
     return read_ip(ADDRESSES[source][":" in address]), read_ip(address)
 

@@ -1,4 +1,4 @@
-"""An agent's policies on the pods of a Node, and frames between these pods."""
+"""The pods of a Node, with an agent that applies policies, and frames between these pods."""
 
 from unit.agent.policy import frames
 from unit.agent.policy.frames import arrived, delivered, ipv4, udp
@@ -10,7 +10,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class Site(Running):
-    """The pods of a Node, and an agent that has added some of them."""
+    """The pods of a Node, and an agent. The agent has added some of the pods."""
 
     def __init__(self, node, tmp_path):
         self.node = node
@@ -20,23 +20,24 @@ class Site(Running):
         return [self.node.names[name] for name in pods]
 
     def write(self, *documents):
-        """Write a file. Returns when the agent has read the documents."""
+        """Write the documents to the agent's file, and wait until the agent has read them."""
         super().write(*documents)
         assert eventually(lambda: self.it.figures()["policies"] == len(documents))
 
     def call(self, command, *args, **keys):
-        """Run the plugin. Returns when the agent answers requests again, after it has written the rules of an added
+        """Run the plugin, and wait until the agent answers again. By then the agent has written the rules of an added
         pod."""
         result = super().call(command, *args, **keys)
         policies.ask(self.settings.socket, {"do": "status"})
         return result
 
     def pod(self, name, **keys):
-        """Add a pod with the plugin's keys."""
+        """Add a pod. keys: of the plugin's configuration."""
         self.call("ADD", name, f"K8S_POD_NAME={name}", **keys)
 
     def arrived(self, sent, sender, receiver, last_from):
-        """Which of {title: frame} arrive; the last frame is a datagram of `last_from`, which the receiver takes."""
+        """Return the titles of the frames that arrive. sent: {title: frame}. The last frame is a datagram of the pod
+        `last_from`, which the receiver accepts."""
         return arrived(sent, *self.names(sender, receiver), self.datagram(last_from, receiver),
                        self.node.names[last_from])
 

@@ -1,4 +1,4 @@
-"""Connections on which both ends never pause, with the time at which each end last got a packet."""
+"""Connections whose two ends never pause. Each end records the time at which it last got a packet."""
 
 import contextlib
 import mmap
@@ -14,11 +14,11 @@ from fastcni.testing.namespaces import Inside
 
 PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP,
              "icmp": socket.IPPROTO_ICMP, "other": 253}  # 253: for experiments (RFC 3692), without ports
-PORT, UDP_PORT, TICK_S = 80, 85, 0.001          # a Node listens at 80
+PORT, UDP_PORT, TICK_S = 80, 85, 0.001          # UDP uses another port, because a Node listens at port 80
 ICMPV6 = socket.IPPROTO_ICMPV6
 ECHO_REQUEST = {socket.AF_INET: 8, socket.AF_INET6: 128}
-FIRST_SCTP_PORT, HANDSHAKE = 20000, 4           # packets
-# SCTP chunks (RFC 9260): the handshake, in which the ends take turns, and the data after it
+FIRST_SCTP_PORT, HANDSHAKE = 20000, 4           # handshake: number of packets
+# SCTP chunks (RFC 9260). The client and the server send the four chunks of the handshake in turn, then DATA.
 INITIATION = struct.pack("!IIHHI", 1, 65536, 1, 1, 1)
 INIT, INIT_ACK, COOKIE_ECHO, COOKIE_ACK, DATA = (
     struct.pack("!BBH", kind, 0, 4 + len(body)) + body
@@ -26,7 +26,8 @@ INIT, INIT_ACK, COOKIE_ECHO, COOKIE_ACK, DATA = (
 
 
 class Stream:
-    """kind: of PROTOCOLS. client, server: names of pods. address: to which the client sends; by default the server's.
+    """A connection. kind: a key of PROTOCOLS. client, server: names of pods. address: the client's destination; by
+    default the server's address.
 
     ends: the sockets of the client and of the server.
     """
@@ -107,7 +108,7 @@ class Stream:
 
 
 class Streams:
-    """Keeps streams going in a process."""
+    """Send packets on all streams, in a separate process."""
 
     def __init__(self, streams):
         self.streams = streams
@@ -115,7 +116,7 @@ class Streams:
         self.times = memoryview(self._memory).cast("d")
 
     def last(self, stream):
-        """When the client and the server last got a packet, monotonic; 0.0: never."""
+        """Return the times at which the client and the server last got a packet, monotonic; 0.0 if none."""
         at = 2 * self.streams.index(stream)
         return self.times[at], self.times[at + 1]
 
@@ -129,7 +130,7 @@ class Streams:
             for number, stream in enumerate(self.streams):
                 for end, packet in zip(stream.ends, stream.packets(), strict=True):
                     if packet:
-                        with contextlib.suppress(OSError):      # the buffer is full, or an ICMP error came
+                        with contextlib.suppress(OSError):      # the send buffer is full, or an ICMP error arrived
                             end.send(packet)
                 for which, end in enumerate(stream.ends):
                     if self._receive(stream, end):

@@ -1,4 +1,4 @@
-"""An agent that records the requests of the plugin `policy`, without a table in the kernel."""
+"""An agent that only records the requests of the plugin `policy`. It writes no nftables table."""
 
 import json
 import select
@@ -9,7 +9,8 @@ from fastcni.agent.policy.requests import Requests
 
 
 class StubAgent:
-    """directory(): the directory of the files of attachments. refuse: the answer, if not None."""
+    """The agent's socket, served by a thread. directory(): where the files of attachments are. refuse: the answer to
+    each request, if not None."""
 
     def __init__(self, path, directory):
         self.path, self.directory, self.refuse, self.asked = path, directory, None, []
@@ -40,7 +41,8 @@ class StubAgent:
         if request["do"] == "collect":
             return {"released": [self._remove(path) for path in sorted(directory.iterdir())
                                  if path.name.split("@")[2:] not in request["valid"]]}
-        file = directory / "@".join(("0", *request.get("id", ())))       # a FakeRuntime counts files with a digit first
+        # a FakeRuntime counts files whose name begins with a digit
+        file = directory / "@".join(("0", *request.get("id", ())))
         if request["do"] == "protect":
             file.write_text(json.dumps(request["addresses"]))
         elif request["do"] == "forget":

@@ -1,4 +1,4 @@
-"""The pods of a node: data of their ADDs and of their objects together."""
+"""Pods of a node: the records of their ADDs together with their Kubernetes objects."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def attachment(container="c1", *addresses, pod="default/a", labels=None, network
 
 
 def restarted(attachments):
-    """Return the compiler of an agent that has just read these files."""
+    """Return the compiler of an agent that has just read these attachments from files."""
     found = AttachedCompiler("here")
     found.put_policy(read_policy({"metadata": {"name": "p"}, "spec": {"podSelector": {"matchLabels": WEB}}}))
     for each in attachments:
@@ -50,7 +50,7 @@ def test_the_addresses_of_an_add_last_until_del_whatever_the_object_says(it):
         it.put_pod(make_pod("a", *addresses, labels=WEB))
         assert ONE in isolated(it)
     it.put_pod(make_pod("a", labels={}))
-    assert isolated(it) == set()                    # the labels are those of the object
+    assert isolated(it) == set()                    # the object's labels apply, not the labels of the ADD
     it.put_pod(make_pod("a", labels=WEB))
     it.delete_pod("default/a")
     assert isolated(it) == {ONE}
@@ -90,7 +90,8 @@ def test_an_address_is_of_the_last_add_of_its_network(it):
 @pytest.mark.parametrize("former, latest", [("c1", "c2"), ("c2", "c1")])
 @pytest.mark.parametrize("before, after", [({}, WEB), (WEB, {})])
 def test_the_labels_of_the_latest_add_of_a_name_count(tmp_path, former, latest, before, after):
-    """The labels of the earlier pod counted until its DEL and after it. After a restart the container ID decided."""
+    """Two ADDs name the same pod. Once, the labels of the first ADD counted until its DEL and after it. After a
+    restart, the container ID decided."""
     first, second = (attachment(name, packed, labels=labels, sequence=number) for number, (name, packed, labels) in
                      enumerate([(former, ONE, before), (latest, TWO, after)], 1))
     directory, it = str(tmp_path), restarted(())
@@ -102,12 +103,12 @@ def test_the_labels_of_the_latest_add_of_a_name_count(tmp_path, former, latest, 
         one.detach(first.id)
         assert isolated(one) == ({TWO} if after else set())
         one.attach(first)
-        one.detach(second.id)                       # its ADD has failed
+        one.detach(second.id)                       # the second ADD has failed
         assert isolated(one) == ({ONE} if before else set())
 
 
 def test_the_latest_add_counts_before_the_object_of_an_earlier_pod(it):
-    """The object of the earlier pod is deleted, but its DEL never arrives."""
+    """The pod's object is deleted, but its DEL never arrives. A later ADD has the same pod name."""
     it.put_pod(make_pod("a", labels=WEB))
     it.attach(attachment(labels=WEB, sequence=1))
     it.delete_pod("default/a")
@@ -117,7 +118,7 @@ def test_the_latest_add_counts_before_the_object_of_an_earlier_pod(it):
 
 
 def test_a_number_of_an_add_is_higher_than_all_that_were_kept(tmp_path):
-    """This holds for two ADDs within one tick of the clock, and after a restart."""
+    """Two ADDs within one tick of the clock, or after a restart, get different numbers."""
     for each in (attachment("c1", sequence=7), attachment("c2", TWO, sequence=3)):
         attached.keep(str(tmp_path), each)
     it = restarted(attached.read_all(str(tmp_path)))
@@ -132,7 +133,7 @@ def test_an_expected_attachment_counts_as_soon_as_something_asks_for_the_state(i
     it.take()
     assert isolated(it) == {ONE}
     it.expect(other := attachment("c2"))
-    it.detach(other.id)                             # its ADD has failed
+    it.detach(other.id)                             # the second ADD has failed
     assert isolated(it) == set() and it.replaced == [attachment()]
 
 
@@ -140,7 +141,8 @@ def test_an_attachment_is_known_by_its_id_and_by_the_address_of_a_restricted_pod
     same_id, same_address = attachment("c1", TWO), attachment("c2")
     assert not it.knows(attachment())
     it.expect(attachment())
-    assert it.knows(same_id) and not it.knows(same_address)     # the kernel rejects the address a second time
+    # an expected attachment does not count by address: the kernel rejects a duplicate address
+    assert it.knows(same_id) and not it.knows(same_address)
     it.settle()
     assert it.knows(same_id) and it.knows(same_address) and not it.knows(attachment("c2", TWO))
 
@@ -167,7 +169,7 @@ def with_port(port):
     replaced(lambda it: it.symlink_to("/dev/zero")), replaced(lambda it: (it.mkdir(), (it / "x").touch())),
     lambda it: it.write_text("[" * 100_000), lambda it: it.write_text(" " * (2 << 20)), lambda it: it.write_text("")])
 def test_a_file_that_is_damaged_is_put_aside(tmp_path, damage):
-    """The agent removed the file without a log line, and the pod was open."""
+    """Once, the agent removed the file without a log line, and the pod was open."""
     attached.keep(str(tmp_path), attachment("c2", TWO))
     for _ in range(2):
         attached.keep(str(tmp_path), attachment())
@@ -180,11 +182,11 @@ def test_a_file_that_is_damaged_is_put_aside(tmp_path, damage):
 
 
 def test_a_record_that_cannot_be_written_leaves_the_former_one_whole(tmp_path):
-    """A part of the new record was written over the previous record, without an error."""
+    """Once, a failed write left a part of the new record over the previous record, without an error."""
     directory = str(tmp_path)
     attached.keep(directory, attachment())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))      # as a disk that is full
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))      # a limit of the file size, in place of a full disk
     try:
         with pytest.raises(OSError, match="No space left"):
             attached.keep(directory, attachment(labels={}))

@@ -1,4 +1,4 @@
-"""ClusterNetworkPolicy: valid and rejected documents, and the deciding rule."""
+"""ClusterNetworkPolicy: which documents fastcni accepts, and which rule decides."""
 
 import json
 from dataclasses import replace
@@ -47,7 +47,7 @@ def it():
 
 
 def decided(it, source, destination, port=80, to_node=False):
-    """Return the verdict of the policies. The compiled state must give the same verdict."""
+    """Return the verdict of the policies. Assert that the compiled state gives the same verdict."""
     connection = Connection(*(read_ip(ADDRESSES.get(each, each)) for each in (source, destination)), 6, port)
     found = evaluate(it.compiler.cluster, connection, to_node)
     decide = interpret.allows_to_node if to_node else interpret.allows
@@ -181,7 +181,7 @@ def test_a_peer_that_is_not_known_closes_the_rule(it, peer):
 @pytest.mark.parametrize("change, everybody", [
     ({"egress": [5]}, False), ({"tier": "New"}, False), ({"priority": None}, False), ({"subject": {}}, True)])
 def test_a_policy_that_was_never_read_denies_all_at_its_place(it, change, everybody):
-    """The agent assumes the strictest policy for the unknown one."""
+    """The agent cannot read the policy, so it denies all connections at the policy's place in the order."""
     put(it, policy("later-in-name", priority=0, subject={"namespaces": {}}, egress=[
         rule("Accept", {"networks": ["192.0.2.0/24"]}, key="to")]))
     broken = policy(priority=1, egress=[rule("Accept", WEB, key="to")])

@@ -1,4 +1,4 @@
-"""Cluster policies in the kernel: packets of a pod to its own node, connections that are cut, and remains. Needs
+"""Cluster policies in the kernel: packets from a pod to its own node, ended connections, and rules that remain. Needs
 root."""
 
 import socket
@@ -42,7 +42,7 @@ def put(policed, *documents):  # noqa: F811
 
 
 def own(ports, *names):
-    """Connections of pods to their own node."""
+    """Return connections from pods to their own node."""
     return {(name, address, TCP, port) for name in names
             for address in (NODE if name in "abc" else ROUTED_NODE) for port in ports}
 
@@ -51,17 +51,17 @@ def test_rules_by_networks_hold_for_the_pods_own_node_and_the_node_still_reaches
     reached = policed.node.reached
     assert reached(own((80, 81), "a", "d"), own((80, 81), "a", "d")) == own((80, 81), "a", "d")
     put(policed, CLOSED)
-    batch(None, "neigh flush all")          # neighbour discovery passes
+    batch(None, "neigh flush all")          # the rules must let neighbour discovery pass
     batch(policed.node.names["a"], "neigh flush all")
     assert reached(own((80, 81), "a", "d"), own((81,), "a", "d")) == own((81,), "a", "d")
     probes = {(None, address, TCP, 80) for addresses in ADDRESSES.values() for address in addresses}
     assert reached(probes, probes) == probes
-    policed.load()                          # as after another program's change
+    policed.load()                          # load() writes the complete table, as after another program's change
     assert reached(own((80, 81), "a", "d"), own((81,), "a", "d")) == own((81,), "a", "d")
 
 
 def test_a_link_local_address_is_no_way_past_the_rules_for_the_own_node(policed, listening):  # noqa: F811
-    """Each process of a pod may send from the link-local address, and no record has this address."""
+    """Each process of a pod can send from the pod's link-local address. No record of a pod contains this address."""
     def connects(name, seconds):
         with Inside(policed.node.names[name]), socket.socket(socket.AF_INET6) as it:
             it.settimeout(seconds)
@@ -111,7 +111,8 @@ def test_a_tightened_rule_cuts_connections_to_the_own_node_and_their_answers(cut
         subject=EVERY_POD, egress=[rule("Deny", {"networks": ["10.0.0.0/24"]}, key="to")])))
     it.engine.commit()
     assert it.cut() == 1
-    sessions["a"].server.send(b"x")         # the answer would be the first packet of a connection of the node
+    # if this packet began a new conntrack entry, it would count as a connection of the node
+    sessions["a"].server.send(b"x")
     assert (sessions["a"].is_alive(), sessions["d"].is_alive(5)) == (False, True)
     it.engine.compiler.delete_policy("c")
     it.engine.commit()
@@ -120,7 +121,7 @@ def test_a_tightened_rule_cuts_connections_to_the_own_node_and_their_answers(cut
 
 
 def test_a_peer_that_a_deny_rule_gains_is_cut(cutting):  # noqa: F811
-    """To NetworkPolicies a peer more is never a reason to cut."""
+    """A label gives a Deny rule one more peer. In a NetworkPolicy one more peer never ends a connection."""
     near, far = Session(cutting.node, "b", "c"), Session(cutting.node, "a", "c")
     web = {"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "bad"}}}}
     cutting.engine.compiler.put_policy(read_cluster_policy(policy(subject=EVERY_POD, ingress=[rule("Deny", web)])))
@@ -145,7 +146,7 @@ def test_without_cluster_policies_the_table_is_as_if_there_had_never_been_one(po
 
 
 def test_no_way_through_the_chains_branches_twice(policed):  # noqa: F811
-    """As in test_kernel.py, a chain of a tier leads to no other chain."""
+    """A chain of a tier has no jump and no goto. test_kernel.py checks the other chains."""
     put(policed, CLOSED)
     _, rules = tables()
     tiers = [name for name in rules if name.startswith("admin-")]
@@ -153,7 +154,7 @@ def test_no_way_through_the_chains_branches_twice(policed):  # noqa: F811
 
 
 def test_a_pod_is_closed_to_its_own_node_when_its_add_answers(cutting, listening):  # noqa: F811
-    """Until the pod's rules are written, its traffic is dropped. Then the rules apply."""
+    """The agent drops the new pod's traffic until it has written the pod's rules. Then the rules apply."""
     it = cutting.engine
     it.compiler.put_policy(read_cluster_policy(CLOSED))
     it.commit()

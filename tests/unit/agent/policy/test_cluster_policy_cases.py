@@ -1,9 +1,9 @@
-"""The upstream conformance tests of ClusterNetworkPolicy as a table: 24 tests, with real packets of both families
-between replicas on a bridge and on links of their own. Needs root.
+"""The upstream conformance tests of ClusterNetworkPolicy as a table: 24 tests. Pods send real packets of both families,
+on a bridge and on separate links. Needs root.
 
 https://github.com/kubernetes-sigs/network-policy-api, conformance/tests. Four namespaces have two pods each. `home` is
-the subject. `near`, `mid` and `far` are its peers: at first `near` is accepted, `mid` is denied at one port of each
-protocol, and `far` is accepted at one port only.
+the subject. `near`, `mid` and `far` are its peers. At first the policy accepts `near`, denies one port of each protocol
+to `mid`, and accepts one port of each protocol to `far`.
 """
 
 
@@ -89,8 +89,8 @@ class Cluster:
         self.rules.write(self.compiler.take())
 
     def expect(self, *rows):
-        """Check connections. rows: (source, destination, protocol, ports, whether they are open). The name of a house
-        means all its replicas."""
+        """Check connections. rows: (source, destination, protocol, ports, whether they are open). A source or
+        destination without a number, such as "near", means both pods of that namespace."""
         probes, expected = [], set()
         for source, destination, protocol, ports, opened in rows:
             for one in self.replicas(source):
@@ -125,7 +125,7 @@ def cluster(host_netns, pod_netns):
 # -- documents ---------------------------------------------------------------------------------------------------------
 
 def rule(action, peers, *ports):
-    """Return a rule. peers: names of houses, or peers as in the API. ports: (protocol, number or name or range)."""
+    """Return a rule. peers: namespaces, or peers as in the API. ports: (protocol, number or name or range)."""
     return action, [{"namespaces": {"matchLabels": {"house": each}}} if isinstance(each, str) else each
                     for each in peers], [protocol_of(*each) for each in ports]
 
@@ -155,8 +155,7 @@ def swapped(rules, one, other):
 
 
 def ordered(tier, protocols, accepted):
-    """Return the rules of the seven kinds; tier Baseline has no rule of kind Pass. accepted: the ports at which `far`
-    is accepted."""
+    """Return a policy's seven rules. Tier Baseline has no Pass rule. accepted: the ports at which `far` is accepted."""
     denied = [(protocol, PORTS[protocol][0]) for protocol in protocols]
     rules = [rule("Accept", ["near"]), rule("Deny", ["near"]), rule("Pass", ["near"]), rule("Deny", ["mid"], *denied),
              rule("Pass", ["mid"], *denied), rule("Accept", ["far"], *accepted), rule("Deny", ["far"])]
@@ -177,7 +176,7 @@ GRESS = {"ingress": {"TCP": 80, "UDP": 5353, "SCTP": 9003}, "egress": {"TCP": 80
 @pytest.mark.parametrize("directions", [("egress",), ("ingress",), ("egress", "ingress")], ids="-".join)
 @pytest.mark.parametrize("protocols", [("TCP",), ("UDP",), ("SCTP",), ("TCP", "UDP", "SCTP")], ids="-".join)
 def test_the_first_rule_that_matches_decides(cluster, tier, directions, protocols):
-    """These are 14 of the upstream tests: each protocol and direction alone, and all together."""
+    """14 of the upstream tests: each protocol and direction alone, and all together."""
     first = 3 if tier == "Admin" else 2
     rules = {each: ordered(tier, protocols, [(protocol, GRESS[each][protocol]) for protocol in protocols])
              for each in directions}
@@ -213,7 +212,7 @@ def test_the_first_rule_that_matches_decides(cluster, tier, directions, protocol
 @pytest.mark.parametrize("direction, protocol, name", [("egress", "TCP", "web"), ("ingress", "UDP", "dns"),
                                                        ("egress", "UDP", "dns"), ("ingress", "TCP", "web")])
 def test_a_named_port_is_that_of_the_destination(cluster, tier, direction, protocol, name):
-    """Four of the tests upstream."""
+    """Four of the upstream tests."""
     number, other = PORTS[protocol]
     cluster.put(policy(tier, **{direction: [rule("Accept", ["far"], (protocol, name)), rule("Deny", ["far"])]}))
     cluster.expect(way(direction, "far", protocol, [number], OPEN), way(direction, "far", protocol, [other], SHUT),
@@ -222,7 +221,7 @@ def test_a_named_port_is_that_of_the_destination(cluster, tier, direction, proto
 
 @TIERS
 def test_networks_are_pods_too(cluster, tier):
-    """These are two of the upstream tests."""
+    """Two of the upstream tests."""
     chosen = {"pods": {"namespaceSelector": {"matchLabels": {"house": "mid"}},
                        "podSelector": {"matchLabels": {"house": "mid"}}}}
     rules = [rule("Accept", [chosen]), rule("Deny", [{"networks": ["0.0.0.0/0", "::/0"]}])]
@@ -250,7 +249,7 @@ EVERYWHERE = {"networks": ["0.0.0.0/0", "::/0"]}
 @TIERS
 @pytest.mark.parametrize("node", ["here", "other"])
 def test_nodes_are_peers_of_egress_also_the_pods_own(cluster, tier, node):
-    """These are two of the upstream tests."""
+    """Two of the upstream tests."""
     middle = [rule("Pass", [LINUX], ("UDP", 53))] if tier == "Admin" else []
     cluster.put(policy(tier, egress=[rule("Accept", [LINUX], ("TCP", (80, 81))), *middle,
                                      rule("Deny", ["mid", LINUX, EVERYWHERE])]))

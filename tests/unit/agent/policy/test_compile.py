@@ -1,4 +1,5 @@
-"""The wanted state decides as the policies do, and differences give the same state as a complete compilation."""
+"""The compiled state gives the verdicts of the policies. Applying all changes gives the same state as a complete
+compilation."""
 
 import pytest
 from hypothesis import given, settings
@@ -51,8 +52,8 @@ def apply(state, change):
 @settings(max_examples=60)
 @given(CHANGES)
 def test_the_state_decides_as_the_policies_do(changes):
-    """The node has all pods, because each node decides only for its own pods. A node's address belongs to no pod:
-    policies do not see pods with hostNetwork."""
+    """In this test the node has all pods, because a node compiles rules only for its own pods. One address is a node's:
+    policies do not apply to pods with hostNetwork."""
     it = Compiler()
     for name, arguments in changes:
         getattr(it, name)(*arguments)
@@ -126,7 +127,7 @@ def test_pods_of_other_nodes_are_peers_and_not_isolated():
 
 
 def test_a_pod_whose_node_is_not_known_is_isolated():
-    """A pod in a file may have no nodeName."""
+    """The record of a pod in a file may have no nodeName."""
     it = Compiler("here")
     it.put_policy(policy("p"))
     it.put_pod(make_pod("pod1", "10.0.0.1", node=""))
@@ -134,7 +135,7 @@ def test_a_pod_whose_node_is_not_known_is_isolated():
 
 
 def test_a_pod_made_again_with_the_address_of_a_former_one():
-    """The record of the earlier pod is removed after the record of the new pod was added."""
+    """A new pod's record arrives before the earlier pod's record is deleted. Both have the same address."""
     it = Compiler()
     it.put_policy(policy("p", podSelector={"matchLabels": {"app": "a"}}))
     it.put_pod(make_pod("old", "10.0.0.1", labels={"app": "a"}))
@@ -152,7 +153,7 @@ def test_without_policies_there_is_nothing_to_write():
 
 
 def test_the_groups_of_policies_that_are_gone_are_forgotten():
-    """Else an agent whose policies change for months needs ever more memory and time for each pod."""
+    """Groups of deleted policies must not remain. Otherwise the agent needs ever more memory and time per pod."""
     it = Compiler()
     it.put_pod(make_pod("pod1", "10.0.0.1", labels={"app": "a"}))
     peer = [{"from": [{"podSelector": {"matchLabels": {"app": "a"}}}]}]
@@ -169,7 +170,7 @@ def test_the_groups_of_policies_that_are_gone_are_forgotten():
     ({"operator": "NotIn", "values": ["a"]}, {"app": "a"}, False), ({"operator": "Exists"}, {"app": "b"}, True),
     ({"operator": "In", "values": ["a", "b"]}, {"app": "b"}, True), ({"operator": "In", "values": ["a"]}, {}, False)])
 def test_a_pod_that_comes_later_joins_its_groups(expression, labels, member):
-    """The compiler finds the pod by an index, which contains at most one label of a selector."""
+    """The compiler finds a pod's groups by an index. The index contains at most one label of each selector."""
     it = Compiler()
     it.put_policy(policy("p", podSelector={"matchExpressions": [{"key": "app", **expression}]}))
     it.put_pod(make_pod("pod1", "10.0.0.1", labels=labels))

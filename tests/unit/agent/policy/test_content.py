@@ -1,4 +1,4 @@
-"""Documents of files and of the API in a Compiler: a mistake opens no pod that was closed."""
+"""Documents of files and of the API in a Compiler. A mistake in a document never opens a pod that was closed."""
 
 import json
 
@@ -39,7 +39,7 @@ def put(it, *documents, place="a.yaml", broken=()):
 
 
 def closed(it):
-    """Return the pods that are closed for (ingress, egress)."""
+    """Return the pods that are closed: (for ingress, for egress)."""
     return tuple({app for app, address in ADDRESSES.items() if read_ip(address) in it.compiler.state.elements[name]}
                  for name in ("in4", "out4"))
 
@@ -86,13 +86,12 @@ def test_a_place_that_cannot_be_parsed_stays_as_it_was(it):
         put(it, *documents, broken=["nested too deep"])
         assert before[1] == closed(it)[1] and before[0] <= closed(it)[0]
     put(it, PART)
-    assert closed(it) == ({"db", "web"}, set())         # the pods that BROKEN has closed are known again
+    assert closed(it) == ({"db", "web"}, set())         # the agent still knows which pods BROKEN closed
     assert it.errors["a.yaml"][0].startswith("document 1: ")
 
 
 def test_a_policy_of_another_program_is_no_mistake_of_its_place(it):
-    """This policy does not count as a document that may have closed pods, and the agent's kept documents are without
-    it."""
+    """A foreign policy is not a document that may have closed pods. The agent keeps no copy of it."""
     calico = {**policy(), "apiVersion": "projectcalico.org/v3", "kind": "GlobalNetworkPolicy"}
     line = encode(foreign(calico))
     put(it, BROKEN)
@@ -103,7 +102,7 @@ def test_a_policy_of_another_program_is_no_mistake_of_its_place(it):
 
 
 def test_several_documents_of_one_name_are_told_and_the_last_one_is_in_force(it):
-    """If another file had the same policy, the policy was not in force, and no error said so."""
+    """Once, if another file had the same policy, neither error nor policy said which one applied."""
     put(it, policy(), policy(app="web"))
     assert closed(it) == ({"web"}, set())
     assert it.told() == {"a.yaml": ["NetworkPolicy default/p occurs 2 times; the last one is in force"]}
@@ -120,7 +119,7 @@ def test_several_documents_of_one_name_are_told_and_the_last_one_is_in_force(it)
 
 
 def test_a_policy_does_not_move_to_a_namespace_that_cannot_be(it):
-    """The policy's pods were open."""
+    """Once, such a namespace opened the policy's pods."""
     put(it, policy())
     for namespace in ("Default", "default ", "my_default", "my.default", "-", "d" * 64):
         put(it, policy(namespace=namespace))
@@ -135,8 +134,8 @@ def test_a_place_of_which_nothing_is_known_is_unsure_until_it_can_be_read(it):
     put(it)
     assert it.unsure == {"b.yaml"}
     put(it, policy(), place="b.yaml")
-    put(it, LOST, place="b.yaml")               # it counts as before
-    put(it, PART, place="c.yaml")               # its pods are closed
+    put(it, LOST, place="b.yaml")               # b.yaml is unsure again, as before
+    put(it, PART, place="c.yaml")               # PART closes the pods that LOST may have closed
     assert not it.unsure
 
 
@@ -147,7 +146,7 @@ def test_a_place_that_was_never_read_has_what_can_be_read(it):
 
 
 def test_what_was_kept_makes_the_same_again(it):
-    """Restore the kept documents, as after a restart."""
+    """Compile the kept documents again, as after a restart."""
     put(it, policy(ingress=[{"ports": [{"port": 80}]}]), policy("q", "web"))
     put(it, BROKEN)
     again = Content(Compiler())

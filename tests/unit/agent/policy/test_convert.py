@@ -145,14 +145,15 @@ def test_more_networks_than_a_peer_may_have_become_several_peers_and_rules():
 
 
 def test_deny_without_an_order_leaves_open_what_a_network_policy_of_kubernetes_allows():
-    """Calico asks NetworkPolicies, of order 1000, before a policy without an order."""
+    """Calico evaluates NetworkPolicies, whose order is 1000, before a policy without an order."""
     admin, end = converted(calico(types=["Egress"], egress=[deny(nets=["10.0.0.0/8"])])).documents
     assert (admin["spec"]["priority"], admin["spec"]["egress"][0]["action"]) == (1000, "Pass")
     assert (end["spec"]["tier"], end["spec"]["egress"][0]["action"]) == ("Baseline", "Deny")
 
 
 def test_a_network_policy_allows_nothing_that_deny_without_an_order_comes_before():
-    """Pass would continue with the NetworkPolicy, which would open connections that the deny rule closed."""
+    """In the converted policy, Pass would continue with the NetworkPolicy. That would open connections that Calico's
+    deny rule closes."""
     found = converted(of_namespace({"action": "Deny", "source": {"selector": "has(a)"}},
                                    {"action": "Allow", "source": {"nets": ["10.0.0.0/8"]}}))
     assert ["spec.ingress[1]: " in error and "give the policy an order" in error for error in found.errors] == [True]
@@ -188,8 +189,8 @@ def test_a_rule_that_excepts_networks_of_one_version_is_of_this_version(excepted
 
 
 def test_no_document_takes_the_name_of_another_one():
-    """With two documents of one name, the API server would keep the last document, and the other document's pods would
-    open."""
+    """Two documents need two names. With one name, the API server would keep only the last document, and the pods of
+    the first document would be open."""
     ends = {"selector": "all()", "types": ["Egress"]}
     allow, deny = ({"action": action, "destination": {"nets": [net]}} for action, net in (
         ("Allow", "10.0.0.0/8"), ("Deny", "1.0.0.0/8")))
@@ -280,7 +281,7 @@ def test_a_peer_that_closes_here_is_in_a_note():
 
 
 def test_a_policy_of_calico_never_comes_before_an_admin_network_policy():
-    """Calico evaluates all AdminNetworkPolicies first, so an order is not a priority among them."""
+    """Calico evaluates all AdminNetworkPolicies first, so a Calico policy's order is not their priority."""
     admin, before, behind = (admin_policy(priority=10, ingress=[admin_rule("Deny")]), egress(ANYWHERE),
                              egress(ANYWHERE))
     behind["spec"]["order"], behind["metadata"]["name"] = 11, "behind"
@@ -289,7 +290,7 @@ def test_a_policy_of_calico_never_comes_before_an_admin_network_policy():
     assert [each["metadata"]["name"] for each in found.documents] == ["default", "behind"]
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command `fastcni policy convert` -----------------------------------------------------------------------------
 
 def run(*words, **more):
     return CliRunner().invoke(cli, ["policy", "convert", *words], **more)
@@ -307,7 +308,7 @@ def test_the_exit_status_says_whether_all_is_converted(tmp_path):
     assert f"not converted: {bad}: items[1]: GlobalNetworkPolicy p of Calico: spec.ingress" in done.stderr
     assert len(list(yaml.safe_load_all(done.stdout))) == 2
     assert run().exit_code == 2
-    assert run(str(tmp_path / "none")).exception.exit_status == 2       # the command `fastcni` exits with this status
+    assert run(str(tmp_path / "none")).exception.exit_status == 2  # `fastcni` exits with the exception's exit_status
 
 
 def test_a_document_that_cannot_be_parsed_is_not_converted(tmp_path):

@@ -1,5 +1,5 @@
-"""Policies that `fastcni policy convert` makes of Calico's policies decide as Calico does, or an error names what was
-not converted."""
+"""The policies that `fastcni policy convert` writes give Calico's verdicts, or an error names the part that was not
+converted."""
 
 import pytest
 from unit.agent.policy import calico
@@ -14,7 +14,7 @@ from fastcni.agent.policy.sources.files import run
 from fastcni.spec.address import read_ip
 
 EXACT_NOTES = ("selectors match pods only", "without an order",
-               "port 0")       # of the packets here they hold in Calico, too
+               "port 0")       # for the packets of this test, these notes change no verdict
 ICMP = 1
 
 
@@ -41,8 +41,8 @@ def kubernetes_policy(calicos):
 
 
 def judged(seed):
-    """Return (Calico's documents, the converted documents, [(packet, Calico's verdict, fastcni's)] of different
-    verdicts)."""
+    """Return (Calico's documents, the result of convert(), different), where `different` lists (packet, Calico's
+    verdict, fastcni's verdict) if the two verdicts differ."""
     documents = calico.cluster(seed)
     found = convert((f"document {number}", each) for number, each in enumerate(documents))
     cluster = cluster_of([*found.documents, *kubernetes_policy(documents)])
@@ -59,7 +59,7 @@ def judged(seed):
 
 @pytest.mark.parametrize("begin", range(0, 400, 100))
 def test_a_conversion_without_errors_opens_nothing_and_without_notes_changes_nothing(begin):
-    """If the conversion loses a deny rule or the end of a policy, pods open."""
+    """If the conversion lost a deny rule or the end of a policy, pods would be open."""
     complete = exact = 0
     for seed in range(begin, begin + 100):
         documents, found, different = judged(seed)
@@ -69,4 +69,4 @@ def test_a_conversion_without_errors_opens_nothing_and_without_notes_changes_not
         if not found.errors and all(any(known in note for known in EXACT_NOTES) for note in found.notes):
             exact += 1
             assert different == [], (seed, documents, found.documents)
-    assert complete > 30 and exact > 5    # otherwise too few of the random policies can be converted
+    assert complete > 30 and exact > 5    # else too few of the random policies were converted

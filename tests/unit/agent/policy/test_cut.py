@@ -1,4 +1,4 @@
-"""Tightened policies cut established connections; other connections continue. Needs root."""
+"""A tightened policy ends the established connections that it forbids. Other connections continue. Needs root."""
 
 import dataclasses
 import errno
@@ -30,7 +30,7 @@ class Session:
         assert self.is_alive(5)
 
     def is_alive(self, seconds=0.15):
-        """Return whether bytes still arrive, in both directions."""
+        """Return whether a byte arrives in each direction within `seconds`."""
         return all(self._arrives(*ends, seconds) for ends in ((self.server, self.client), (self.client, self.server)))
 
     def _arrives(self, sender, receiver, seconds):
@@ -64,7 +64,7 @@ class Policed:
         return self.cut()
 
     def disown(self):
-        """Write tables that any program may change, as on a kernel before 6.9."""
+        """Write tables without an owner, which any program may change, as on Linux before 6.9."""
         self.engine.rules.flags = 0
         self.engine.load()
 
@@ -92,7 +92,7 @@ def test_a_tightened_policy_cuts_what_it_no_longer_allows_and_nothing_else(polic
                         Session(policed.node, None, "c"))
     assert policed.set({"podSelector": {}, "ingress": [{"from": [WEB]}]}, labels=LABELS) == 1
     assert (cut.is_alive(), kept.is_alive(5), probe.is_alive(5)) == (False, True, True)
-    # The other rules of the same policy
+    # This policy allows another port, so its other rules have changed.
     assert policed.set({"podSelector": {}, "ingress": [{"from": [WEB], "ports": [{"port": 81}]}]}, labels=LABELS) == 1
     assert (kept.is_alive(), probe.is_alive(5)) == (False, True)
 
@@ -105,8 +105,8 @@ def test_a_peer_that_loses_its_label_is_cut(policed):
 
 
 def test_an_answer_does_not_open_a_cut_connection_again(policed):
-    """The server of a cut connection sends first. Its pod is restricted for ingress only, so the pod may begin
-    connections, and conntrack takes a packet within a connection for the first packet of a new connection."""
+    """The server of the ended connection sends first. Its pod is restricted for ingress only, so the pod may begin
+    connections. For conntrack a packet within a connection begins a new connection."""
     session = Session(policed.node, "b", "c")
     assert policed.set({"podSelector": {}}, labels=LABELS) == 1
     session.server.send(b"x")
@@ -126,7 +126,7 @@ def test_udp_is_cut_too(policed):
 
 
 def test_a_lease_is_renewed_in_spite_of_a_change_of_policies(policed):
-    """The cut judged a renewal by the policies alone, and the server's answers were dropped for 120 s."""
+    """Once, the agent judged renewals by the policies alone, and dropped the server's answers for 120 s."""
     port = Port("port-a", True, mac_bytes(mac_of_pod("a")), dhcp=True)
     addresses = tuple(map(read_ip, ADDRESSES["a"]))
     policed.engine.protect(Attachment(("net", "a", "eth0"), "default/a", {}, addresses, port=port))
@@ -136,13 +136,14 @@ def test_a_lease_is_renewed_in_spite_of_a_change_of_policies(policed):
         for sock in (client, other):
             sock.sendto(b"renew", (ADDRESSES["c"][0], 67))
             assert server.recv(64) == b"renew"
-        assert policed.set({"podSelector": {}, "policyTypes": ["Egress"]}, labels={}) == 1      # that of `other`
+        # the connection of `other` has ended
+        assert policed.set({"podSelector": {}, "policyTypes": ["Egress"]}, labels={}) == 1
         server.sendto(b"lease", (ADDRESSES["a"][0], 68))
         assert client.recv(64) == b"lease"
 
 
 def datagrams(node, name, port):
-    """Return a UDP socket of a pod."""
+    """Return a UDP socket that is bound to a port of a pod."""
     with Inside(node.names[name]):
         sock = socket.socket(type=socket.SOCK_DGRAM)
     sock.bind(("", port))
@@ -159,7 +160,7 @@ def test_a_table_that_another_program_has_removed_is_written_again(policed):
 
 
 def test_an_add_does_not_hide_a_change_from_the_cut(policed):
-    """A change that was not committed before the ADD is committed after the ADD."""
+    """The agent must commit the earlier change after the ADD, and end the connections that the change forbids."""
     session = Session(policed.node, "b", "c")
     policed.engine.compiler.put_policy(read_policy({"metadata": {"name": "p"}, "spec": LOCKED}))
     policed.engine.protect(Attachment(("net", "new", "eth0"), "default/new", {}, (read_ip("10.0.0.9"),)))
@@ -173,7 +174,7 @@ def test_flows_of_an_address_end_when_a_new_pod_has_it(policed):
     listener = policed.node.listeners["c", socket.SOCK_DGRAM, 80]
     listener.settimeout(5)
     data, address = listener.recvfrom(64)
-    listener.sendto(data, address)          # after an answer the flow is established
+    listener.sendto(data, address)          # an answer makes the flow established
     policed.engine.compiler.delete_pod("default/c")
     policed.engine.compiler.put_policy(read_policy({"metadata": {"name": "p"}, "spec": {
         "podSelector": {"matchLabels": {"app": "new"}}}}))
@@ -210,7 +211,7 @@ def test_after_a_failure_the_complete_table_is_written_and_the_connections_are_c
 
 
 def test_a_restricted_pod_is_closed_until_its_rules_are_written(policed):
-    """The pod's ADD waits only for elements that drop its packets."""
+    """The pod's ADD waits only until the kernel has the elements that drop the pod's packets."""
     asked = {(source, address, protocol, 80) for protocol in (TCP, UDP) for number in (0, 1)
              for source, address in (("a", ADDRESSES["c"][number]), ("c", ADDRESSES["a"][number]),
                                      ("a", ADDRESSES["b"][number]))}
@@ -231,8 +232,8 @@ def test_a_restricted_pod_is_closed_until_its_rules_are_written(policed):
 @pytest.mark.parametrize("committed", [True, False])
 def test_the_first_restricted_pods_send_nothing_from_link_local_addresses_when_their_adds_answer(
         policed, monkeypatch, committed, pods):
-    """Pods could send from link-local addresses until the agent had written the pods' rules. The agent must not write
-    all tables again, because that takes longer."""
+    """Once, pods could send from link-local addresses until the agent had written the pods' rules. The ADD must not
+    wait until the agent has written all tables, because that takes longer."""
     policed.set({"podSelector": {"matchLabels": {"app": "new"}}, "policyTypes": ["Egress"]}, labels={})
     policed.engine.compiler.delete_pod("default/c")
     policed.engine.commit()
@@ -275,7 +276,7 @@ def test_nothing_is_left_of_a_pod_that_was_closed(policed, ended):
 
 
 def test_an_add_before_the_first_load_leaves_the_table_of_the_former_agent(policed):
-    """The new agent has not read the policies yet."""
+    """The new agent has not read the policies yet, so it keeps the previous agent's table."""
     policed.set(LOCKED, labels=LABELS)
     policed.engine.close()
     policed.engine = restarted = Engine(AttachedCompiler())

@@ -1,4 +1,4 @@
-"""A flow on which both ends never pause is cut, whatever its protocol. Needs root."""
+"""The agent ends a forbidden flow of each protocol even if both ends of the flow never pause. Needs root."""
 
 import itertools
 import socket
@@ -17,12 +17,13 @@ from fastcni.kernel.nft_elements import concat, protocol
 from fastcni.spec.address import read_ip
 from fastcni.testing.witnesses import eventually
 
-PAIRS = ("a", "b"), ("a", "d"), ("d", "b")      # on one bridge; from the bridge to a separate link; back
-QUIET_S = 0.5                   # a time without a packet
+# both on one bridge; from the bridge to a separate link; from a separate link to the bridge
+PAIRS = ("a", "b"), ("a", "d"), ("d", "b")
+QUIET_S = 0.5                   # for so long no packet must arrive
 
 
 def tighten(policed, direction, pods):  # noqa: F811
-    """Close pods in one direction, and cut."""
+    """Close pods in one direction, and end the connections that this forbids."""
     spec = {"podSelector": {"matchLabels": {"end": "closed"}}, "policyTypes": [direction]}
     return policed.set(spec, labels=LABELS | {pod: LABELS.get(pod, {}) | {"end": "closed"} for pod in pods})
 
@@ -36,19 +37,19 @@ def await_all(streams):
 
 
 def await_none(streams):
-    """Wait until no end gets packets any more."""
+    """Wait until no end of the streams receives a packet for QUIET_S."""
     assert eventually(lambda: not passed(streams, time.monotonic() - QUIET_S)), passed(streams, time.monotonic() - 0.1)
 
 
 def passed(streams, since):
-    """Return the streams of which an end has received a packet since that time."""
+    """Return the streams of which an end has received a packet after `since`."""
     return [str(one) for one in streams.streams if max(streams.last(one)) > since]
 
 
 @pytest.mark.parametrize("direction", ["Ingress", "Egress"])
 @pytest.mark.parametrize("kind", PROTOCOLS)
 def test_no_packet_of_a_forbidden_flow_passes_though_its_ends_never_pause(policed, kind, direction):  # noqa: F811
-    """A datagram in flight made the connection again, reversed, in the direction that is still open."""
+    """Once, a datagram in flight began the connection again, reversed, in the direction that is still open."""
     streams = Streams([Stream(policed.node, kind, *pair, ipv6)
                        for pair, ipv6 in itertools.product(PAIRS, (False, True))])
     with streams.running():
@@ -59,7 +60,8 @@ def test_no_packet_of_a_forbidden_flow_passes_though_its_ends_never_pause(police
 
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_no_packet_passes_through_a_host_port_to_a_pod_that_was_closed(policed, kind):  # noqa: F811
-    """The pod's answers are masqueraded to the node's address and the same port, where the client expects them."""
+    """The kernel masquerades the pod's answers to the node's address and the same port, where the client expects
+    answers."""
     subprocess.run(["nft", "-f", "-"], check=True, text=True, input="""
         table inet nat {
             chain before {
@@ -83,7 +85,7 @@ def test_no_packet_passes_through_a_host_port_to_a_pod_that_was_closed(policed, 
 
 
 def cut_one(policed, kind):  # noqa: F811
-    """Cut a stream from a to b."""
+    """End a stream from pod a to pod b."""
     stream = Stream(policed.node, kind, "a", "b")
     streams = Streams([stream])
     with streams.running():
@@ -94,16 +96,16 @@ def cut_one(policed, kind):  # noqa: F811
 
 
 def dropped(policed):  # noqa: F811
-    """How many answers the kernel drops."""
+    """Return how many elements the sets of dropped answers have."""
     return sum(map(len, policed.engine.rules.cut_answers().values()))
 
 
 @pytest.mark.parametrize("kind", ["udp", "sctp", "other"])
 def test_an_answer_is_dropped_until_its_connection_is_allowed_again(policed, kind):  # noqa: F811
-    """Only answers are sent after the cut, as by a server of video."""
+    """After the end of the connection only the server sends, like a video server."""
     stream = cut_one(policed, kind)
     streams = Streams([stream])
-    policed.engine.load()                           # as after the agent's restart
+    policed.engine.load()                           # load() writes all tables, as after the agent's restart
     policed.cut()
     stream.count = HANDSHAKE
     answer = stream.packets()[1]
@@ -127,7 +129,7 @@ def test_other_answers_pass(policed):  # noqa: F811
 
 
 def test_a_new_pod_is_free_of_what_was_cut_from_the_former_pod_at_its_address(policed):  # noqa: F811
-    """Otherwise all packets of the new pod to that peer, of a protocol without ports, would be dropped."""
+    """Otherwise the kernel would drop all packets of the new pod to that peer by a protocol without ports."""
     cut_one(policed, "other")
     policed.engine.reopen()
     assert dropped(policed) == 1
@@ -138,7 +140,7 @@ def test_a_new_pod_is_free_of_what_was_cut_from_the_former_pod_at_its_address(po
 
 
 def test_more_answers_than_a_set_holds_are_dropped_by_their_addresses(policed, monkeypatch):  # noqa: F811
-    """The kernel rejects the 65,536th element of such a set."""
+    """The kernel rejects the 65,536th element of a set of dropped answers."""
     def flows(_):
         for port in range(1, 1 << 16):
             yield flow("a", "b", port)

@@ -1,5 +1,5 @@
-"""Records of pods on disk that are damaged: the agent starts, names them, and closes pods whose addresses they name.
-Needs root."""
+"""The records of pods on disk are damaged. The agent starts, reports the files, and closes the pods whose addresses it
+can still read. Needs root."""
 
 import json
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ def test_a_damaged_file_of_a_pod_is_no_obstacle(running, tmp_path):        # noq
 
 @pytest.mark.parametrize("mend", ["RESTORE", "DEL", "GC"])
 def test_a_pod_whose_record_was_damaged_is_named_until_its_request_comes_again(running, node, mend):        # noqa: F811
-    """From the next start of the agent on, the pod was open, and no message said so."""
+    """Once, the pod was open from the agent's next start on, and no message said so."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     running.stop()
@@ -52,7 +52,7 @@ def truncated_behind(key):
     lambda text: text.replace('"labels": {"app": "db"}', '"labels": {"app": '), truncated_behind('"addresses"'),
     lambda text: text.replace('"sequence": 1', '"sequence": "')])
 def test_a_pod_whose_damaged_record_names_its_addresses_is_closed(running, node, damage):        # noqa: F811
-    """The pod was open until `fastcni restore`."""
+    """Once, the pod was open until `fastcni restore`."""
     running.add("b", app="db")
     running.stop()
     (file,) = (running.directory.parent / "pods").glob("*.json")
@@ -68,7 +68,7 @@ def test_a_pod_whose_damaged_record_names_its_addresses_is_closed(running, node,
 @pytest.mark.parametrize("damage", ["", '{"id": ["net"', None], ids=["empty", "no address", "no file"])
 @pytest.mark.parametrize("end", ["RESTORE", "DEL", "another pod's RESTORE"])
 def test_a_pod_whose_record_names_nothing_is_closed_at_its_port(running, node, damage, end):        # noqa: F811
-    """The pod was open from the next start of the agent on."""
+    """Once, the pod was open from the agent's next start on."""
     running.add("a", app="web")
     running.add("b", app="db")
     running.stop()
@@ -92,8 +92,8 @@ def test_a_pod_whose_record_names_nothing_is_closed_at_its_port(running, node, d
 
 
 def assert_closed(running, node):        # noqa: F811
-    """Check that pod b is closed after two starts of the agent, which has ended then. Return the connections from and
-    to pod b."""
+    """Start and stop the agent twice, and check each time that pod b is closed. Return the connections from and to pod
+    b."""
     asked = {(source, address, protocol, 80) for protocol in (TCP, UDP) for number in (0, 1)
              for source, address in (("a", ADDRESSES["b"][number]), ("b", ADDRESSES["c"][number]))}
     for _ in range(2):
@@ -112,7 +112,7 @@ def delete_without_record(running):        # noqa: F811
 
 
 def findings(running):        # noqa: F811
-    """Return doctor's findings on the agent."""
+    """Return the findings of `fastcni doctor` on the agent."""
     network = parse.parse_list(json.dumps({"name": "net", "cniVersion": "1.0.0", "plugins": [
         {"type": "bridge"}, {"type": "policy", "agentSocketPath": running.settings.socket}]}).encode())
     return list(checks_policy.agent(SimpleNamespace(networks=[network], agent_folder="")))
@@ -144,8 +144,8 @@ def test_a_port_without_a_record_whose_link_is_gone_is_not_held(running):       
 
 @pytest.mark.parametrize("former", [False, True], ids=["with a digest", "of an earlier version"])
 def test_a_record_with_a_changed_label_is_damaged(running, node, former):        # noqa: F811
-    """With one changed byte the record was still JSON, and the pod was open. A record of an earlier version has no
-    digest, and is read without one."""
+    """Once, a record with one changed byte was accepted as JSON, and the pod was open. A record of an earlier version
+    has no digest; the agent reads it without a check."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     running.stop()

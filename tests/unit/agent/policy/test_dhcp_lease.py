@@ -1,4 +1,4 @@
-"""A pod whose addresses come from fastcni's dhcp daemon, under policies that allow nothing. Needs root."""
+"""A pod gets its addresses from fastcni's dhcp daemon, and policies allow it no connection. Needs root."""
 
 
 import pytest
@@ -13,8 +13,8 @@ from fastcni.kit.dhcp import lease_path
 @pytest.mark.parametrize("keys", [{"dhcp": True}, {}], ids=["key", "lease"])
 def test_the_daemon_renews_and_rebinds_the_lease_of_a_pod_without_ingress_and_egress(site, keys, tmp_path,     # noqa: F811
                                                                                       monkeypatch):
-    """The server is not on the node, because traffic between a pod and its own node always passes. Without the key, the
-    daemon's lease shows that the pod's addresses come from DHCP."""
+    """The DHCP server is outside the node, because traffic between a pod and its own node always passes. Without the
+    key `dhcp`, the daemon's lease shows that the pod's addresses come from DHCP."""
     (tmp_path / "dhcp").mkdir()
     monkeypatch.setattr(lease_path, "STATE_DIR", str(tmp_path / "dhcp" / "leases"))
     netns = site.node.names["a"]
@@ -43,6 +43,6 @@ def test_the_daemon_renews_and_rebinds_the_lease_of_a_pod_without_ingress_and_eg
 
 
 def previous(site, address):        # noqa: F811
-    """prevResult of the plugin bridge with this address."""
+    """Return a prevResult of the plugin bridge with this address."""
     result = site.request("ADD", "a", "").conf.raw("prevResult")
     return {**result, "ips": [{"address": address, "interface": 2}]}

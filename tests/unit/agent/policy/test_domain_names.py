@@ -1,4 +1,5 @@
-"""The key `domainNames` of ClusterNetworkPolicy, without packets: valid documents, and the addresses that count."""
+"""The key `domainNames` of ClusterNetworkPolicy, without packets: valid documents, and the addresses that a name stands
+for."""
 
 import shlex
 
@@ -71,7 +72,7 @@ def test_a_rule_opens_what_the_pod_was_told_and_nothing_for_another_pod(it):  # 
     assert not decided(it, "db", "192.0.2.2").allowed
     assert not decided(it, "web", "192.0.2.1").allowed and web != db
     put(it, policy(subject={"namespaces": {}}, egress=[names("*.b.test", "c.test"), deny]))
-    assert decided(it, "db", "192.0.2.1").allowed           # with more names, the earlier answers of pods stay
+    assert decided(it, "db", "192.0.2.1").allowed  # a rule with one more name keeps the answers that pods got before
     put(it)
     assert it.compiler.state == State() and not it.compiler.domains
 
@@ -86,7 +87,7 @@ def test_each_pod_keeps_a_hundred_addresses_of_a_name_and_the_newest_push_out_th
     added, removed = kept.take()
     assert len(added["d4-x"]) == 101 and len(added["d4-y"]) == 1
     assert len(removed["d4-x"]) == 20
-    kept.put("d4-x", POD, {bytes((10, 1, 0, 20)): 0, HOST: 0}, 12.0)        # the oldest address is in an answer again
+    kept.put("d4-x", POD, {bytes((10, 1, 0, 20)): 0, HOST: 0}, 12.0)        # a new answer contains the oldest address
     assert [pair for pair, _ in kept.take()[1]["d4-x"]] == [POD + bytes((10, 1, 0, 21))]
     assert kept.take() == ({}, {})
 
@@ -192,7 +193,7 @@ def test_the_option_may_be_repeated_and_takes_both_families():
                                   "::1", "0.0.0.0", "::", "fe80::53", "224.0.0.251", "ff02::fb", "255.255.255.255",
                                   "::ffff:127.0.0.1"])
 def test_an_option_that_is_no_address_or_one_that_no_pod_can_ask_is_refused_at_the_start(text):
-    """An option with a zone or a name ended the agent later, in the thread of the policies."""
+    """Once, an option with a zone or a name ended the agent later, in the policies' thread."""
     done = CliRunner().invoke(cli, shlex.split(f"agent {COMMAND} --dns-server 192.0.2.53 --dns-server {text}"))
     assert done.exit_code == 2
     assert "--dns-server" in done.output and text.strip("'") in done.output

@@ -1,4 +1,4 @@
-"""Established connections under policies pass through a flowtable of nftables, until a policy forbids them."""
+"""Packets of established connections pass through an nftables flowtable until a policy forbids the connection."""
 
 import contextlib
 import json
@@ -35,7 +35,7 @@ def policy(*ports):
 
 
 class World:
-    """Two pods of ptp under a policy, and the agent's part that writes policies. offload: see Engine."""
+    """Two pods of ptp under a policy, and an Engine that writes the policies. offload: an argument of Engine."""
 
     def __init__(self, node, make_netns):
         for name in ("net/ipv6/conf/default/accept_dad", "net/ipv6/conf/all/accept_dad"):
@@ -98,7 +98,7 @@ def world(node, pod_netns):
 
 
 def skips_rules(flow):
-    """Let the connection be established. Return whether its next packets pass no rule."""
+    """Wait until the connection is established. Return whether its next packets skip the rules."""
     flow.there_and_back(5)
     before = forwarded()
     flow.there_and_back(20)
@@ -106,13 +106,13 @@ def skips_rules(flow):
 
 
 def offloaded(flow):
-    """Return whether the connection passes through the flowtable soon. A deleted flowtable still has the connection
+    """Return whether the connection soon passes through the flowtable. A deleted flowtable still has the connection
     until the kernel has freed the flowtable."""
     return eventually(lambda: skips_rules(flow))
 
 
 def arrives(sender, receiver):
-    """Return whether bytes still arrive from one socket at another. Bytes that have arrived before do not count."""
+    """Return whether a new byte arrives from one socket at another. The function first discards earlier bytes."""
     while select.select([receiver], [], [], 0)[0]:
         receiver.recv(1 << 16)
     sender.send(b"still there?")
@@ -120,7 +120,7 @@ def arrives(sender, receiver):
 
 
 def devices():
-    """Return the links in the flowtable, and the links in the set next to it."""
+    """Return (the links in the flowtable, the links in the set of the flowtable's table)."""
     found = json.loads(run("nft", "-j", "list", "table", "inet", FLOWTABLE))["nftables"]
     flowtable, names = (next(item[kind] for item in found if kind in item) for kind in ("flowtable", "set"))
     devices = flowtable.get("dev", [])
@@ -133,7 +133,7 @@ def has_table():
 
 @contextlib.contextmanager
 def ceaseless(udp):
-    """Datagrams that never pause, from the client of Udp."""
+    """Send datagrams without a pause from the client of a Udp flow."""
     ended = threading.Event()
 
     def send():
@@ -212,17 +212,18 @@ def test_a_flow_of_a_deleted_pod_does_not_reach_the_next_pod_with_its_address(wo
 
 @needs_flowtable
 def test_packets_whose_source_the_rules_forbid_now_do_not_go_by_the_flowtable(world):
-    """The rules check the source of each packet, also of known connections."""
+    """The rules check the source of each packet, even within a known connection."""
     first = world.attachments[0]
     prefix = replace(first.port, pairs=(Pair(read_ip("10.99.0.0"), 24),))
-    for changed, sends, listed in ((replace(first, addresses=()), False, False),        # the link of a deleted pod
+    # without addresses, as after the pod's DEL
+    for changed, sends, listed in ((replace(first, addresses=()), False, False),
                                    (replace(first, addresses=(read_ip("10.23.0.99"),)), False, True),
                                    (replace(first, port=prefix), True, False)):
         with world.flow(Udp, OF_TWO[0], 5000) as udp:
             assert offloaded(udp)
             world.engine.compiler.attach(replace(changed, sequence=9))
             world.engine.compiler.put_policy(read_policy(policy(*BOTH[:3])))
-            world.engine.commit()               # without a cut, which would end a flow if one end is no longer a pod
+            world.engine.commit()               # commit() ends no flow; cut() would end a flow of a deleted pod
             assert arrives(udp.client, udp.server) == sends
             assert not sends or not skips_rules(udp)
         assert (first.port.name in devices()[0], first.port.name in devices()[1]) == (listed, listed)

@@ -1,4 +1,4 @@
-"""A directory of JSON and YAML documents, and its changes."""
+"""Policies from a directory of JSON and YAML documents, and changes of the directory."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_a_directory_that_is_made_again_is_watched_again(directory):
     ("cilium.io/v2", "CiliumClusterwideNetworkPolicy", False),
     ("crd.antrea.io/v1beta1", "ClusterNetworkPolicy", False)])
 def test_policies_of_other_programs_are_not_enforced_and_the_operator_is_told(directory, version, kind, converted):
-    """Calico has a NetworkPolicy, too, with other keys. The agent skipped such a document without an error."""
+    """Calico also has a NetworkPolicy, with other keys. Once, the agent skipped such a document without an error."""
     (directory / "other.yaml").write_text(POLICIES.replace("networking.k8s.io/v1", version).replace(
         "kind: NetworkPolicy", f"kind: {kind}").replace("name: closed", "name: other, namespace: shop"))
     assert list(read_cluster(str(directory)).policies) == ["default/closed"]
@@ -106,7 +106,7 @@ def test_policies_of_other_programs_are_not_enforced_and_the_operator_is_told(di
                                            ("NetworkPolcy", "networking.k8s.io/v1"),
                                            ("ClusterNetworkPolicys", "policy.networking.k8s.io/v1alpha2")])
 def test_a_policy_whose_kind_is_misspelled_is_a_mistake(directory, source, kind, version):
-    """The agent took the document for another program's, so the policy was lost."""
+    """Once, the agent took the document for another program's document, and the policy did not apply."""
     changed = POLICIES.replace("kind: NetworkPolicy", f"kind: {kind}").replace("networking.k8s.io/v1", version)
     (directory / "policies.yaml").write_text(changed)
     settle(source)
@@ -151,7 +151,7 @@ NO_GROUPS = [{**LIST["items"][0], "apiVersion": version} for version in (
 
 @pytest.mark.parametrize("document", [*NO_LISTS, *NO_KINDS, *NO_KINDS_OF_GROUPS, *NO_GROUPS], ids=json.dumps)
 def test_a_kind_or_group_that_is_misspelled_or_cut_off_opens_no_pod(tmp_path, document):
-    """The agent took each of these documents for another program's, so the policy was lost."""
+    """Once, the agent took each of these documents for another program's document, and the policy did not apply."""
     line, it = encode(reduced(LIST["items"][0])), Content(Compiler())
     run(it.replace("a.json", [("", line)]))
     (tmp_path / "a.json").write_text(json.dumps(document))
@@ -165,7 +165,7 @@ def test_a_kind_or_group_that_is_misspelled_or_cut_off_opens_no_pod(tmp_path, do
 @pytest.mark.parametrize("text", ["", "\n", "# closed\n", "\0" * 600, "apiVersion: v1\n", "kind: List\nitems:\n",
                                   "kind: NetworkPolicyList\nitems:\n-"])
 def test_a_file_that_was_cut_off_takes_no_policy_away(directory, source, text):
-    """The agent reported no error for an empty file, and its pods were open."""
+    """Once, the agent reported no error for an empty file, and the pods of the file's policies were open."""
     it = source.content.compiler
     (directory / "policies.yaml").write_text(text)
     settle(source)
@@ -176,7 +176,7 @@ def test_a_file_that_was_cut_off_takes_no_policy_away(directory, source, text):
 
 
 def settle(files):
-    """Attend until all is read that has changed before."""
+    """Call attend() until the source has read all earlier changes."""
     files.attend()
     while files.busy:
         select.select([files], [], [], 0 if files.due == 0 else 10)
@@ -191,7 +191,7 @@ def source(directory):
 
 
 def test_a_policy_that_was_never_read_isolates_its_pods(directory):
-    """The agent does not know the policy's earlier content."""
+    """The agent cannot read the policy and has no earlier version of it."""
     (directory / "policies.yaml").write_text(POLICIES + POLICIES.replace("closed", "wrong").replace(
         "podSelector: {}", "podSelector: {}, ingress: [{form: []}]"))
     it = Compiler()
@@ -199,7 +199,7 @@ def test_a_policy_that_was_never_read_isolates_its_pods(directory):
     try:
         assert files.errors
         assert [policy.ingress for policy in it.cluster.policies.values()] == [(), ()]
-        (directory / "policies.yaml").write_text(POLICIES + "kind: Pod\n")         # another mistake
+        (directory / "policies.yaml").write_text(POLICIES + "kind: Pod\n")         # the file has another mistake now
         settle(files)
         assert list(it.cluster.policies) == ["default/closed"] and files.errors
     finally:
@@ -220,7 +220,7 @@ def test_a_change_of_a_file_changes_the_compiler_and_a_mistake_opens_nothing(dir
 
 
 def test_only_files_that_have_changed_are_read(directory, source, monkeypatch):
-    """A change of one label in one of 2,000 files made the agent parse all files."""
+    """Once, a changed label in one of 2,000 files made the agent parse all files."""
     asked = []
     monkeypatch.setattr(source._reader, "ask", asked.extend)
     (directory / "pods.json").write_text(json.dumps(POD))
@@ -230,7 +230,7 @@ def test_only_files_that_have_changed_are_read(directory, source, monkeypatch):
     (directory / ".hidden.yaml").write_text("")
     source.attend()
     assert asked == ["pods.json"]
-    source._lost = True                         # as if the kernel had dropped notifications
+    source._lost = True                         # as after notifications that the kernel dropped
     (directory / "policies.yaml").write_text(POLICIES)
     source._changes.take()
     source.attend()
@@ -252,13 +252,13 @@ def test_files_of_a_config_map_are_read_again_when_it_changes(tmp_path):
         (directory / "..new").rename(directory / "..data")
         settle(files)
         assert list(it.cluster.policies) == ["default/other"]
-        (tmp_path / "two" / "p.yaml").unlink()          # a link to nothing is a mistake, not a file that was deleted
+        (tmp_path / "two" / "p.yaml").unlink()  # a symbolic link without a target is a mistake, not a deleted file
         (directory / "p.yaml").unlink()
         (directory / "p.yaml").symlink_to("..data/p.yaml")
         settle(files)
         assert list(it.cluster.policies) == ["default/other"] and "No such file" in str(files.errors)
         (tmp_path / "two" / "p.yaml").write_text(POLICIES)
-        files._again = dict.fromkeys(files._again, 0)   # 10 s later
+        files._again = dict.fromkeys(files._again, 0)   # the time of the next try, 10 s later, has come
         settle(files)
         assert list(it.cluster.policies) == ["default/closed"] and not files.errors
     finally:
@@ -280,11 +280,11 @@ def test_a_document_of_two_files_counts_while_one_of_them_has_it(directory, sour
     (directory / "z.yaml").write_text(POLICIES.replace("podSelector: {}", "podSelector: {matchLabels: {app: x}}"))
     settle(source)
     it = source.content.compiler
-    assert not it.state.elements["in4"]                 # the last file counts
+    assert not it.state.elements["in4"]                 # the policy of the last file is in force
     first, last = directory / "policies.yaml", directory / "z.yaml"
     assert source.errors == {str(first): [f"{first}: NetworkPolicy default/closed is not in force: {last} has another "
                                           "one of this name"]}
-    last.write_text(POLICIES)                           # a copy
+    last.write_text(POLICIES)                           # both files have the same policy
     settle(source)
     assert it.state.elements["in4"] and not source.errors
     last.unlink()
@@ -308,7 +308,7 @@ def test_requests_are_answered_between_the_steps_of_a_large_file(directory, sour
 
 
 def test_a_source_that_is_closed_leaves_nothing(directory):
-    """Neither a descriptor nor a process."""
+    """close() leaves neither a descriptor nor a process."""
     def there():
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
         return len(os.listdir("/proc/self/fd")), children
@@ -324,7 +324,7 @@ def test_a_source_that_is_closed_leaves_nothing(directory):
 
 @pytest.mark.parametrize("parent", ["directory is a link", "a directory above is a link"])
 def test_a_link_that_leads_to_another_directory_is_followed(tmp_path, parent):
-    """git-sync replaces the link in one step. The agent read the previous directory until a restart."""
+    """git-sync replaces the link in one step. Once, the agent read the previous directory until a restart."""
     above = parent != "directory is a link"
     for name, policy in (("one", POLICIES), ("two", POLICIES.replace("closed", "other"))):
         place = tmp_path / name / "in" if above else tmp_path / name
@@ -334,7 +334,8 @@ def test_a_link_that_leads_to_another_directory_is_followed(tmp_path, parent):
     files = Files(str(link / "in" if above else link), it := Compiler())
     try:
         assert list(it.cluster.policies) == ["default/closed"]
-        assert files.due <= monotonic() + RETRY_S           # no notification arrives
+        # inotify reports no change of such a link, so the agent checks it again
+        assert files.due <= monotonic() + RETRY_S
         (tmp_path / "new").symlink_to("two")
         (tmp_path / "new").rename(link)
         settle(files)
@@ -363,7 +364,7 @@ TOUCHES = [os.utime, lambda path: path.chmod(0o640),
 
 @pytest.mark.parametrize("touch", TOUCHES, ids=["utime", "chmod", "chown", "another program"])
 def test_a_file_is_not_read_while_a_program_has_it_open_for_writing(directory, source, touch):
-    """The agent read half of the file, so the policies of the other half were lost."""
+    """Once, the agent read half of the file, and the policies of the other half did not apply."""
     it = source.content.compiler
     with (directory / "policies.yaml").open("w") as file:
         file.write(OTHER)
@@ -378,7 +379,7 @@ def test_a_file_is_not_read_while_a_program_has_it_open_for_writing(directory, s
 
 
 def test_a_new_file_is_read_when_its_program_closes_it(directory, source):
-    """The agent read a file right after its creation, and reported it as empty."""
+    """Once, the agent read a file right after its creation, and reported an empty file."""
     it = source.content.compiler
     with (directory / "new.yaml").open("w") as file:
         settle(source)
@@ -420,7 +421,7 @@ def test_an_agent_that_starts_while_a_file_is_written_does_not_know_the_policies
 
 
 def test_a_program_that_opens_a_file_while_it_is_read_waits_and_no_signal_ends_the_reader(directory):
-    """A lease of the kernel sends SIGIO, which ends a process without a handler."""
+    """The kernel sends SIGIO to the holder of a file lease. Without a handler, SIGIO ends the process."""
     with (directory / "policies.yaml").open("rb") as file:
         assert not is_written(file.fileno())
         with pytest.raises(BlockingIOError):
@@ -429,7 +430,7 @@ def test_a_program_that_opens_a_file_while_it_is_read_waits_and_no_signal_ends_t
 
 
 def test_where_each_lease_is_refused_a_file_is_read_nevertheless(directory, monkeypatch):
-    """NFS 4 and CIFS reject a lease without a reason, so the agent would read no file."""
+    """NFS 4 and CIFS reject each file lease, even for a file that no program has open."""
     with (directory / "policies.yaml").open("r+b") as file:
         assert is_written(file.fileno())
         monkeypatch.setattr(lease, "file_system", lambda fd: "nfs4")

@@ -1,4 +1,4 @@
-"""Test the source of the Kubernetes API. Each test gives the answers to lists and watches."""
+"""Policies from the Kubernetes API. Each test supplies the answers to lists and watches."""
 
 import os
 import queue
@@ -62,7 +62,7 @@ class FakeApi:
                         NODES: [{"metadata": {"name": "here", "resourceVersion": "1"},
                                  "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}}]}
         self.listed, self.selectors, self.gate = [], [], threading.Event()
-        self.gate.set()                 # if cleared, a list of other nodes' pods waits
+        self.gate.set()                 # after gate.clear(), a list of other nodes' pods waits
         self.events = {path: queue.Queue() for path in (*self.objects, OTHER_PODS)}
 
     def get(self, path):
@@ -138,7 +138,7 @@ def test_a_source_that_is_closed_leaves_no_descriptor():
 def test_lists_then_changes(source):
     it = source.content.compiler
     assert ADDRESS in it.state.elements["in4"]
-    assert sorted(it.cluster.policies) == ["other/p", "shop/p"]         # the same name in two namespaces
+    assert sorted(it.cluster.policies) == ["other/p", "shop/p"]  # two namespaces have a policy with the same name
     source.api.events[POLICIES].put(("DELETED", policy("p")))
     wait(source, lambda: ADDRESS not in it.state.elements["in4"])
     source.api.events[PODS].put(("DELETED", POD))
@@ -171,7 +171,7 @@ def test_objects_that_are_gone_are_not_remembered(source):
 
 
 def test_documents_are_not_kept():
-    """The watch kept each pod as JSON: 5,000 pods took 160 MB."""
+    """Once, the watch kept each pod's JSON: 5,000 pods took 160 MB."""
     told, stopped, api = [], threading.Event(), FakeApi()
     watching = threading.Thread(target=watch_all, args=(
         api, (PODS,), lambda path, document, gone: told.append((document, gone)), stopped.is_set))
@@ -200,7 +200,7 @@ def test_what_went_while_the_api_server_was_away_is_deleted(source):
 
 
 class Reports:
-    """Events are recorded here instead of sent to the API server."""
+    """Records Events, in place of the API server."""
 
     def __init__(self):
         self.sent = []
@@ -214,7 +214,7 @@ class Reports:
 
 def test_each_error_of_an_object_becomes_one_event(source):
     source.events = Reports()
-    for operator in ("Foo", "Foo", "Bar"):          # the second report comes with each list after a lost connection
+    for operator in ("Foo", "Foo", "Bar"):  # the agent reads the document again with each list after a lost connection
         document = policy("q", {"podSelector": {"matchExpressions": [{"key": "app", "operator": operator}]}})
         source.put(POLICIES, "shop/q", line_of(POLICIES, document))
     assert source.events.sent == [("NetworkPolicy", "q", "'Foo'"), ("NetworkPolicy", "q", "'Bar'")]
@@ -238,7 +238,7 @@ def test_cluster_policies_are_watched_when_the_crd_comes_and_go_with_it(source):
 
 
 def test_policies_stay_if_the_crd_is_missing_for_a_moment_only(source):
-    """A starting API server does not know all CRDs."""
+    """While an API server starts, it does not list all CRDs."""
     source.api.objects[CLUSTER_POLICIES] = [cluster_policy("c", {"namespaces": {}})]
     source.api.served = True
     policies = source.content.compiler.cluster.policies

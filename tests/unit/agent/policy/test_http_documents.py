@@ -1,5 +1,5 @@
-"""Documents of kind CiliumNetworkPolicy, the replacements of unreadable documents, and their place among other
-policies."""
+"""Documents of kind CiliumNetworkPolicy: what they allow together with other policies, and what an unreadable document
+closes."""
 
 import json
 
@@ -80,7 +80,7 @@ def test_another_key_is_an_error_that_names_it(said):
 
 @pytest.mark.parametrize("said", UNREADABLE)
 def test_a_document_with_another_key_closes_what_it_selects(said):
-    """The document closes the directions that it names, or both if it names none."""
+    """An unreadable document closes the directions that it names, or both directions if it names none."""
     spec = UNREADABLE[said]
     line = encode(reduced(policy(**spec)))
     entry = read_entry(line)
@@ -133,8 +133,8 @@ CLIENT, SERVER = read_ip("10.0.0.1"), read_ip("10.0.0.2")
     ([{"kind": "NetworkPolicy", "metadata": {"name": "a"}, "spec": {"podSelector": {}, "ingress": [{}]}}], True, True),
     ([{"kind": "NetworkPolicy", "metadata": {"name": "z"}, "spec": {"podSelector": {}}}], False, True)])
 def test_only_what_rules_by_requests_alone_allow_has_to_go_through_the_proxy(others, direct, proxied):
-    """A rule without requests allows every request, whatever its policy's name. Proxied connections are not cut for
-    it."""
+    """If a rule without requests allows a connection, the connection does not pass through the proxy. Connections that
+    already pass through the proxy continue."""
     it = Compiler()
     it.put_pod(Pod("default", "web", {"app": "web"}, (SERVER,)))
     for each in (read(ingress=[http({"method": "GET"})]), *map(read_policy, others)):

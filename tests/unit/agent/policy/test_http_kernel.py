@@ -1,4 +1,4 @@
-"""Rules by HTTP requests on the real kernel, with HAProxy. Needs root and haproxy."""
+"""Policies with HTTP rules on the real kernel, with HAProxy. Needs root and haproxy."""
 
 import contextlib
 import shutil
@@ -71,7 +71,7 @@ def test_the_rules_of_both_ends_have_to_allow_a_request(world):
 
 
 def test_policies_on_addresses_and_ports_of_the_other_end_hold_for_proxied_connections(world):
-    """Proxied connections skip the hook forward."""
+    """Proxied connections do not pass the hook `forward`, whose chains enforce the other policies."""
     begin(world, policy(selector={"app": "client"}, egress=[http({})]), {
         "kind": "NetworkPolicy", "metadata": {"name": "closed"},
         "spec": {"podSelector": {"matchLabels": {"app": "web"}}}})
@@ -88,7 +88,7 @@ def test_a_rule_without_http_allows_each_request(world):
 
 
 def test_a_pod_and_its_own_node_reach_each_other_past_the_rules(world):
-    """A kubelet's probes are such connections."""
+    """For example, a kubelet's probes are connections from the node to the pod."""
     begin(world, READ_ONLY, policy("out", {"app": "client"}, egress=[http({"method": "GET"})]))
     assert world.ask(None, "b", "POST /secret") == 200
     with contextlib.closing(Server(None)) as own:
@@ -98,8 +98,8 @@ def test_a_pod_and_its_own_node_reach_each_other_past_the_rules(world):
 
 @pytest.mark.parametrize(("version", "service"), ((0, "10.96.0.80"), (0, GATEWAYS[0]), (1, "fd00:96::80")))
 def test_requests_to_a_service_and_to_a_host_port_are_judged_by_the_pods_address(world, version, service):
-    """The chain that translates the address equals kube-proxy's and portmap's: at priority dstnat, with another
-    port."""
+    """The test's chain translates addresses as the chains of kube-proxy and portmap do: at priority dstnat, and to
+    another port."""
     begin(world, READ_ONLY)
     family, server = ("ip", "ip6")[version], (ADDRESSES["b"][0], f"[{ADDRESSES['b'][1]}]")[version]
     run("nft", "-f", "-", stdin=f"table {family} services {{\nchain c {{\ntype nat hook prerouting priority dstnat\n"
@@ -113,7 +113,7 @@ def test_requests_to_a_service_and_to_a_host_port_are_judged_by_the_pods_address
 
 
 def test_a_connection_to_a_service_is_closed_over_ipv4_on_machines_without_the_filter(world, monkeypatch):
-    """HAProxy would judge the requests by the address of the Service."""
+    """Without the seccomp filter, HAProxy would judge the requests by the address of the Service."""
     monkeypatch.setattr(start_haproxy, "SYSTEM_CALLS", {})
     begin(world, READ_ONLY)
     run("nft", "-f", "-", stdin="table ip services {\nchain c {\ntype nat hook prerouting priority dstnat\n"
@@ -154,7 +154,7 @@ def test_what_could_be_read_in_two_ways_does_not_reach_the_server(world):
                                   ("Transfer-Encoding: chunked", f"Content-Length: {len(SMUGGLED) + 5}"),
                                   ("Transfer-Encoding: xchunked", "Content-Length: 5")))
 def test_each_request_of_a_connection_is_judged(world, more):
-    """Pipelined, or behind a body whose end a server may see elsewhere."""
+    """A forbidden request follows an allowed request, or a body whose end a server may see elsewhere."""
     begin(world, policy(ingress=[http({"path": "/public/.*"})]))
     body = b"0\r\n\r\n" if more else b""
     world.ask("a", "b", request("GET /public/1" if not more else "POST /public/1", more=more) + body + SMUGGLED)
@@ -179,7 +179,8 @@ def test_headers_and_hosts_are_compared_with_their_complete_values(world):
 
 
 def test_a_name_of_a_header_with_an_underscore_passes_if_the_rule_asks_for_it(world):
-    """Many servers read _ as -, so another header could replace the header that a rule requires."""
+    """Many servers read an underscore as a hyphen. So a header X_Team could replace the header X-Team that a rule
+    requires."""
     begin(world, policy(ingress=[http({"headers": ["X_Team: red", "X-Other"]}, {"path": "/open"})]))
 
     def ask(path, *more):
@@ -191,8 +192,8 @@ def test_a_name_of_a_header_with_an_underscore_passes_if_the_rule_asks_for_it(wo
 
 
 def test_a_pattern_may_have_each_printable_character(world):
-    """At the start the patterns are in HAProxy's files. Later, they go through its runtime API, which interprets ; # <
-    \\ and spaces."""
+    """When HAProxy starts, it reads the patterns from files. Later patterns go through its runtime API, which
+    interprets ; # < \\ and spaces."""
     value = "".join(map(chr, range(0x21, 0x7f)))
     path, host = r"/[ ;<>\"'`|^{}!$&)(+*,.:=@~a\\#-]*\?q", r"[^x;]+;\\ #"
     asked = policy(ingress=[http({"path": path, "host": host, "headers": [f"X-A: {value} {value}"]})])
@@ -213,7 +214,7 @@ def test_a_pattern_may_have_each_printable_character(world):
 
 
 def test_a_rule_for_all_ipv6_addresses_allows_nothing_over_ipv4(world):
-    """HAProxy also searches the entries of IPv6 for an IPv4 address that has no entry."""
+    """HAProxy also searches the IPv6 entries for an IPv4 address that has no entry."""
     begin(world, policy(selector={"app": "client"}, egress=[http({"path": "/six"}, toCIDR=["::/0"]),
                                                             http({"path": "/any"})]))
     assert [world.ask("a", "b", f"GET {path}", version) for version in (0, 1) for path in ("/any", "/six")] == [
@@ -250,7 +251,7 @@ def test_tls_passes_by_the_name_in_its_handshake_alone(world):
 
 
 def test_a_direct_connection_is_cut_when_rules_by_requests_come(world):
-    """The connection has not passed through the proxy, which would have judged its requests."""
+    """An established connection does not pass through the proxy, so the proxy cannot judge its requests."""
     world.add("a", app="client")
     world.add("b", app="web")
     it = world.connect("a", "b", seconds=1)
@@ -329,7 +330,7 @@ def test_without_haproxy_connections_get_no_answer_and_the_log_says_so(world, mo
 
 
 def test_a_process_that_does_not_take_a_change_ends(world, monkeypatch):
-    """The process would continue to allow requests that are now forbidden."""
+    """The old process would continue to allow requests that are now forbidden."""
     proxy = begin(world, READ_ONLY)
     former = proxy.process.pid
 
@@ -344,7 +345,8 @@ def test_a_process_that_does_not_take_a_change_ends(world, monkeypatch):
 
 
 def test_a_rule_without_http_that_comes_later_ends_a_proxied_connection_with_its_next_answer(world):
-    """The proxy does not know that rule. The client's next connection does not pass through the proxy."""
+    """The proxy does not know the new rule, so it ends the connection. The client's next connection does not pass
+    through the proxy."""
     begin(world, READ_ONLY)
     it = world.connect("a", "b")
     it.sendall(request("GET /public/1"))
@@ -357,8 +359,8 @@ def test_a_rule_without_http_that_comes_later_ends_a_proxied_connection_with_its
 
 
 def test_a_client_uses_a_port_again_of_which_conntrack_has_a_connection(world):
-    """conntrack took the first packet for one of the old connection: the packet did not reach the proxy, and was
-    dropped."""
+    """Once, conntrack took the first packet for a packet of the old connection. The packet did not reach the proxy, and
+    the kernel dropped it."""
     begin(world, READ_ONLY)
     client, server = ADDRESSES["a"][0], ADDRESSES["b"][0]
     run("conntrack", "-I", "-p", "tcp", "-s", client, "-d", server, "--sport", 40000, "--dport", 80, "--state",

@@ -1,4 +1,4 @@
-"""The maps that HAProxy searches: their patterns, and what the maps allow during a change. Needs no root."""
+"""The maps of HAProxy: their patterns, and what the maps allow during a change. Needs no root."""
 
 import itertools
 import re
@@ -37,7 +37,7 @@ def test_a_joined_pattern_matches_if_each_part_matches_its_own_line():
 
 
 def test_a_text_that_was_cut_or_has_more_lines_does_not_match():
-    """HAProxy cuts a joined text that is longer than its buffer."""
+    """HAProxy truncates a joined text that is longer than its buffer."""
     pattern, whole = patterns.of_request(Request(path="/a.*")), "\r\nGET\nhost\n/a/secret\n"
     assert matches(patterns.of_host("a"), "a\n") and not matches(patterns.of_host("a"), "a\nb\n")
     assert [length for length in range(len(whole) + 1) if matches(f"(?m)\\A{pattern}", whole[:length])] == [len(whole)]
@@ -80,7 +80,7 @@ def test_the_log_names_such_an_address_once_until_it_is_in_fewer_sets():
 
 
 class Maps:
-    """A model of HAProxy's maps. seen: called after each command."""
+    """A model of HAProxy's maps. seen: the model calls this function after each command."""
 
     def __init__(self, maps, seen):
         self.maps, self.versions, self.seen = copied(maps), {}, seen
@@ -116,7 +116,8 @@ class Maps:
 
 
 def state(members, peers, named, chains, direction="Ingress"):
-    """members: {address: chains}. peers, named: {set: elements}. chains: {chain: [(peer, named, path)]}"""
+    """Return a State. members: {address: chains}. peers, named: {set: elements}. chains: {chain: [(peer, named,
+    path)]}"""
     it = State()
     for name, lines in chains.items():
         it.chains[HTTP_CHAINS + name] = Chain(direction, tuple(
@@ -144,7 +145,8 @@ STATES = (
 
 
 def changed(before, after, seen):
-    """Let a process change its maps, and call `seen` with a model of them after each command."""
+    """Let a Process change its maps from `before` to `after`. After each command, call `seen` with a model of the
+    maps."""
     it = Maps(before.maps, seen)
     process = object.__new__(Process)
     process.wanted, process.maps, process._ask = before, copied(before.maps), it.ask

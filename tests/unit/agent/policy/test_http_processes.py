@@ -1,5 +1,4 @@
-"""The processes of the HTTP proxy on the real kernel: changes of rules, and the end of connections. Needs root and
-haproxy."""
+"""The HAProxy processes on the real kernel: changes of rules, and the end of connections. Needs root and haproxy."""
 
 import contextlib
 import os
@@ -57,7 +56,7 @@ def test_websockets_and_tls_end_with_their_rule_and_those_of_other_rules_go_on(w
 
 
 def test_websockets_and_tls_end_when_a_label_changes_which_another_rule_does_not_ask_for(world):
-    """The kernel continues the connection, because a rule still allows some of its requests."""
+    """The kernel does not end the connection, because a rule still allows some requests. So the proxy must end it."""
     documents = policy(ingress=[http({"path": "/any"})]), policy("labelled", ingress=[http(
         {"path": "/socket"}, {"host": r"api\.shop"}, fromEndpoints=CLIENTS)])
 
@@ -115,8 +114,8 @@ def test_an_ended_agent_opens_nothing_and_the_next_one_goes_on(world):
 
 @pytest.mark.parametrize("seconds", [0, 0.5])
 def test_a_killed_agent_leaves_no_proxy(tmp_path, seconds):
-    """A proxy of the killed agent would not know the rules of the next agent. seconds: how long the proxy takes until
-    it asks the kernel for a signal at the agent's end; the agent may have ended before."""
+    """The proxy of a killed agent would not know the rules of the next agent. seconds: the delay until the proxy asks
+    the kernel for a signal at the agent's end. After a delay, the agent has already ended."""
     late = tmp_path / "bin" / "setpriv"
     late.parent.mkdir()
     late.write_text(f"#!/bin/sh\nsleep {seconds}\nexec {shutil.which('setpriv')} \"$@\"\n")
@@ -143,14 +142,14 @@ def test_without_the_routing_rule_connections_are_closed_until_it_is_back(world,
     old = world.connect("a", "b")
     old.sendall(request("GET /public/1"))
     assert status(read(old)) == 200
-    sysctl.write("net/ipv4/tcp_early_demux", "0")       # otherwise the kernel itself does not forward such packets
+    sysctl.write("net/ipv4/tcp_early_demux", "0")       # with early demux, the kernel would not forward such packets
     monkeypatch.setattr(part.redirect, "put_routes", lambda _: None)
     run("ip", "rule", "del", "pref", "90")
     with pytest.raises(TimeoutError):
         world.connect("a", "b", seconds=0.5)
     old.settimeout(0.5)
     old.sendall(request("GET /public/2"))
-    with pytest.raises(TimeoutError):           # the server would reset an unknown connection
+    with pytest.raises(TimeoutError):  # if the packet reached the server, the server would reset the unknown connection
         old.recv(1)
     assert len(world.servers["b"].seen) == 1
     monkeypatch.undo()
@@ -174,7 +173,7 @@ def test_with_the_last_http_rule_the_proxy_and_its_traces_go(world, monkeypatch)
 @pytest.mark.parametrize("after", ((), (policy("more", ingress=[{"fromEndpoints": CLIENTS}]), READ_ONLY)),
                          ids=("no rule", "a rule without http more"))
 def test_a_client_uses_a_port_again_when_the_proxy_is_no_longer_needed(world, version, after):
-    """The kernel does not forward a first packet that matches a connection of the proxy in TIME_WAIT."""
+    """The kernel does not forward a SYN that matches a connection of the proxy in TIME_WAIT."""
     begin(world, READ_ONLY)
     ask_from_one_port(world, version, "GET /secret", 403)
     assert eventually(lambda: ":40001" in run("ss", "-Htn", "state", "time-wait", "sport", "= :80"))
@@ -201,7 +200,7 @@ def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world
     assert status(read(old)) == 200
     ended, answers = threading.Event(), []
     kept = [world.connect("a", "b") for _ in range(4)]
-    for it in kept:                         # HAProxy chose the server `websocket` for every second connection
+    for it in kept:                         # once HAProxy chose the server `websocket` for every second connection
         it.sendall(request("GET /public/load"))
         assert status(read(it)) == 200
 
@@ -230,7 +229,8 @@ def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world
 
 @pytest.mark.parametrize("first", ["ingress", "egress"])
 def test_a_connection_ends_when_rules_by_requests_come_for_its_other_end(world, first):
-    """HAProxy judged an open connection by the rules of the end that had led the connection to the proxy, for ever."""
+    """Once, HAProxy judged an open connection only by the rules of the end that had caused the redirection to the
+    proxy."""
     def rules(direction, path):
         subject, peer = ("web", "client") if direction == "ingress" else ("client", "web")
         entry = {**http({"path": path}), "fromEndpoints" if direction == "ingress" else "toEndpoints": [
@@ -270,7 +270,8 @@ def test_a_proxy_that_hangs_ends_at_the_next_change_and_another_one_starts(world
 
 
 def test_a_slow_proxy_delays_no_other_change_and_goes_on_with_its_connections(world, monkeypatch):
-    """The thread that writes the kernel's rules waited half a second for each answer, then ended the proxy."""
+    """Once, the thread that writes the kernel's rules waited half a second for each answer, and then ended the
+    proxy."""
     monkeypatch.setattr(process, "ANSWER_S", 60.0)
     proxy = begin(world, READ_ONLY)
     old, slow = world.connect("a", "b"), proxy.process.pid
@@ -293,7 +294,8 @@ def test_a_slow_proxy_delays_no_other_change_and_goes_on_with_its_connections(wo
 
 
 def test_the_end_of_a_proxy_that_hangs_takes_no_time(tmp_path, monkeypatch):
-    """The thread that writes the rules waited for the effect of SIGTERM, which a hanging process ignores."""
+    """Once, the thread that writes the kernel's rules waited until SIGTERM ended the process. A hanging process ignores
+    SIGTERM."""
     monkeypatch.setattr(process, "ANSWER_S", 30.0)
     (tmp_path / "haproxy.cfg").write_text("global\n stats socket unix@./stats.sock\n")
     it = process.Process(tmp_path, (), SimpleNamespace(maps={}))
@@ -307,7 +309,7 @@ def test_the_end_of_a_proxy_that_hangs_takes_no_time(tmp_path, monkeypatch):
 
 
 def test_the_agents_configuration_gives_no_warning(world):
-    """The agent would report a warning of the start as the reason of an end."""
+    """If HAProxy later ended, the agent would report a warning of HAProxy's start as the reason."""
     proxy = begin(world, READ_ONLY)
     assert "WARNING" not in (proxy.directory / process.ERRORS).read_text()
     os.kill(proxy.process.pid, signal.SIGKILL)

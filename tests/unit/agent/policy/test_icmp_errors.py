@@ -1,4 +1,4 @@
-"""ICMP errors about connections of restricted pods: the senders whose errors pass. Needs root."""
+"""ICMP errors about connections of restricted pods: whose errors the rules let pass. Needs root."""
 
 import contextlib
 import socket
@@ -17,11 +17,11 @@ from fastcni.testing.witnesses import eventually
 MTU = 1300
 IP_MTU, IP_MTU_DISCOVER, IP_PMTUDISC_DO = 14, 10, 2             # linux/in.h
 IPV6_MTU, IPV6_MTU_DISCOVER = 24, 23                            # linux/in6.h
-LABELS = {"app": "db"}                                          # NO_INGRESS selects these
+LABELS = {"app": "db"}                                          # labels of a pod that NO_INGRESS selects
 
 
 def begin(site, source, destination, port=90):          # noqa: F811
-    """Let a pod send a datagram to another pod. Return its socket, and the packet as an ICMP error quotes it."""
+    """Let a pod send a datagram. Return the pod's socket, and the packet as an ICMP error quotes it."""
     with Inside(site.node.names[source]):
         it = socket.socket(socket.AF_INET6 if ":" in destination else socket.AF_INET, socket.SOCK_DGRAM)
     it.connect((destination, port))
@@ -35,7 +35,7 @@ def begin(site, source, destination, port=90):          # noqa: F811
 
 @pytest.mark.parametrize("family", (0, 1))
 def test_an_error_from_a_pod_that_is_no_end_of_the_connection_is_no_part_of_it(site, family):       # noqa: F811
-    """Any pod could tell a victim that its packets are too big, or that the destination is unreachable."""
+    """Otherwise any pod could tell another pod that its packets are too big, or that its destination is unreachable."""
     site.write(NO_INGRESS)
     for name in "ad":
         site.add(name)
@@ -57,8 +57,8 @@ def test_an_error_from_a_pod_that_is_no_end_of_the_connection_is_no_part_of_it(s
 
 @pytest.mark.parametrize("family", (0, 1))
 def test_the_source_mac_of_a_pod_behind_a_link_of_its_own_makes_it_no_router_and_no_end(site, family):      # noqa: F811
-    """With a MAC that no pod has, the pod counted as a router; with the MAC of an end of the connection, it counted as
-    that end."""
+    """Once, such a pod counted as a router if its source MAC was unknown, and as an end of the connection if the MAC
+    was that end's."""
     site.write(NO_INGRESS)
     for name in "acd":
         site.add(name)
@@ -70,7 +70,7 @@ def test_the_source_mac_of_a_pod_behind_a_link_of_its_own_makes_it_no_router_and
         for mac in (mac_of_pod("d"), "02:00:00:00:00:99", *map(mac_of_pod, "abc")):
             frames.send(site.node.names["d"], make(mac, addresses["d"], addresses["b"], too_big(packet, 1400),
                                                    to=site.gateway_mac("d")))
-        assert site.arrived({}, "a", "c", "a") == set()                 # and they are handled
+        assert site.arrived({}, "a", "c", "a") == set()  # by then the kernel has handled the forged errors
         assert mtu_of(it, family) == before
 
 
@@ -110,8 +110,8 @@ def test_errors_from_outside_are_limited(site):        # noqa: F811
 
 @pytest.mark.parametrize("name", "bd")
 def test_the_path_mtu_is_found_through_a_router(site, pod_netns, name):        # noqa: F811
-    """The test covers a pod on a bridge and a pod with a separate link, without ingress, and errors from a router and
-    from the node."""
+    """Pods without ingress, on a bridge and on a separate link, learn the path MTU from errors of a router and of the
+    node."""
     router, outside = pod_netns(), pod_netns()
     batch(None, f"link add up0 type veth peer eth0 netns {router}", "addr add 10.0.9.1/24 dev up0",
           "addr add fd00:9::1/64 dev up0 nodad", "link set up0 up", "route add 10.0.10.0/24 via 10.0.9.2",
@@ -140,8 +140,9 @@ def test_the_path_mtu_is_found_through_a_router(site, pod_netns, name):        #
 
 
 def learned(it, family):
-    """Return the path MTU after a large datagram."""
-    with contextlib.suppress(OSError):          # EMSGSIZE: the MTU is known; ECONNREFUSED: from an earlier datagram
+    """Send a large datagram. Return the path MTU that the kernel then has."""
+    # EMSGSIZE: the kernel knows the path MTU; ECONNREFUSED: the error of an earlier datagram
+    with contextlib.suppress(OSError):
         it.send(bytes(1440))
     return mtu_of(it, family)
 

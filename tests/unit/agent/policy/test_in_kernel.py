@@ -1,4 +1,5 @@
-"""The rules that the command reads from the kernel, compared with policies and with packets. Needs root."""
+"""Verdicts of the rules that `fastcni policy test` reads from the kernel, compared with policies and with packets.
+Needs root."""
 
 import socket
 
@@ -29,7 +30,8 @@ def rules(host_netns):
 @settings(ON_A_NODE, max_examples=20)
 @given(st.lists(PODS, max_size=6), st.lists(POLICIES, min_size=1, max_size=5))
 def test_the_kernels_table_decides_as_the_policies_do(rules, pods, policies):
-    """The node has all pods. Each pair of addresses is tested with three protocols with ports, and with ICMP."""
+    """In this test the node has all pods. The test tries each pair of addresses by three protocols with ports, and by
+    ICMP."""
     compiler = Compiler()
     for pod in pods:
         compiler.put_pod(pod)
@@ -105,7 +107,7 @@ def read(name):
 
 
 def test_another_table_of_this_name_is_no_silent_yes(host_netns):
-    """A later version may have another chain, whose decision this version cannot know."""
+    """A later version may have such a table, whose verdict this version does not know. So the verdict is unknown."""
     run("nft", "add table bridge fastcni-policy; add chain bridge fastcni-policy forward "
                "{ type filter hook forward priority 0; }")
     found = decisions.decide(decisions.read(), Connection(read_ip("10.0.0.1"), read_ip("10.0.0.2"), 6, 80))

@@ -1,4 +1,5 @@
-"""Enforced policies stay in force after a restart or a reboot, even if their source cannot be read. Needs root."""
+"""The policies in force stay in force after a restart or a reboot, even if the agent cannot read their source. Needs
+root."""
 
 import json
 import os
@@ -83,7 +84,7 @@ def test_a_file_that_is_damaged_is_not_used(tmp_path, damage):
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_file_holds_up_nothing(tmp_path, make):
-    """A FIFO in place of the file, or a link to a device, kept the agent from starting."""
+    """Once, a FIFO in place of the file, or a link to a device, kept the agent from starting."""
     for name in ("kept", ".kept.new"):
         make(path := tmp_path / name)
         log = Log()
@@ -118,7 +119,7 @@ def test_a_mount_point_of_another_source_does_not_count(tmp_path):
 
 
 def test_policies_of_other_programs_are_not_kept(tmp_path):
-    """An earlier version could not read its file with such policies again."""
+    """Once, an agent could not read its own file with such policies again."""
     line = encode(foreign({"kind": "AdminNetworkPolicy", "metadata": {"name": "x"}}))
     write(path := tmp_path / "kept", content(a=[*LINES, line], b=[line]))
     assert Kept(str(path), "x", Log()).read() == {"a": LINES}
@@ -144,7 +145,8 @@ def test_too_much_is_not_kept(tmp_path, monkeypatch):
 
 
 def test_what_was_kept_before_is_not_used_when_the_disk_takes_no_more(tmp_path):
-    """A policy that was added later was lost at the next start, if its file could not be read then."""
+    """Otherwise a policy that the file lacks would not apply after the next start, if the agent cannot read its
+    source."""
     write(path := tmp_path / "kept", content(a=LINES[:1]))
     (tmp_path / ".kept.new").mkdir()
     assert [event for event, _ in write(path, content(a=LINES))] == ["policies_not_kept"]
@@ -153,7 +155,7 @@ def test_what_was_kept_before_is_not_used_when_the_disk_takes_no_more(tmp_path):
 
 @pytest.mark.needs("root")
 def test_what_was_kept_before_is_not_used_if_it_could_not_be_removed(tmp_path):
-    """On a read-only file system, the kept policies replaced the policies in force in the kernel."""
+    """Once, the older policies of a file on a read-only file system replaced the policies in the kernel."""
     (directory := tmp_path / "var").mkdir()
     run("mount", "-t", "tmpfs", "tmpfs", str(directory))
     try:
@@ -206,7 +208,7 @@ def mounts(running):  # noqa: F811
 
 @pytest.fixture
 def protected(running, node):  # noqa: F811
-    """Run an agent with a policy that lets only the pod a reach the pod b."""
+    """Run an agent with a policy that lets only pod a connect to pod b."""
     running.write(CLOSED)
     running.add("a", app="web")
     running.add("b", app="db")
@@ -219,7 +221,7 @@ def protected(running, node):  # noqa: F811
 @pytest.mark.parametrize("rebooted", [False, True], ids=["restart", "reboot"])
 @pytest.mark.parametrize("damage", BREAK.values(), ids=BREAK)
 def test_a_file_that_was_broken_while_the_agent_was_down_opens_no_pod(protected, node, damage, rebooted):  # noqa: F811
-    """The last good content was only in the agent's memory."""
+    """Once, only the agent's memory had the file's last readable content."""
     protected.stop()
     damage(protected.directory / "all.json")
     if rebooted:
@@ -246,7 +248,7 @@ KEPT = {"damaged": lambda it: it.write_bytes(it.read_bytes()[:-9]),
 @pytest.mark.parametrize("lost, damage", [*[(lost, "no JSON") for lost in KEPT], ("gone", "a dangling link"),
                                           ("damaged", "no namespace")])
 def test_what_nobody_can_read_any_longer_stays_in_the_kernel(protected, node, damage, lost):  # noqa: F811
-    """Without kept policies, the agent took an unreadable file for a file without policies."""
+    """Once, without kept policies, an unreadable file counted as a file without policies."""
     protected.stop()
     BREAK[damage](path := protected.directory / "all.json")
     KEPT[lost](kept := Path(protected.settings.state.replace("pods", "policies.kept")))
@@ -269,7 +271,7 @@ def test_what_nobody_can_read_any_longer_stays_in_the_kernel(protected, node, da
 
 
 def test_a_directory_without_policies_opens_no_pod_while_what_was_kept_cannot_be_read(protected, node):  # noqa: F811
-    """The directory may be the wrong one, for example one below a mount point."""
+    """The directory may be another directory, for example the one below a mount point."""
     protected.stop()
     (protected.directory / "all.json").unlink()
     kept = Path(protected.settings.state.replace("pods", "policies.kept"))
@@ -284,7 +286,7 @@ def test_a_directory_without_policies_opens_no_pod_while_what_was_kept_cannot_be
 
 
 def test_a_file_that_goes_is_in_the_log(protected, node):  # noqa: F811
-    """An editor or a backup may rename a file."""
+    """For example, an editor or a backup renames the file."""
     (protected.directory / "all.json").rename(protected.directory / "all.json.bak")
     gone = {"event": "policy_file_gone", "path": str(protected.directory / "all.json")}
     assert eventually(lambda: gone in protected.log) and allowed(node, "a", "c", "d")
@@ -293,7 +295,7 @@ def test_a_file_that_goes_is_in_the_log(protected, node):  # noqa: F811
 def test_a_killed_agent_has_kept_what_it_enforced(protected, node):  # noqa: F811
     path = protected.settings.state.replace("pods", "policies.kept")
     with open(path, "rb") as file:
-        data = file.read()                  # the content as if the agent had not ended
+        data = file.read()                  # the content after a kill: a stopped agent may write the file
     protected.stop()
     with open(path, "wb") as file:
         file.write(data)
@@ -306,7 +308,7 @@ def test_a_killed_agent_has_kept_what_it_enforced(protected, node):  # noqa: F81
 @pytest.mark.parametrize("fate", ["import os; os.kill(os.getpid(), 9);", "import time; time.sleep(999);"],
                          ids=["ends", "hangs"])
 def test_without_the_process_that_reads_files_what_was_kept_is_enforced(protected, node, fate, monkeypatch):  # noqa: F811
-    """The death of this process ended the agent at its start, which left all pods open after a reboot."""
+    """Once, the death of this process ended the agent at its start. After a reboot, all pods were open."""
     protected.stop()
     run("nft", "delete", "table", "inet", TABLE)
     monkeypatch.setattr(reader, "MAIN", f"{fate} {reader.MAIN}")
@@ -331,7 +333,7 @@ def test_a_file_that_was_deleted_while_the_agent_was_down_counts_no_more(protect
 
 
 def test_without_the_directory_the_first_agent_adds_no_pod(running, node):  # noqa: F811
-    """The agent made an empty directory, so a typing error in its name let all pods do everything."""
+    """Once, the agent created an empty directory. After a typing error in its name, pods could make any connection."""
     running.stop()
     for name in ("policies", "pods", "policies.kept"):
         it = running.directory.parent / name
@@ -350,8 +352,7 @@ def test_without_the_directory_the_first_agent_adds_no_pod(running, node):  # no
 
 
 def test_an_api_server_that_is_away_after_a_reboot_opens_no_pod(node, tmp_path):  # noqa: F811
-    """Until the API server has answered completely, policies that it no longer has are still in force, and no pod is
-    added."""
+    """Until the agent has a complete list from the API server, it enforces all kept policies and adds no pod."""
     api = Api()
     api.listed.set()
     again = Running(tmp_path, directory="", api=lambda: api, node="here")
@@ -372,7 +373,7 @@ def test_an_api_server_that_is_away_after_a_reboot_opens_no_pod(node, tmp_path):
             again.call("ADD", "b", "K8S_POD_NAME=b;K8S_POD_UID=u")
         run("nft", "flush", "ruleset")
         assert node.reached({("c", ADDRESSES["b"][0], TCP, 80)}, set()) == set()
-        api.listed.set()                    # the list has no pods
+        api.listed.set()                    # the list has no pods and no policies
         assert eventually(lambda: again.it.ready)
         assert eventually(lambda: allowed(node, "a", "c", "d"))
     finally:
@@ -380,7 +381,7 @@ def test_an_api_server_that_is_away_after_a_reboot_opens_no_pod(node, tmp_path):
 
 
 def test_a_directory_that_is_no_longer_mounted_opens_no_pod(running, node, mounts):  # noqa: F811
-    """The directory below the mount point is empty."""
+    """After the unmount, the directory below the mount point is empty."""
     mount(running.directory)
     running.write(CLOSED)
     running.add("a", app="web")
@@ -411,7 +412,7 @@ def test_a_directory_that_is_mounted_over_another_one_counts(protected, node, mo
 
 
 def test_records_of_pods_are_kept_too():
-    """So that peers are known after a reboot."""
+    """The agent needs these records after a reboot to know the pods that are peers."""
     found = content(a=[encode({"kind": "Pod", "metadata": {"name": "a", "labels": {"app": "x"}},
                                "status": {"podIP": "10.0.0.1"}})])
     again = content(a=list(found.places["a"].entries))

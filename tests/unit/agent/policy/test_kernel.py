@@ -1,4 +1,4 @@
-"""Policies in the kernel: real connections between pods on a bridge and on a link of their own. Needs root."""
+"""Policies in the kernel: real connections between pods on a bridge and a pod with a separate link. Needs root."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class Policed:
-    """A node, its Compiler and its Ruleset."""
+    """Pods of a Node, a Compiler, and a Ruleset that writes the compiled policies to the kernel."""
 
     def __init__(self, node):
         self.node, self.compiler = node, Compiler()
@@ -39,7 +39,7 @@ class Policed:
         self.rules.load(self.compiler.state)
 
     def put(self, *specs, labels=None):
-        """Write policies p0, p1, ... and labels of pods, as differences."""
+        """Write policies p0, p1, ... and the pods' labels as a change of the tables."""
         for pod in pods(**(labels or {})):
             self.compiler.put_pod(pod)
         for number, spec in enumerate(specs):
@@ -51,7 +51,7 @@ class Policed:
             *packed(one[0], one[1]), one[2], one[3])).allowed}
 
     def check(self, asked):
-        """Check that the kernel lets exactly the connections pass that the policies allow. Return these connections."""
+        """Assert that the kernel accepts exactly the connections that the policies allow. Return these connections."""
         expected = self.expected(asked)
         self.node.forget_flows()
         assert self.node.reached(asked, expected) == expected
@@ -83,7 +83,7 @@ def test_default_deny_in_both_directions_and_open_again(policed):
     assert policed.check(asked) == asked
 
 
-# No shrinking: an example that fails takes seconds.
+# Hypothesis does not shrink a failed example, because each try takes seconds.
 ON_A_NODE = settings(phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture,
                                                                      HealthCheck.too_slow])
 CASES = {
@@ -91,7 +91,7 @@ CASES = {
         {"from": [{"podSelector": app("web")}], "ports": [{"port": 80}]}]}],
     "named": [{"podSelector": app("web"), "policyTypes": ["Egress"], "egress": [
         {"to": [{"podSelector": app("db")}], "ports": [{"port": "http"}]}]}],
-    "both ends": [      # the destination need not accept all that the source may send
+    "both ends": [      # the source may send to each port, the destination accepts one port
         {"podSelector": app("web"), "policyTypes": ["Egress"], "egress": [{}]},
         {"podSelector": app("db"), "ingress": [{"ports": [{"port": 81}]}]}],
     "namespace": [
@@ -106,7 +106,7 @@ CASES = {
 
 
 def test_the_kernel_decides_as_the_policies_do(policed):
-    """The cases run one after the other, each as a difference to the case before."""
+    """The test writes each case as a difference to the previous case."""
     asked = pairs((TCP, UDP), (80, 81))
     for name, specs in CASES.items():
         for key in [*policed.compiler.cluster.policies]:
@@ -129,8 +129,8 @@ def test_random_policies(policed, policies, values):
 
 
 def test_no_way_through_the_chains_branches_twice(policed):
-    """The loop check of older kernels, such as 6.1, follows each path from a base chain; a map behind a map multiplies
-    the paths."""
+    """The loop check of older kernels, such as 6.1, follows each path from a base chain. Two verdict maps on one path
+    would multiply the paths."""
     policed.put(*CASES["both ends"], *CASES["named"], labels={"a": {"app": "web"}, "b": {"app": "db"}})
     listed = json.loads(subprocess.run(["nft", "-j", "list", "table", "inet", "fastcni-policy"], check=True,
                                        stdout=subprocess.PIPE).stdout)["nftables"]
@@ -143,7 +143,7 @@ def test_no_way_through_the_chains_branches_twice(policed):
 
 
 def read_policy_here(policy):
-    """Read the policy in the namespace of the pods."""
+    """Read a policy as a document in the namespace `default`, where the pods are."""
     return replace(policy, namespace="default", pods=replace(policy.pods, namespace="default"))
 
 
@@ -180,7 +180,8 @@ def test_a_pod_reaches_itself_through_a_service_and_others_where_it_may(policed)
 
 
 def test_a_restricted_pod_is_not_reached_by_its_link_local_address(policed):
-    """No record has that address. Messages of neighbour discovery pass, but carry no data through the node."""
+    """No record of a pod contains its link-local address. Neighbour discovery passes, but a restricted pod's
+    connections to this address do not."""
     client, server = (policed.node.names[name] for name in "ab")
     batch(server, "address add fe80::b/64 dev eth0 nodad")
     to_b = "fe80::b%eth0"
@@ -200,8 +201,8 @@ def test_a_restricted_pod_is_not_reached_by_its_link_local_address(policed):
 
 
 def test_a_restricted_pod_sends_nothing_from_its_link_local_address(policed):
-    """Each process of a pod may send from this address. Pods on the same bridge got datagrams that the sender's
-    policies forbid."""
+    """Each process of a pod can send from the link-local address. Once, pods on the same bridge got datagrams that the
+    sender's policies forbid."""
     client, server = (policed.node.names[name] for name in "ab")
     batch(client, "address add fe80::a/64 dev eth0 nodad")
 
@@ -226,7 +227,7 @@ def test_a_restricted_pod_sends_nothing_from_its_link_local_address(policed):
 
 
 def test_neighbour_discovery_passes_on_the_link_only(policed):
-    """Routers decrement the hop limit of 255."""
+    """Neighbour discovery has hop limit 255, and a router decrements it. So the node must not route these messages."""
     asked = {("a", ADDRESSES[name][1], TCP, 80) for name in "bd"}
     assert policed.node.reached(asked, asked) == asked
     policed.put({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]})
@@ -247,7 +248,7 @@ def test_neighbour_discovery_passes_on_the_link_only(policed):
 
 
 def test_packets_in_a_vlan_of_the_bridge_are_seen(policed):
-    """By default the kernel skips packets from and to a trunk, whose tags the bridge handles."""
+    """By default, netfilter does not see tagged packets of a bridge that filters VLANs."""
     assert sysctl.read("net/bridge/bridge-nf-filter-vlan-tagged") == "1"
 
 
@@ -256,14 +257,14 @@ def test_sctp_has_ports_too(policed):
     with Inside(policed.node.names["b"]), socket.socket(socket.AF_INET, socket.SOCK_RAW, 132) as receiver:
         receiver.settimeout(10)
         with Inside(policed.node.names["a"]), socket.socket(socket.AF_INET, socket.SOCK_RAW, 132) as sender:
-            for port in (80, 81):           # the first packet is dropped, so the other arrives first
+            for port in (80, 81):  # the kernel drops the packet to port 80, so the packet to port 81 arrives first
                 init = bytes((1, 0, 0, 20)) + bytes((0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1))
                 sender.sendto((5000).to_bytes(2, "big") + port.to_bytes(2, "big") + bytes(8) + init, ("10.0.0.2", 0))
         assert receiver.recv(200)[22:24] == (81).to_bytes(2, "big")
 
 
 def tables():
-    """Return nft's output, without handles, and with sorted elements."""
+    """Return nft's list of the tables, without handles and with sorted elements."""
     found = json.loads(subprocess.run(["nft", "-j", "list", "table", "inet", "fastcni-policy"], check=True, text=True,
                                       capture_output=True).stdout)["nftables"]
     for one in found:
@@ -292,8 +293,8 @@ def test_the_table_after_differences_is_the_table_written_at_once(policed, polic
 
 @pytest.mark.parametrize("times, loads", [(2000, False), (400, True)])
 def test_no_denied_packet_passes_while_the_table_changes(policed, times, loads):
-    """A flood of packets showed that the kernel applied the rules of a new chain later than the element that leads to
-    the chain."""
+    """Once, the kernel applied the rules of a new chain later than the element that leads to the chain. A flood of
+    packets showed this."""
     web = [{"from": [{"podSelector": app("web")}]}]
     policed.put({"podSelector": {}, "ingress": web}, {"podSelector": app("db"), "ingress": web})
     listener = policed.node.listeners["c", socket.SOCK_DGRAM, 80]

@@ -1,6 +1,7 @@
-"""A pod whose DEL comes before its link is deleted stays held and protected until the link is deleted. Needs root.
+"""After a pod's DEL, the agent enforces the pod's rules until the pod's link no longer exists. Needs root.
 
-The plugin `policy` is the last one of a network, so its DEL comes first, and the DEL of another plugin may fail later.
+`policy` is the last plugin of a network, so its DEL comes first. The link still exists, and the DEL of `bridge` may
+fail.
 """
 
 import os
@@ -33,20 +34,20 @@ def files(it):
 
 
 def policed():
-    """Return the elements of all sets of pods, except the sets that count ICMP errors, which packets fill."""
+    """Return the elements of the pods' sets, except the sets that count ICMP errors: packets add elements to these."""
     return {where: found for where, found in elements().items() if not where[1].startswith("errors")}
 
 
 def forgotten(it, name):
-    """Return whether the agent has forgotten the pod: its attachment and its file."""
+    """Return whether the agent soon forgets the pod's attachment and deletes its file."""
     return eventually(lambda: ("net", f"c-{name}", "eth0") not in it.it.compiler.attachments
                       and f"c-{name}" not in files(it))
 
 
 @pytest.mark.parametrize("name", "ad")
 def test_a_pod_is_held_after_its_del_until_its_link_is_gone(site, name):      # noqa: F811
-    """The pod's forged packets passed, and packets that its own policies forbid: for ever if the DEL of `bridge`
-    failed."""
+    """Once, the pod's forged packets passed, and packets that its policies forbid. If the DEL of `bridge` failed, they
+    passed for ever."""
     site.write(FROM_C, NO_EGRESS)
     assert eventually(lambda: site.it.ready)
     before = policed()
@@ -94,7 +95,7 @@ def test_the_agent_looks_for_the_link_without_an_event(it, monkeypatch):
 
 
 def test_a_repeated_del_forgets_a_pod_whose_link_is_gone_when_it_answers(it, monkeypatch):
-    """The first DEL of `bridge` failed."""
+    """The first DEL of `bridge` failed, so the runtime repeats the pod's DEL."""
     monkeypatch.setattr(leaving, "LINK_WAIT_S", 60)
     it.add("a")
     it.call("DEL", "a")
@@ -116,7 +117,7 @@ def test_a_restarted_agent_holds_a_pod_whose_del_came_until_its_link_is_gone(it)
     unlink("b")
     unlink("a")
     assert forgotten(it, "b")
-    assert files(it) == {"c-a"}                                 # it had no DEL
+    assert files(it) == {"c-a"}                                 # pod a had no DEL
 
 
 def test_a_link_that_goes_while_no_agent_runs_is_seen_at_its_start(it):
@@ -139,7 +140,7 @@ def test_another_link_of_the_same_name_is_not_the_pods(it):
 
 @pytest.mark.parametrize("deleted", [True, False])
 def test_the_port_of_a_pod_whose_address_another_pod_gets_is_closed_until_its_link_is_gone(it, deleted):
-    """The agent no longer held the port: the earlier pod could send any packet, from any address."""
+    """Once, the agent released the earlier pod's port. That pod could send any packet, from any address."""
     it.add("a")
     if deleted:
         it.call("DEL", "a")
@@ -148,7 +149,7 @@ def test_the_port_of_a_pod_whose_address_another_pod_gets_is_closed_until_its_li
         "interfaces": [{"name": "port-d"}, {"name": "eth0", "sandbox": "/pod", "mac": mac_of_pod("d")}]})
     sent = {source: ipv4(mac_of_pod("a"), source, ADDRESSES["c"][0], udp(), to=it.gateway_mac("a"))
             for source in (ADDRESSES["a"][0], "8.8.8.8")}
-    for _ in range(2):                                          # also after a restart of the agent
+    for _ in range(2):                                          # before and after a restart of the agent
         assert eventually(lambda: files(it) == {"c-a", "c-d"})
         assert it.arrived(sent, "a", "c", "b") == set()
         it.stop()
@@ -160,7 +161,7 @@ def test_the_port_of_a_pod_whose_address_another_pod_gets_is_closed_until_its_li
 
 
 def test_an_add_after_the_del_of_the_same_attachment_is_the_latest_of_its_pod(it):
-    """The ADD kept its earlier place in the order of ADDs, and its labels no longer counted."""
+    """Once, the ADD kept the attachment's earlier place in the order of ADDs, and its labels did not count."""
     for name, app in (("a", "db"), ("b", "web")):
         it.call("ADD", name, "K8S_POD_NAME=again", runtimeConfig={"labels": {"app": app}})
     it.call("DEL", "a")
@@ -171,4 +172,4 @@ def test_an_add_after_the_del_of_the_same_attachment_is_the_latest_of_its_pod(it
     for name in "ab":
         unlink(name)
     it.call("DEL", "b")
-    assert files(it) == {"c-a"}                                 # the earlier DEL no longer counts
+    assert files(it) == {"c-a"}                                 # pod a has had a newer ADD since its DEL

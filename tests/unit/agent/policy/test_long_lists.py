@@ -1,4 +1,4 @@
-"""Lists of all pods of a cluster: read while they arrive, object by object."""
+"""The agent reads a list of all pods of a cluster while the list arrives, one object at a time."""
 
 import json
 import threading
@@ -31,7 +31,7 @@ def answer(*documents, version="1", **metadata):
 
 
 class Pods(dict):
-    """The answers of a Service: each list of pods contains the result of function()."""
+    """Answers for a Service: each list of pods is the result of function()."""
 
     def __init__(self, function):
         super().__init__()
@@ -87,7 +87,7 @@ def test_an_answer_that_ends_too_early_or_is_no_list_is_an_error(monkeypatch):
 
 
 def test_the_agent_keeps_neither_the_answer_with_all_pods_nor_the_pods_other_keys():
-    """The list of 20,000 pods took 855 MB."""
+    """Once, the list of 20,000 pods took 855 MB."""
     body = json.dumps(answer(*(pod(number, "x" * 5000) for number in range(COUNT)))).encode()
     with Service(Pods(lambda: (200, body))) as service:
         source = Kubernetes(ask(service), Compiler())
@@ -105,7 +105,7 @@ def test_the_agent_keeps_neither_the_answer_with_all_pods_nor_the_pods_other_key
 
 
 def test_a_pod_takes_the_agent_less_than_three_kilobytes():
-    """A pod took 3.8 kB: six copies of its key, and separate copies of its labels and ports."""
+    """Once, a pod took 3.8 kB, with six copies of its key and separate copies of its labels and ports."""
     source = Kubernetes(None, Compiler())
     tracemalloc.start()
     try:
@@ -124,7 +124,7 @@ def test_a_pod_takes_the_agent_less_than_three_kilobytes():
 
 
 def test_a_list_may_take_longer_than_a_request(monkeypatch):
-    """A list of 500 MB, which takes 4 s in a network of 1 Gb/s, had the time limit of each request, 5 s."""
+    """Once, a list had the time limit of a request, 5 s. A list of 500 MB takes 4 s at 1 Gb/s."""
     monkeypatch.setattr(kubernetes, "LIST_SILENCE_S", 5.0)
     late = threading.Event()
 
@@ -157,7 +157,8 @@ def test_a_list_that_breaks_off_is_not_complete():
 
 
 def test_an_object_of_a_list_that_expired_is_deleted_if_the_next_list_lacks_it():
-    """The API server sends pages if it has no cache. The second page arrives too late."""
+    """Without a cache, the API server sends the list in pages. Here the server has expired the list before it sends the
+    second page."""
     lists = iter([(200, answer(pod(1), pod(2), **{"continue": "two"})), (410, {"code": 410}), (200, answer(pod(2)))])
     told, stop = [], threading.Event()
     with Service(Pods(lambda: next(lists))) as service:
@@ -168,12 +169,13 @@ def test_an_object_of_a_list_that_expired_is_deleted_if_the_next_list_lacks_it()
         api.close()
         queries = [path.partition("?")[2] for path, _, _ in service.asked]
     assert told == [("p1", False), ("p2", False), ("p2", False), ("p1", True)]
-    assert queries == ["limit=500&resourceVersion=0", "limit=500&continue=two", "limit=500"]        # then from etcd
+    # the last query lacks resourceVersion=0, so etcd answers
+    assert queries == ["limit=500&resourceVersion=0", "limit=500&continue=two", "limit=500"]
 
 
 def test_a_list_is_not_older_than_what_another_watch_of_the_path_has_seen():
-    """The pods of this node and of other nodes are two watches of one path. A list from etcd may be older if etcd was
-    restored from a backup."""
+    """One watch is for the pods of this node, another watch for the pods of other nodes. After a restore of etcd from a
+    backup, a list may be older than an event."""
     lists = iter([(200, answer(version="100")), (200, answer(version="95")), (410, {"code": 410}),
                   (200, answer(version="7")), (200, answer(version="8"))])
     with Service(Pods(lambda: next(lists))) as service:

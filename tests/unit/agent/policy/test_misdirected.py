@@ -1,5 +1,5 @@
-"""Frames whose MAC leads to another pod than their address, links that are made again, and more pods than the sets of
-fixed size take, on the real kernel."""
+"""Frames whose MAC is another pod's than their IP address, new links with old names, and more pods than a set of fixed
+size has room for, on the real kernel."""
 
 import pytest
 from unit.agent.policy import frames
@@ -17,8 +17,8 @@ FAST_SETS = [("bridge" if family_of(name) == BRIDGE_FAMILY else "inet", name) fo
 
 
 def test_frames_to_another_mac_show_no_pod_what_policies_forbid(site):  # noqa: F811
-    """The rules compared no MAC in known connections, nor in packets that the sender's policies allow: two pods with
-    raw sockets exchanged data."""
+    """Once, the rules compared no MAC in an established connection, and none in packets that the sender's policies
+    allow. Two pods with raw sockets exchanged data."""
     to_c = [{"to": [{"ipBlock": {"cidr": f"{address}/{32 if '.' in address else 128}"}} for address in ADDRESSES["c"]]}]
     site.write({**NO_EGRESS, "spec": {**NO_EGRESS["spec"], "egress": to_c}}, NO_INGRESS)
     macs = {"a pod's": MAC_B, "no pod's": "02:00:00:00:99:99", "all": frames.BROADCAST}
@@ -27,7 +27,7 @@ def test_frames_to_another_mac_show_no_pod_what_policies_forbid(site):  # noqa: 
         site.add("b", app=app)
         sent = {}
         for own, other, make in zip(ADDRESSES["a"], ADDRESSES["c"], (ipv4, ipv6), strict=True):
-            for port in (6000, 6001):               # the second connection is known
+            for port in (6000, 6001):               # the connection from port 6001 is established
                 flow = make(MAC_A, own, other, udp(source=port), to=MAC_C)
                 answer = make(MAC_C, other, own, udp(source=80, destination=port), to=MAC_A)
                 if port == 6001:
@@ -53,7 +53,8 @@ def test_a_pod_without_restrictions_may_route_for_others(site):  # noqa: F811
 
 
 def test_a_routed_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F811
-    """The same holds for the port of a bridge."""
+    """A new link has another index, so the rules with the old index do not match. The rules with the link's name must
+    match."""
     site.add("d")
     site.add("c")
     assert eventually(lambda: {("inet", "link-senders4"), ("inet", "link-senders6")} <= elements().keys())
@@ -89,7 +90,8 @@ def test_a_link_that_is_made_again_is_held_by_its_name(site):  # noqa: F811
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_pods_that_do_not_fit_into_the_sets_of_fixed_size_are_held_and_reached(site, monkeypatch, size):  # noqa: F811
-    """These sets only save time. The kernel rejects a transaction with one element too many: the ADD would fail."""
+    """These sets only save time. If the agent added one element too many, the kernel would reject the transaction, and
+    the ADD would fail."""
     site.stop()
     for module in (state, ruleset):
         monkeypatch.setattr(module, "MAX_FAST", size)
@@ -100,7 +102,7 @@ def test_pods_that_do_not_fit_into_the_sets_of_fixed_size_are_held_and_reached(s
     for _ in range(2):
         assert eventually(lambda: {each: len(elements().get(each, ())) for each in FAST_SETS} == {
             (family, name): min(size, (1 if family == "inet" else 3) * (2 if name.endswith("6") else 1))
-            for family, name in FAST_SETS})     # d has a routed link; each pod also has a link-local address
+            for family, name in FAST_SETS})     # only d has a routed link; each pod also has a link-local address
         for name, mac in (("a", MAC_A), ("b", MAC_B)):
             other = "b" if name == "a" else "a"
             pod = frames.Pod(mac, ADDRESSES[name], ADDRESSES[other], NODE[0], MAC_C)
@@ -109,11 +111,11 @@ def test_pods_that_do_not_fit_into_the_sets_of_fixed_size_are_held_and_reached(s
         asked = {(one, address, TCP, 80) for one in "abcd" for other in "abcd" if one != other
                  for address in ADDRESSES[other]}
         assert site.node.reached(asked, asked) == asked
-        for name in "ba":               # the elements of other pods take the place
+        for name in "ba":               # elements of other pods take the free places in the sets
             site.call("DEL", name)
             site.add(name)
     assert not [event for event in site.events() if "fail" in event or "error" in event]
-    site.stop()                         # the next agent makes the sets again, of another size
+    site.stop()                         # the next agent makes sets of another size
     monkeypatch.undo()
     site.start()
     for family, name in FAST_SETS:

@@ -1,4 +1,4 @@
-"""DNS names in policies: a pod reaches the addresses in its DNS answers, and no other pod does. Needs root."""
+"""DNS names in policies: a pod can connect only to the addresses in its own DNS answers. Needs root."""
 
 import json
 import socket
@@ -43,7 +43,8 @@ def world(node, pod_netns):  # noqa: F811
 
 @pytest.fixture
 def named_pods(running, world):
-    """Run the pods a (on the bridge), b and d (with a separate link), which may reach a.test and names below b.test."""
+    """Run the pods a (on the bridge), b and d (with a separate link). They may connect to a.test and to names below
+    b.test."""
     running.write(named("a.test", "*.b.test"))
     for name in "abd":
         running.add(name, app=name)
@@ -56,7 +57,7 @@ def pods_of(app):
 
 
 def redirected(running):
-    """Wait until queries go through the forwarder."""
+    """Wait until the kernel redirects the pods' queries to the forwarder."""
     part = running.it.parts[0]
     return eventually(lambda: part.redirect.written and part.process and part.process.works)
 
@@ -75,8 +76,8 @@ def test_a_pod_reaches_a_name_by_its_first_packet_once_it_was_told(named_pods, r
 
 
 def test_names_match_as_the_api_says(named_pods):
-    """The pod asks again, as resolvers do. While the agent stands still for 1.5 s, as on a busy machine, the forwarder
-    drops queries, and after 2 s the kernel redirects no query."""
+    """The test repeats queries, as resolvers do. If the agent pauses for 1.5 s, as on a busy machine, the forwarder
+    drops queries. After 2 s the kernel redirects no query."""
     it = named_pods
     for number, (name, reached) in enumerate((
             ("a.test", True), ("A.tEsT", True), ("x.a.test", False), ("b.test", False), ("x.b.test", True),
@@ -100,7 +101,7 @@ def test_a_chain_of_cnames_counts_by_the_name_that_was_asked_for(named_pods):
 
 
 def test_records_that_do_not_answer_the_question_open_nothing(named_pods):
-    """With such records, the owner of one name could open any address."""
+    """Otherwise the owner of one name could open any address."""
     it = named_pods
     it.put("a.test", host(0))
     it.put("c.test", host(9))
@@ -119,9 +120,9 @@ def test_records_that_do_not_answer_the_question_open_nothing(named_pods):
         found.answer.append(dns.rrset.from_text("a.test.", 300, "IN", "A", host(9)))
         return found
 
-    it.change = other                       # an answer to another question
+    it.change = other                       # the answer's question is another name
     assert it.ask("a", "c.test")
-    it.change = lambda message, stream: message.to_wire()[:2] + b"\0" + message.to_wire()[3:]       # a query
+    it.change = lambda message, stream: message.to_wire()[:2] + b"\0" + message.to_wire()[3:]  # a query, not an answer
     assert it.ask("a", "a.test", seconds=0.3) is None
     assert it.connects("a", host(0))
     assert [number for number in (1, 2, 3, 9) if it.connects("a", host(number), 0.1)] == []
@@ -165,7 +166,7 @@ def test_answers_pass_as_they_are_even_large_and_truncated_ones(named_pods):
     it.change = truncated
     data = it.ask("a", "x.b.test")
     assert data[2:] == sent[-1][2:]
-    it.change = lambda message, stream: message.to_wire()[:40]          # cut off within a record
+    it.change = lambda message, stream: message.to_wire()[:40]          # the message ends within a record
     assert len(it.ask("a", "x.b.test")) == 40
 
 
@@ -181,7 +182,7 @@ def test_a_pod_whose_egress_is_closed_gets_no_answer(named_pods, running):
 
 
 def test_the_forwarders_ports_answer_only_redirected_queries(named_pods, running):
-    """Else a pod could ask without the right to, and so could any host."""
+    """Otherwise a pod whose policies forbid DNS could ask, and any host could ask."""
     it = named_pods
     it.put("a.test", host(1))
     for listener, own in zip(running.it.parts[0].listeners, (pods.NODE[0], pods.NODE[1]), strict=True):
@@ -197,7 +198,8 @@ def test_the_forwarders_ports_answer_only_redirected_queries(named_pods, running
 
 
 def test_programs_of_the_node_use_the_forwarders_ports_of_another_protocol_and_family(named_pods, running):
-    """The kernel chooses these ports as source ports, also for the forwarder: the answers were dropped."""
+    """The kernel may choose the forwarder's port numbers as source ports. Once, the answers to these ports were
+    dropped."""
     it = named_pods
     it.put("a.test", host(1))
     assert it.told("a", "a.test") == [host(1)]
@@ -218,7 +220,8 @@ def test_a_forwarder_that_ends_or_hangs_is_started_again(named_pods, running):
     for number, end in enumerate((kill, stop), 1):
         former = part.process._process.pid
         end(former)
-        assert eventually(lambda: it.told("a", "a.test", seconds=0.5)) == [host(number)]       # directly, meanwhile
+        # while there is no forwarder, the query goes directly to the resolver
+        assert eventually(lambda: it.told("a", "a.test", seconds=0.5)) == [host(number)]
         assert eventually(lambda former=former: part.process._process and part.process._process.pid != former)
         assert redirected(running)
         it.records.clear()
@@ -235,7 +238,7 @@ def test_a_ttls_end_stops_new_connections_only_and_a_new_answer_prolongs_it(name
     assert it.told("a", "a.test") == [host(1)]
     with it.connection("a", host(1)) as client, it.web.accept()[0] as server:
         began, asked = monotonic(), 0
-        while monotonic() < began + 4:              # longer than the lifetime of one answer
+        while monotonic() < began + 4:              # longer than the time that one answer stays valid
             if monotonic() > began + asked:
                 assert it.told("a", "a.test") == [host(1)]
                 asked += 1
@@ -261,7 +264,7 @@ def test_a_policy_that_no_longer_names_a_domain_closes_it_and_one_that_names_mor
     running.write(named())
     assert eventually(lambda: running.it.parts[0].process is None)
     assert "fastcni-names" not in run("nft", "list", "tables")
-    assert it.told("a", "a.test") == [host(1)]          # the policy lets queries pass, without the forwarder
+    assert it.told("a", "a.test") == [host(1)]          # the policy allows the query; there is no forwarder now
 
 
 def test_queries_from_a_port_that_was_redirected_go_directly_when_the_forwarder_has_ended(named_pods, running):
@@ -320,7 +323,7 @@ def test_without_dnspython_or_a_resolver_names_are_closed_and_the_log_says_so(na
 
 
 def test_two_thousand_first_packets_pass_and_none_of_another_pod(named_pods):
-    """Each packet leaves when its pod has the answer: eight clients, and one pod without an answer."""
+    """Eight clients send a packet after each answer. The pod b sends packets to the same hosts without an answer."""
     it = named_pods
     for number in range(2000):
         it.put(f"n{number}.b.test", host(number + 256))

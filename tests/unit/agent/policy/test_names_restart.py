@@ -1,4 +1,4 @@
-"""DNS names in policies when the agent ends, hangs, is killed, and starts again. Needs root."""
+"""DNS names in policies when the agent ends, hangs, is killed, or starts again. Needs root."""
 
 import json
 import select
@@ -21,7 +21,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class Process(Running):
-    """The agent as the command runs it. The test's namespace is its only node."""
+    """`fastcni agent` as a process. The cluster's only node is the test's namespace."""
 
     def start(self):
         directory = self.directory.parent
@@ -36,7 +36,7 @@ class Process(Running):
                  *(word for address in RESOLVERS for word in ("--dns-server", address))], stdout=log, stderr=log)
 
     def listens(self):
-        """Return whether the agent listens. The socket's file exists before."""
+        """Return whether the agent accepts connections. The socket's file exists before the agent listens."""
         with socket.socket(socket.AF_UNIX) as conn:
             return conn.connect_ex(self.settings.socket) == 0
 
@@ -71,7 +71,8 @@ def process(world, tmp_path):          # noqa: F811
 
 @pytest.mark.parametrize("end", [kill, stop])
 def test_a_killed_or_stopped_agent_keeps_names_lets_queries_go_directly_and_opens_none(process, world, end):  # noqa: F811
-    """Some five seconds: the elements of the redirection live for two, and the agent starts twice."""
+    """The test takes some five seconds: the elements of the redirection expire after two, and the agent starts
+    twice."""
     world.put("a.test", host(1), host(1, 6))
     world.put("x.b.test", host(2), host(2, 6))
     for kind, resolver, family in (("A", RESOLVERS[0], 4), ("AAAA", RESOLVERS[1], 6)):
@@ -99,10 +100,10 @@ def test_what_pods_were_told_outlives_the_table_the_agent_and_its_death(named_po
     it = named_pods
     it.put("a.test", host(1), host(2, 6))
     assert it.told("a", "a.test") == [host(1)] and it.told("a", "a.test", "AAAA") == [host(2, 6)]
-    running.it.stale = True                 # as after another program's change
+    running.it.stale = True                 # as if another program had changed the table
     assert eventually(lambda: "policies_restored" in running.events())
     assert it.connects("a", host(1)) and it.connects("a", host(2, 6), 9)
-    run("nft", "flush", "ruleset", check=False)         # the kernel keeps an owner's tables, since Linux 6.9
+    run("nft", "flush", "ruleset", check=False)         # since Linux 6.9, the kernel keeps tables that have an owner
     assert it.connects("a", host(1)) and not it.connects("b", host(1), 0.1)
     running.stop()
     assert it.connects("a", host(1)) and not it.connects("b", host(1), 0.1)
@@ -116,7 +117,7 @@ def test_while_the_agent_hangs_queries_go_directly_and_names_stay_as_they_are(na
     it.put("a.test", host(1))
     it.put("x.b.test", host(2))
     assert it.told("a", "a.test") == [host(1)]
-    running.ended.set()                     # no process renews the redirection
+    running.ended.set()                     # without the agent's thread, the elements of the redirection expire
     running.thread.join()
     for stream in (False, True):
         assert eventually(lambda stream=stream: it.told("a", "x.b.test", seconds=0.5, stream=stream)) == [host(2)]
@@ -131,20 +132,20 @@ def test_while_the_agent_hangs_queries_go_directly_and_names_stay_as_they_are(na
 @pytest.mark.parametrize("policies, goes_on", [(("a.test",), True), (("b.test",), False)])
 def test_a_connection_outlives_the_end_of_the_ttl_and_a_restart_while_its_name_is_in_the_policy(
         named_pods, running, monkeypatch, policies, goes_on):       # noqa: F811
-    """The restart cut the connection: the next agent knew only the addresses whose TTL had not ended."""
+    """Once, the restart ended the connection, because the next agent knew only addresses whose TTL had not ended."""
     it = named_pods
     monkeypatch.setattr(answered, "MIN_TTL_S", 1.0)
     monkeypatch.setattr(answered, "SLACK_S", 0.0)
     it.put("a.test", host(1), ttl=0)
 
-    def opened():                           # on a busy machine a second may pass between the answer and the connection
+    def opened():                           # on a busy machine the TTL of one second may end before the connection
         assert it.told("a", "a.test") == [host(1)]
         with suppress(TimeoutError):
             return it.connection("a", host(1), 0.9)
 
     with eventually(opened) as client, it.web.accept()[0] as server:
         assert eventually(lambda: not it.connects("a", host(1), 0.1))
-        running.it.stale = True             # the table is written again with the addresses whose TTL has ended
+        running.it.stale = True             # the agent writes the table again, with addresses whose TTL has ended
         assert eventually(lambda: "policies_restored" in running.events())
         running.stop()
         running.write(named(*policies))
@@ -164,7 +165,7 @@ def test_a_connection_outlives_the_end_of_the_ttl_and_a_restart_while_its_name_i
 
 
 def test_a_connection_that_no_answer_has_opened_is_cut_at_the_start(named_pods, running):  # noqa: F811
-    """The policy with names is added while no agent runs, and the pod has a connection that the policy does not
+    """A policy with names is added while no agent runs. The pod already has a connection that the policy does not
     allow."""
     it = named_pods
     running.write()

@@ -1,4 +1,4 @@
-"""The documents of the API as records. An error names the policy and the key."""
+"""Reading of API documents. An error names the policy and the key."""
 
 import pytest
 
@@ -115,7 +115,7 @@ def test_a_pod_without_addresses_of_its_own(document):
 @pytest.mark.parametrize("name", ["a/b", "\ud800", "a\0b", "two\nlines", "a" * 254, "Web", "web_1", "web ", "web\n",
                                   "-a", "a-", "a..b", "."])
 def test_a_text_that_is_no_name(name):
-    """The API server rejects such a name. Names occur in keys, and in the comments of the kernel's rules."""
+    """The API server rejects such a name. fastcni uses names in keys, and in comments of the kernel's rules."""
     for metadata in ({"name": name}, {"name": "a", "namespace": name}):
         with pytest.raises(PolicyError, match="is no name"):
             read_policy({"metadata": metadata, "spec": {}})

@@ -1,4 +1,4 @@
-"""The agent with --flowtable, as a whole. Needs root. tests/unit/agent/policy/test_flowtable.py has the packets."""
+"""The complete agent with --flowtable. tests/unit/agent/policy/test_flowtable.py tests the packets. Needs root."""
 
 import json
 import subprocess
@@ -57,14 +57,15 @@ def test_the_agent_has_the_links_of_its_pods_in_the_flowtable_and_restores_it(no
         return FLOWTABLE in found and '"port-d"' in run("nft", "list", "set", "inet", FLOWTABLE, "links")
 
     offloading.write(WEB_ONLY)
-    for name, app in (("b", "db"), ("d", "web")):           # b is a port of a bridge
+    for name, app in (("b", "db"), ("d", "web")):           # pod b is on a bridge, so its link is not in the flowtable
         offloading.add(name, app=app)
     assert eventually(links)
     assert "port-b" not in run("nft", "list", "table", "inet", FLOWTABLE)
-    for words in (("flush", "ruleset"), ("delete", "table", "inet", FLOWTABLE)):        # refused since Linux 6.9
+    # since Linux 6.9 the kernel rejects both
+    for words in (("flush", "ruleset"), ("delete", "table", "inet", FLOWTABLE)):
         subprocess.run(["nft", *words], check=False, capture_output=True)
         assert eventually(links)
-    offloading.it.engine.flowtable.renew()                  # as after an error of the kernel
+    offloading.it.engine.flowtable.renew()                  # the agent calls renew() after an error of the kernel
     offloading.add("d", app="db")
     assert eventually(links)
     offloading.delete("d")

@@ -1,5 +1,5 @@
-"""Other programs change the tables of policies: Linux 6.9 rejects the change, on older kernels the agent undoes it.
-Needs root."""
+"""Another program changes the tables of policies. Since Linux 6.9 the kernel rejects the change; on older kernels the
+agent undoes it. Needs root."""
 
 import socket
 import subprocess
@@ -32,20 +32,20 @@ CHANGES = [("delete", "table", "inet", TABLE), ("flush", "chain", "inet", TABLE,
 
 @pytest.fixture
 def older_kernel(monkeypatch):
-    """Imitate a kernel without owned tables: the kernel rejects a flag that no kernel knows, as older kernels reject
+    """Imitate a kernel without owned tables. The test's kernel rejects the unknown flag, as an older kernel rejects
     NFT_TABLE_F_PERSIST."""
     if features.has(OWNED):
         monkeypatch.setattr(ruleset, "OWNED", 1 << 7)
 
 
 def flags():
-    """Return the flags of the table that nft prints."""
+    """Return the flags that nft prints for the table."""
     return [line.strip() for line in run("nft", "list", "table", "inet", TABLE).splitlines() if "flags owner" in line]
 
 
 @pytest.mark.needs(OWNED)
 def test_no_packet_passes_while_another_program_flushes_all_rules(running, node):  # noqa: F811
-    """Each of 30 flushes let datagrams in, up to 273, until the table was written again."""
+    """Once, up to 273 datagrams passed during each of 30 flushes, until the agent had written the table again."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     listener = node.listeners["b", socket.SOCK_DGRAM, 80]
@@ -74,7 +74,7 @@ def test_another_program_cannot_change_the_table(running, words):  # noqa: F811
 
 @pytest.mark.needs(OWNED)
 def test_a_new_agent_takes_over_the_table_before_it_knows_the_policies(running, node):  # noqa: F811
-    """When the agent starts, the API server may be unavailable for long."""
+    """When the agent starts, the API server may be unavailable for a long time."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     running.stop()
@@ -123,7 +123,7 @@ def test_an_older_kernel_lets_others_change_the_table_and_that_is_undone(older_k
     run("nft", *words)
     assert eventually(lambda: "policies_restored" in running.events())
     assert eventually(lambda: allowed(node))
-    # On a busy machine the notifications of one flush come in parts, and each part is restored.
+    # On a busy machine, the notifications of one flush arrive in parts. The agent restores the table after each part.
     restored = 0
     while (found := running.events().count("policies_restored")) != restored:
         restored = found
@@ -137,5 +137,5 @@ def test_an_older_kernel_lets_others_change_the_table_and_that_is_undone(older_k
 
 
 def test_flags_are_those_of_the_kernel():
-    """linux/netfilter/nf_tables.h"""
+    """Compare the constants with linux/netfilter/nf_tables.h."""
     assert ruleset.OWNED == nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST == 6

@@ -1,4 +1,4 @@
-"""Documents of files that anybody may have written."""
+"""Files of policies with documents that any user may have written."""
 
 import json
 import random
@@ -16,7 +16,7 @@ DEEP = {".json": b'{"kind": "A", "x": %s, "y": 1}', ".yaml": b"kind: A\nx: %s\ny
 
 
 def read(text, name="a.yaml"):
-    """Return [(where, document or text of its error)]."""
+    """Return [(where, the document, or the text of its error)]."""
     return [(where, str(each) if isinstance(each, ParseError) else each)
             for where, each in parse(name, text if isinstance(text, bytes) else text.encode())]
 
@@ -43,13 +43,14 @@ def test_documents_of_a_stream_are_read_one_by_one_and_a_mistake_hides_no_other(
     ({"x": 1}, [("", "kind: is missing")]), ({"kind": 5}, [("", "kind: expected text")]),
     ([], [("", "expected a mapping")])])
 def test_items_of_lists_are_read_one_by_one_and_have_a_kind(document, found):
-    """Items of a NetworkPolicyList without a kind were passed over without an error."""
+    """Once, items of a NetworkPolicyList without a kind were skipped without an error."""
     assert read(json.dumps(document), "a.json") == found
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# all.yaml\n", "\ufeff", "%YAML 1.1\n", "~\n", "null\n"])
 def test_a_file_without_a_document_is_a_mistake_unless_it_says_so(text):
-    """A full disk or an interrupted write had emptied the file. Its policies were lost, without an error."""
+    """Once, a full disk or an interrupted write emptied a file. Its policies no longer applied, and no error said
+    so."""
     assert [(where, each[:15]) for where, each in read(text)] == [("", "has no document")]
     assert read(f"{text}---\n") == [] and read(text, "a.json")
 
@@ -57,7 +58,7 @@ def test_a_file_without_a_document_is_a_mistake_unless_it_says_so(text):
 @pytest.mark.parametrize("text, found", [
     ("a: on\nb: 017\nc: 1.5\nd: ~\n", {"a": True, "b": 15, "c": 1.5, "d": None}),
     ("e: '1'\nf: !!str 5\n", {"e": "1", "f": "5"}),
-    ("2: x\nyes: y\n~: z\n", {"2": "x", "yes": "y", "~": "z"}),             # as in kubectl, each key is text
+    ("2: x\nyes: y\n~: z\n", {"2": "x", "yes": "y", "~": "z"}),  # like kubectl, the parser reads each key as text
     ("date: 2020-01-01\n", {"date": "2020-01-01"}),
     ("x: &x {a: '1', b: '2'}\ny: {<<: *x, b: '3'}\n", {"x": {"a": "1", "b": "2"}, "y": {"a": "1", "b": "3"}}),
     ("x: &x {a: 1}\ny: {<<: [*x, {a: 2, b: 3}]}\n", {"x": {"a": 1}, "y": {"a": 1, "b": 3}}),
@@ -95,8 +96,7 @@ def test_no_text_is_a_fault(data):
     (".yaml", b"kind: List\nitems:\n" + b"- {kind: A}\n" * 10_001, "more than 10000 documents"),
     (".json", b"\xff", "can't decode"), (".yaml", b"\xff\x00", "")])
 def test_a_file_is_bounded(ending, data, said):
-    """2,000 brackets took 0.9 s of processor time, aliases of 2 KB took 700 MB. Each file of the test is within its
-    limits."""
+    """Once, 2,000 brackets took 0.9 s of processor time, and 2 KB of aliases took 700 MB of memory."""
     began = time.process_time()
     found = read(data, "a" + ending)
     assert time.process_time() - began < 10
@@ -106,8 +106,8 @@ def test_a_file_is_bounded(ending, data, said):
 
 @pytest.mark.parametrize("ending", DEEP)
 def test_a_value_that_is_nested_too_deep_is_left_out_and_its_document_is_read(ending):
-    """JSON with a depth of 3,000 was not parsed at all, so its policy closed no pod."""
-    deep = 3000 if ending == ".json" else 900           # more is too much for libyaml
+    """Once, JSON with a depth of 3,000 was not read at all, so its policy closed no pod."""
+    deep = 3000 if ending == ".json" else 900           # libyaml rejects a greater depth
     ((_, document),) = read(DEEP[ending] % (b"[" * deep + b'"]"' + b"]" * deep), "a" + ending)
     assert document.keys() == {"kind", "x", "y"} and document["y"] == 1
     depth, value = 0, document["x"]
@@ -125,7 +125,7 @@ def test_braces_in_texts_are_not_nested():
 
 @pytest.mark.parametrize("name, text", [("a.json", '{"kind": "A", "port": %s}'), ("a.yaml", "kind: A\nport: %s\n")])
 def test_a_number_of_thousands_of_digits_is_no_port(name, text):
-    """Python refuses to read such a number, so the policy closed no pod."""
+    """Python does not convert such a number. Once, the document's policy closed no pod for this reason."""
     ((_, document),) = read(text % ("9" * 4400), name)
     assert document["port"] == float("inf")
 
@@ -136,6 +136,6 @@ def test_a_number_of_thousands_of_digits_is_no_port(name, text):
     ("a.yaml", "kind: A\nspec: 1\nspec: 2\n", "spec"), ("a.yaml", "kind: A\nx: [{y: 1, 'y': 1}]\n", "y"),
     ("a.yaml", "a: &a {x: 1}\nb: &b {y: 1}\nc: {<<: *a, <<: *b}\n", "<<")])
 def test_a_document_that_has_a_key_twice_is_refused(name, text, key):
-    """The last of the keys counted: a second `spec` of a policy opened pods, without an error."""
+    """Once, the last of two equal keys counted. A second `spec` of a policy opened pods, without an error."""
     ((_, why),) = read(text, name)
     assert why == f"the key {key} occurs twice"

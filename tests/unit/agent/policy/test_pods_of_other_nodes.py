@@ -1,4 +1,4 @@
-"""Pods of other nodes, from the Kubernetes API: the agent reads them from the first policy on that names pods."""
+"""Pods of other nodes, from the Kubernetes API. The agent reads them only if a policy names pods."""
 
 import pytest
 import structlog
@@ -28,8 +28,7 @@ def pod_of(node, name, address, **labels):
 
 @pytest.fixture
 def apart(monkeypatch, tmp_path):
-    """Return a function that starts a source on the node "here". One pod is on that node, another pod is on another
-    node."""
+    """Return a function that starts a source on the node "here". Pod a is on that node, pod b on the node "there"."""
     for name in ("RETRY_S", "ABSENT_S", "CONFIRM_S"):
         monkeypatch.setattr(f"fastcni.agent.policy.sources.kubernetes.{name}", 0.05)
     opened = []
@@ -56,7 +55,7 @@ FROM_PODS = {"podSelector": {}, "ingress": [{"from": [{"podSelector": {"matchLab
 
 
 def test_pods_of_other_nodes_are_not_asked_for_until_a_policy_names_pods(apart):
-    """All pods of a cluster with 100,000 pods take 370 MB, those of a node 42 MB."""
+    """With 100,000 pods in the cluster, the records of all pods take 370 MB, the records of one node's pods 42 MB."""
     it = apart()
     wait(it, lambda: it.complete)
     assert it.api.selectors == [f"{ON_NODE}here"]
@@ -79,8 +78,8 @@ def test_pods_of_other_nodes_are_not_asked_for_until_a_policy_names_pods(apart):
     ids=["podSelector", "namespaceSelector", "a port's name anywhere"])
 def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(apart, spec):
     """Without the pods of other nodes, the policy would deny connections that it allows, or a cluster policy would
-    allow connections that it denies. Later changes of policies keep their order, and changes of the node's pods do not
-    wait for the list to end."""
+    allow connections that it denies. Later changes of policies wait, too, and keep their order. Changes of the node's
+    pods do not wait for the list."""
     it = apart()
     compiler = it.content.compiler
     wait(it, lambda: it.complete)
@@ -98,7 +97,7 @@ def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(
     put_policy = compiler.put_policy
     compiler.put_policy = lambda record: (seen.append((record.key, len(compiler.cluster.pods))), put_policy(record))
     it.api.gate.set()
-    # p is deleted and added: wait() may look between the two
+    # The source deletes p and adds p again. wait() may poll between the two.
     wait(it, lambda: "shop/new" in compiler.cluster.policies and (
         found := compiler.cluster.policies.get("shop/p")) and found.ingress)
     assert seen == [("shop/new", 3), ("shop/p", 3)]
@@ -106,7 +105,7 @@ def test_a_policy_that_names_pods_waits_for_all_pods_and_nothing_changes_before(
 
 
 def test_an_agent_whose_name_is_that_of_no_node_asks_for_all_pods(apart):
-    """The default of --node-name is the host name, and the node may have another name."""
+    """--node-name defaults to the host name, but the node may have another name."""
     it = apart(policy("from-pods", FROM_PODS), node="here.example.com")
     wait(it, lambda: it.complete)
     assert set(it.api.selectors) == {RUNNING}
@@ -169,7 +168,8 @@ def test_pods_that_an_earlier_agent_has_kept_go_if_no_policy_names_pods(apart):
 
 @pytest.mark.parametrize("late", [False, True], ids=["in order", "the event of the deletion is late"])
 def test_a_pod_of_a_stateful_set_that_moves_to_another_node_is_known_there(apart, late):
-    """The pods of this node and of other nodes are two watches, whose events have no common order."""
+    """One watch is for the pods of this node, another watch for the pods of other nodes. Their events have no common
+    order."""
     it = apart(policy("from-pods", FROM_PODS))
     compiler = it.content.compiler
     wait(it, lambda: it.complete)
@@ -199,8 +199,8 @@ def test_a_pod_of_a_stateful_set_that_moves_to_another_node_is_known_there(apart
 @pytest.mark.parametrize("watch, node", [(PODS, "here"), (OTHER_PODS, "there")])
 @pytest.mark.parametrize("first", ["the list that has the pod", "the list that lacks the pod"])
 def test_a_pod_of_a_restored_etcd_is_known_although_its_version_is_lower(apart, watch, node, first):
-    """The other watch had a later version of this pod's name. So the agent ignored this pod, and its next event came
-    hours later."""
+    """Once, the other watch had a higher version of this pod's name, and the agent ignored the pod. The pod's next
+    event came hours later."""
     it = apart(policy("from-pods", FROM_PODS))
     wait(it, lambda: it.complete)
     other = {PODS: OTHER_PODS, OTHER_PODS: PODS}[watch]
@@ -219,7 +219,7 @@ def test_a_pod_of_a_restored_etcd_is_known_although_its_version_is_lower(apart, 
     for each in (watch, other) if first == "the list that has the pod" else (other, watch):
         mark = pod_of("here" if each == PODS else "there", "mark-" + each.rpartition("/")[2], "10.0.1.2")
         it.api.events[each].put(Expired("410"))
-        it.api.events[each].put(("ADDED", mark))            # arrives after the list
+        it.api.events[each].put(("ADDED", mark))            # this event arrives after the list
         wait(it, lambda mark=mark: f"shop/{mark['metadata']['name']}" in it.content.compiler.cluster.pods)
     wait(it, lambda: labels() == {"on": node})
     it.api.events[watch].put(("DELETED", pod(node, 51)))
@@ -228,7 +228,7 @@ def test_a_pod_of_a_restored_etcd_is_known_although_its_version_is_lower(apart, 
 
 
 def test_a_late_event_from_before_a_restore_does_not_remove_a_pod(apart):
-    """One of two API servers still sent changes of the earlier etcd, with higher versions."""
+    """The test's API server still sends a change from before the restore of etcd, with a higher version."""
     it = apart(policy("from-pods", FROM_PODS))
     wait(it, lambda: it.complete)
     former = pod_of("here", "b", "10.0.0.9")

@@ -1,4 +1,4 @@
-"""`fastcni policy test`: allowed or denied, and by which rule."""
+"""`fastcni policy test`: whether the policies allow a connection, and which rule decides."""
 
 import json
 
@@ -50,9 +50,9 @@ def test_what_is_asked_wrongly(run, words, text):
 
 
 def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path, monkeypatch):
-    """With policies in files, the agent knows pods by their ADDs. The command said that a connection to such a pod is
-    allowed."""
-    monkeypatch.setattr(decisions, "read", list)        # the machine's kernel has no table
+    """With policies in files, the agent knows pods by their ADDs. Once, the command said that connections to such a pod
+    are allowed."""
+    monkeypatch.setattr(decisions, "read", list)        # the machine's kernel has no policy table
     pods = tmp_path / "agent" / "pods"
     pods.mkdir(parents=True)
     for name, pod, labels, address in (("c1", "shop/other", {"app": "db"}, "10.0.0.7"),
@@ -61,7 +61,8 @@ def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path, monkeypa
     (pods / "damaged.json").write_text("[]")
     for words, verdict in ((("shop/web", "shop/other", "80"), "denied: no rule of shop/db allows it"),
                            (("192.0.2.1", "10.0.0.7", "80"), "denied: no rule of shop/db allows it"),
-                           (("192.0.2.1", "10.0.0.8", "80"), "denied: no rule of shop/db allows it")):    # by its file
+                           # by the file of its ADD
+                           (("192.0.2.1", "10.0.0.8", "80"), "denied: no rule of shop/db allows it")):
         done = run(*words)
         (found,) = json.loads(done.output)["connections"]
         assert (done.exit_code, found["answer"], found["ingress"]["text"]) == (3, "differs", verdict)
@@ -73,7 +74,7 @@ def test_pods_of_this_node_that_are_in_no_file_are_known(run, tmp_path, monkeypa
 
 @pytest.mark.parametrize("former, latest", [("c1", "c2"), ("c2", "c1")])
 def test_the_labels_of_the_latest_add_count(run, tmp_path, monkeypatch, former, latest):
-    """The command decides as the agent does, also if the earlier pod of this name had no DEL."""
+    """The command uses the labels that the agent uses, even if the earlier pod of this name had no DEL."""
     monkeypatch.setattr(decisions, "read", list)
     pods = tmp_path / "agent" / "pods"
     pods.mkdir(parents=True)

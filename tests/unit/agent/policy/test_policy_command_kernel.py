@@ -1,4 +1,4 @@
-"""`fastcni policy test` answers what this node's kernel does. The tests compare each answer with real connections."""
+"""`fastcni policy test` answers by this node's kernel. The tests compare its answers with real connections."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ DENY = {"kind": "NetworkPolicy", "metadata": {"name": "deny"}, "spec": {**DB, "i
 
 
 def command(words):
-    """Return the exit status of the command."""
+    """Run `fastcni` with these arguments, and return its exit status."""
     try:
         return run_command(words)
     except SystemExit as e:
@@ -28,7 +28,8 @@ def command(words):
 
 @pytest.fixture
 def asked(running, capfd):                                      # noqa: F811
-    """Ask by the command's entry point: asked(FROM, TO) returns (exit status, document or text of an error)."""
+    """Return a function asked(FROM, TO) that runs `fastcni policy test`. It returns (exit status, document or error
+    text)."""
     def ask(source, destination="b", *more):
         capfd.readouterr()
         status = command(["policy", "test", source, destination, "80", "--folder", str(running.directory),
@@ -40,7 +41,7 @@ def asked(running, capfd):                                      # noqa: F811
 
 
 def differs(done, direction="ingress"):
-    """Return the kernel's verdict in an answer where kernel and policies differ."""
+    """Assert that kernel and policies give different verdicts in an answer. Return the kernel's verdict."""
     status, document = done
     assert status == DIFFERS, document
     one = document["connections"][0]
@@ -62,7 +63,7 @@ def test_the_answer_is_the_kernels_while_it_agrees_with_the_policies(running, no
 
 
 def test_a_policy_that_is_not_loaded_is_named(running, node, asked):        # noqa: F811
-    """The file was added while no agent ran. The command said "denied"."""
+    """The file is written while no agent runs. Once, the command said "denied"."""
     running.write()
     running.add("b", app="db")
     running.stop()
@@ -75,7 +76,7 @@ def test_a_policy_that_is_not_loaded_is_named(running, node, asked):        # no
 
 
 def test_a_policy_that_no_longer_exists_is_named(running, node, asked):     # noqa: F811
-    """The file was removed while no agent ran, so the table has its rules. The command said "allowed"."""
+    """The file is removed while no agent runs, so the kernel still has its rules. Once, the command said "allowed"."""
     running.write(DENY)
     running.add("b", app="db")
     assert eventually(lambda: asked("192.0.2.1")[0] == DENIED)
@@ -97,7 +98,7 @@ def test_a_policy_that_no_longer_exists_is_named(running, node, asked):     # no
     ([f"insert rule inet {TABLE} ingress accept"], "no rule of chain ingress")], ids=lambda each: "; ".join(each)
     if isinstance(each, list) else "")
 def test_after_a_flush_the_command_says_that_the_kernel_lets_all_through(running, node, asked, lines, text):   # noqa: F811
-    """No agent runs to write the table again. The command said "denied"."""
+    """No agent runs that could write the table again. Once, the command said "denied"."""
     running.write(DENY)
     running.add("b", app="db")
     assert allowed(node)
@@ -114,7 +115,7 @@ def test_after_a_flush_the_command_says_that_the_kernel_lets_all_through(running
 
 @pytest.mark.parametrize("number, name", [(0, "iptables"), (1, "ip6tables")])
 def test_packets_that_a_bridge_forwards_past_the_policies_are_named(running, node, asked, number, name):     # noqa: F811
-    """No agent runs to switch the filter on again. The command said "denied"."""
+    """No agent runs that could set the sysctl again. Once, the command said "denied"."""
     running.write(DENY)
     for pod, app in (("a", "web"), ("b", "db"), ("d", "other")):
         running.add(pod, app=app)
@@ -131,12 +132,12 @@ def test_packets_that_a_bridge_forwards_past_the_policies_are_named(running, nod
     assert kernel["allowed"] is True
     assert kernel["text"] == (f"packets from port to port of a bridge bypass the policies: {name} is 0; to mend it: "
                               f"modprobe br_netfilter && sysctl -w {name}=1")
-    assert asked(sources[1])[0] == DENIED                       # the node routes them
-    assert asked(ADDRESSES["a"][1 - number])[0] == DENIED       # the other family
+    assert asked(sources[1])[0] == DENIED                       # the node routes the packets of pod d
+    assert asked(ADDRESSES["a"][1 - number])[0] == DENIED       # the sysctl of the other family is still 1
     run("ip", "link", "set", "br0", "type", "bridge", f"nf_call_{name.rpartition('-')[2]}", "1")
     node.forget_flows()
     assert not node.reached(tried, set())
-    assert asked(sources[0])[0] == DENIED                       # this bridge's own switch
+    assert asked(sources[0])[0] == DENIED  # the bridge's own nf_call_iptables or nf_call_ip6tables is 1
     running.start()
 
 
@@ -153,7 +154,7 @@ def test_a_rule_that_the_command_does_not_know_is_no_answer(running, asked):    
 
 
 def test_without_the_directory_of_policies_the_kernel_answers(running, node, asked):       # noqa: F811
-    """The agent keeps its enforced policies. The command found no policies, or ended with an error."""
+    """The agent still enforces its policies. Once, the command found no policies, or ended with an error."""
     running.write(WEB_ONLY)
     running.add("a", app="web")
     running.add("b", app="db")
@@ -218,7 +219,7 @@ def test_where_no_agent_has_run_the_answer_is_that_of_the_policies_and_says_so(r
 
 
 def as_nobody(running, *more):                                  # noqa: F811
-    """Run the command as an ordinary user, who can read the directory of policies."""
+    """Run the command as an ordinary user. The user may read the directory of policies."""
     code = ("import os, sys; from fastcni.cli.entry_point import run; import fastcni.cli.policy, "
             "fastcni.agent.policy.verdicts, fastcni.agent.policy.own_addresses, fastcni.agent.policy.sources.files; "
             "import json, yaml; "

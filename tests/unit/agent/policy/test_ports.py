@@ -1,5 +1,4 @@
-"""A pod's root with raw packets against policies, on the real kernel: the packets that its port lets pass. Needs
-root."""
+"""Which raw packets of a pod's root the rules at the pod's port let pass, on the real kernel. Needs root."""
 
 import contextlib
 import json
@@ -48,10 +47,11 @@ def to(address, source, mac, to_mac, port=5000):
     return make(mac, source[":" in address], address, udp(destination=port), to=to_mac)
 
 
-# -- what arrives at a pod -------------------------------------------------------------------------------------------
+# -- frames to a pod --------------------------------------------------------------------------------------------------
 
 def test_broadcast_and_multicast_do_not_arrive_at_a_pod_without_ingress(site):
-    """The maps do not contain such destinations: 16 of 18 datagrams arrived, without any capability of their sender."""
+    """The rules found no pod for such destinations in their maps. Once, 16 of 18 datagrams arrived, from a sender
+    without any capability."""
     site.write(FROM_C)
     for name in "ac":
         site.add(name)
@@ -65,7 +65,7 @@ def test_broadcast_and_multicast_do_not_arrive_at_a_pod_without_ingress(site):
 
 
 def test_a_pod_without_ingress_gets_no_other_ethertypes_and_no_double_tags(site):
-    """The agent knows no pod `a`, the sender: it can be a pod of another runtime on the bridge."""
+    """The agent does not know the sender, pod a. It stands for another runtime's pod on the bridge."""
     site.write(FROM_C)
     site.add("b", app="db")
     sent = {f"{kind:x}": frames.ethernet(MAC_A, MAC_B, kind) for kind in (
@@ -87,7 +87,7 @@ def test_bytes_behind_neighbour_discovery_do_not_arrive_at_a_pod_without_ingress
     own = {title: frame for title, frame in pod.own().items() if "solicit" in title or "advert" in title}
     assert len(forged) >= 4 and len(own) >= 4
     taken = site.arrived({**forged, **own}, "a", "b", "c")
-    assert taken == set(own) | {"bytes in the place of its option"}         # the sender's port decides about these 8
+    assert taken == set(own) | {"bytes in the place of its option"}  # the rules at the sender's port check these bytes
 
 
 def test_pods_resolve_each_other_and_reach_what_policies_allow(site):
@@ -105,11 +105,11 @@ def test_pods_resolve_each_other_and_reach_what_policies_allow(site):
     assert site.node.reached(asked, asked) == asked
 
 
-# -- what a pod sends ------------------------------------------------------------------------------------------------
+# -- frames from a pod ------------------------------------------------------------------------------------------------
 
 def test_a_pod_sends_from_its_own_addresses_only(site):
-    """30 of 33 forged sources passed: the policies of the other pod's address, or of an address without a pod, applied
-    to the packet."""
+    """Once, 30 of 33 forged sources passed. The rules of the forged address applied to the packet, not the rules of the
+    sender."""
     for name in "abc":
         site.add(name)
     pod = frames.Pod(MAC_A, ADDRESSES["a"], ADDRESSES["b"], NODE[0], MAC_C)
@@ -118,7 +118,7 @@ def test_a_pod_sends_from_its_own_addresses_only(site):
 
 
 def test_a_pod_behind_a_link_of_its_own_is_held_too(site):
-    """12 forged sources of a pod of ptp passed."""
+    """Once, 12 forged sources of a ptp pod passed."""
     site.write(FROM_C, NO_EGRESS)
     site.add("b", app="db")
     site.add("d")
@@ -135,8 +135,8 @@ def test_a_pod_behind_a_link_of_its_own_is_held_too(site):
 
 
 def test_a_forged_packet_makes_no_connection_for_the_other_direction(site):
-    """A packet with the victim's address as source made a conntrack entry. Later packets to the victim counted as
-    answers."""
+    """Once, a packet with the victim's address as its source made a conntrack entry. Later packets to the victim
+    counted as answers."""
     site.write(FROM_C)
     for name in "ac":
         site.add(name)
@@ -151,7 +151,7 @@ def test_a_forged_packet_makes_no_connection_for_the_other_direction(site):
 
 
 def test_a_pod_without_egress_gets_nothing_out_by_broadcast(site):
-    """Such a pod sent broadcasts from 0.0.0.0."""
+    """Once, such a pod could send broadcasts from 0.0.0.0."""
     site.write(NO_EGRESS)
     site.add("a", egress="none")
     sent = {f"{source} to {address}": ipv4(MAC_A, source, address, udp(source=68, destination=67))
@@ -162,7 +162,7 @@ def test_a_pod_without_egress_gets_nothing_out_by_broadcast(site):
 
 
 def test_a_pod_without_egress_gets_nothing_out_by_icmpv6(site):
-    """Types 131 to 143 passed with 1,200 bytes to one MAC, and reports from `::`, too."""
+    """Once, ICMPv6 types 131 to 143 passed with 1,200 bytes to one MAC. Reports from `::` passed, too."""
     site.write(NO_EGRESS)
     site.add("a", egress="none")
     pod = frames.Pod(MAC_A, ADDRESSES["a"], ADDRESSES["b"], NODE[0])
@@ -174,7 +174,7 @@ def test_a_pod_without_egress_gets_nothing_out_by_icmpv6(site):
 
 
 def test_a_bridge_hears_which_groups_a_pod_without_egress_listens_to(site):
-    """The test sends the reports that the kernel itself sends."""
+    """The pod's kernel sends its usual multicast reports, and the bridge must receive them."""
     site.write(NO_EGRESS)
     site.add("a", egress="none")
     with Inside(site.names("a")[0]):
@@ -186,14 +186,15 @@ def test_a_bridge_hears_which_groups_a_pod_without_egress_listens_to(site):
 
 
 def test_no_pod_takes_the_mac_of_another_one(site):
-    """One frame stole the other pod's traffic. Frames to 01:80:c2:00:00:0e (LLDP) pass no hook."""
+    """Once, one frame with another pod's MAC diverted that pod's traffic. Frames to 01:80:c2:00:00:0e (LLDP) pass no
+    netfilter hook."""
     for name in "ab":
         site.add(name)
     sent = [frames.ethernet(MAC_B, f"01:80:c2:00:00:{last:02x}", frames.ETH_P_LLDP) for last in range(16)]
     sent += [frames.ethernet(MAC_B, to, frames.ETH_P_LLDP) for to in (frames.BROADCAST, MAC_C)]
-    assert site.arrived({}, "b", "a", "b") == set()                 # the bridge learns where b is
+    assert site.arrived({}, "b", "a", "b") == set()                 # the bridge learns the port of b's MAC
     frames.send(site.names("a")[0], *sent)
-    assert site.arrived({}, "a", "c", "a") == set()                 # and they are handled
+    assert site.arrived({}, "a", "c", "a") == set()                 # by then the bridge has handled the forged frames
     learned = run("bridge", "fdb", "show", "br", "br0")
     assert f"{MAC_B} dev port-b" in learned
 
@@ -217,7 +218,7 @@ def test_ports_stay_held_while_the_agent_is_away_and_after_it_comes_back(site):
 
 @pytest.mark.parametrize("name", "ad")
 def test_a_port_is_held_before_the_add_answers(host_netns, pod_netns, name):
-    """The pod's own rules are written after the answer."""
+    """The agent writes the rules of the pod's policies after its answer, but the checks of the port before."""
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
     with contextlib.closing(Node(pod_netns)) as node, contextlib.closing(Engine(AttachedCompiler())) as engine:
@@ -236,7 +237,7 @@ def test_a_port_is_held_before_the_add_answers(host_netns, pod_netns, name):
 
 
 def test_an_attachment_of_an_earlier_version_is_held_after_restore(site, tmp_path):
-    """The attachment's file names no port, and the table does not contain the port."""
+    """The attachment's file has no `port`, and the table has no element for the port. CHECK fails until RESTORE."""
     site.add("a")
     site.stop()
     run("nft", "delete", "table", "bridge", "fastcni-policy")
@@ -269,7 +270,7 @@ def test_elements_of_ports_go_with_the_pod(site):
 
 
 def elements():
-    """Return {(family, set): elements} of both tables."""
+    """Return {(family, set): elements} of the tables in `inet` and `bridge`."""
     found = {}
     for family in ("inet", "bridge"):
         for each in json.loads(run("nft", "-j", "list", "table", family, TABLE))["nftables"]:
@@ -285,7 +286,8 @@ VIP, VIP6, VMAC = "10.0.0.100", "fd00::100", "00:00:5e:00:01:05"
 
 
 def test_allowed_address_pairs_let_a_virtual_router_work(site):
-    """keepalived sends VRRP and gratuitous ARP from the virtual MAC, and the service's packets from either MAC."""
+    """keepalived sends VRRP and gratuitous ARP from the virtual MAC. Packets of the service come from the virtual or
+    the pod's MAC."""
     site.pod("a", allowedAddressPairs=[{"ipAddress": VIP, "macAddress": VMAC}, {"ipAddress": VIP6}])
     site.add("b")
     vrrp = 112, bytes(16) + MARK
@@ -316,7 +318,7 @@ def test_policies_hold_for_a_further_address(site):
 
 @pytest.mark.parametrize("name", "ad")
 def test_a_prefix_passes_while_no_policy_restricts_the_pod(site, name):
-    """A prefix is not in the maps, so policies could not apply to it."""
+    """The maps contain single addresses, so policies cannot apply to a prefix."""
     site.write(NO_EGRESS)
     pairs = {"allowedAddressPairs": [{"ipAddress": "10.9.0.0/16"}, {"ipAddress": "fd00:9::/64"}]}
     own = mac_of_pod(name)
@@ -403,7 +405,8 @@ def test_a_pod_whose_port_is_unknown_is_refused(site):
 
 @pytest.mark.parametrize("family", (0, 1))
 def test_an_echo_reply_without_a_request_passes_neither_from_nor_to_a_restricted_pod(site, family):
-    """conntrack does not take a reply for a first packet, but lets it pass: replies of a cut connection arrived."""
+    """For conntrack, a reply without a request begins no connection, but the packet passes. Once, replies of an ended
+    connection arrived."""
     site.write(FROM_C)
     for name, labels in (("a", {}), ("b", {"app": "db"}), ("c", {})):
         site.pod(name, runtimeConfig={"labels": labels})

@@ -1,4 +1,4 @@
-"""Files are read in processes of their own, with limits of the kernel."""
+"""Separate processes read the policy files, with limits that the kernel enforces."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def reader(tmp_path):
 
 
 def begin(reader):
-    """Wait until the reader's process is ready, so that it reads the next file immediately."""
+    """Wait until the reader's process is ready. The process then reads the next file immediately."""
     assert eventually(lambda: not reader.take() and reader._ready)
 
 
@@ -35,7 +35,7 @@ def write(tmp_path, *names, text=None):
 
 
 def collect(reader, count, seconds=60):
-    """{name: Read} of the next answers."""
+    """Return {name: Read} of the next `count` answers."""
     found, until = {}, time.monotonic() + seconds
     while len(found) < count:
         assert time.monotonic() < until, found
@@ -71,7 +71,7 @@ def test_other_documents_and_keys_are_left_out(reader, tmp_path):
 
 
 def test_a_file_that_takes_too_long_ends_its_child_and_no_other_waits(tmp_path, monkeypatch):
-    """In this test the parser runs an endless loop."""
+    """In the child that reads slow.json, the parser runs an endless loop."""
     monkeypatch.setattr(module, "MAIN", module.MAIN.replace("serve({fd}", (
         "import fastcni.agent.policy.sources.reader as r; r.PROCESSOR_S = 0.2; old = r.read_file; "
         "r.read_file = lambda directory, name: "
@@ -84,7 +84,8 @@ def test_a_file_that_takes_too_long_ends_its_child_and_no_other_waits(tmp_path, 
         found = collect(reader, 3)
         assert list(found) in (["good.json", "other.json", "slow.json"], ["other.json", "good.json", "slow.json"])
         assert found["slow.json"].again and "more than" in found["slow.json"].broken[0][1]
-        reader.ask(["slow1.json", "good.json", *(f"{number}.json" for number in range(9))])      # in few children
+        # few children read these files
+        reader.ask(["slow1.json", "good.json", *(f"{number}.json" for number in range(9))])
         found = collect(reader, 11)
         assert found["good.json"].documents and not found["slow1.json"].documents
     finally:
@@ -220,8 +221,8 @@ def test_a_child_that_is_stopped_is_ended_and_only_its_first_file_is_refused(tmp
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: raises the priority of a process")
 def test_only_the_first_file_of_a_request_is_read_with_priority_and_only_if_it_is_small(tmp_path, monkeypatch):
-    """On a busy node, the process that reads files waited for the processor longer than the change of the kernel's
-    rules took."""
+    """Once, on a busy node, the reading process waited for the processor longer than a change of the kernel's rules
+    took."""
     def read(directory, name):
         return module.Read(name, [("nice", b"%d" % os.getpriority(os.PRIO_PROCESS, 0))], [])
 

@@ -1,4 +1,5 @@
-"""A pod's port whose link a program of the node renames: its checks follow. Needs root for the real kernel."""
+"""A program of the node renames the link of a pod's port, and the rules of the port follow. Needs root for the real
+kernel."""
 
 import sys
 from types import SimpleNamespace
@@ -30,22 +31,22 @@ def rename(old, new):
 
 
 def sent(site, name, gateway):                                  # noqa: F811
-    """Return {title: frame} from the pod to b: from its own address, and from two other addresses."""
+    """Return {title: frame} of frames from the pod to b: one with its own address, two with other addresses."""
     own = ADDRESSES[name]
     return {source: to(ADDRESSES["b"][0], (source, ""), mac_of_pod(name), gateway)
             for source in (own[0], ADDRESSES["c"][0], "8.8.8.8")}
 
 
 def held(port):
-    """Return whether the kernel's sets have a port of this name: the port of a bridge, or a routed link."""
+    """Return whether the kernel's sets contain a bridge port or a routed link of this name."""
     return any(port in elements().get(where, ()) for where in (("bridge", "ports"), ("inet", "links")))
 
 
 @pytest.mark.parametrize("name", "ad")
 @pytest.mark.parametrize("away", [False, True])
 def test_a_pod_is_held_at_its_renamed_link(site, name, away):   # noqa: F811
-    """The elements have the link's name: the renamed link let all packets pass, and a DEL forgot the pod before its
-    link was deleted."""
+    """Once, the elements kept the link's earlier name. The renamed link let all packets pass, and a DEL forgot the pod
+    before its link was deleted."""
     assert eventually(lambda: site.it.ready)
     before = policed()
     site.add("b")
@@ -78,8 +79,8 @@ def attachment(container, packed, name, index, mac=HOST_MAC, sequence=1):
 
 
 def followed(links, *attachments):
-    """Return {container: (name, index) of its port, or None} after the agent has seen the links, and the names in the
-    kernel's set."""
+    """Let the agent read the links. Return {container: (name, index) of its port, or None}. Assert that the kernel's
+    set contains the ports' names."""
     it = AttachedCompiler()
     for each in attachments:
         it.attach(each)
@@ -91,12 +92,13 @@ def followed(links, *attachments):
 
 
 def senders(it):
-    """Return the link indexes in the set senders4 of fixed size."""
+    """Return the link indexes in senders4, a set of fixed size."""
     return {int.from_bytes(key[:4], sys.byteorder) for key in it.state.elements["senders4"]}
 
 
 def test_a_port_whose_index_changes_stays_in_a_full_set_and_a_port_that_leaves_makes_room(monkeypatch):
-    """The agent added the element of the new index before it removed the old one: a full set took neither."""
+    """Once, the agent added the element of the new index before it removed the old element. A full set then lost
+    both."""
     monkeypatch.setattr(state, "MAX_FAST", 1)
     it, indexes = AttachedCompiler(), {"veth1": 3, "veth2": 4}
     it.link_of = indexes.get
@@ -120,7 +122,7 @@ def test_links_that_exchange_their_names_keep_their_pods():
 
 
 def test_a_link_with_the_index_of_a_deleted_link_is_not_the_pods():
-    """After a reboot a new link may have this index, or a link moved here from another namespace."""
+    """After a reboot a new link may have the index, or a link from another namespace may get it."""
     assert followed([link("other", 3, OTHER_MAC)], attachment("a", ONE, "veth1", 3)) == {"a": ("veth1", 3)}
 
 
@@ -135,6 +137,6 @@ def test_a_pod_whose_link_is_gone_lends_its_addresses_to_no_link_that_got_the_na
 
 
 def test_a_renamed_link_is_of_its_latest_pod():
-    """An ADD named the link before the agent saw the rename."""
+    """An ADD used the link's new name before the agent saw the rename."""
     former, latest = attachment("b", ONE, "veth1", 3), attachment("a", TWO, "renamed", 3, sequence=2)
     assert followed([link("renamed", 3)], former, latest) == {"a": ("renamed", 3), "b": None}

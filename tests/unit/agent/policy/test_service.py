@@ -1,4 +1,4 @@
-"""The plugin `policy` and the agent's part for policies, on the real kernel. Needs root."""
+"""The plugin `policy` and the agent's service for policies, on the real kernel. Needs root."""
 
 import json
 import os
@@ -36,7 +36,7 @@ WEB_ONLY = {"kind": "NetworkPolicy", "metadata": {"name": "web-only"}, "spec": {
 
 
 class Running:
-    """Policies in a thread, as the agent runs them. addresses: those of the pods in the plugin's calls."""
+    """The agent's Policies in a thread. addresses: the addresses of each pod in prevResult."""
 
     addresses = ADDRESSES
 
@@ -71,7 +71,7 @@ class Running:
         return [each["event"] for each in self.log]
 
     def write(self, *documents):
-        """Write the file. If an agent runs, wait until it has read the file."""
+        """Write the policies' file. If an agent runs, wait until it has read the file."""
         (self.directory / "new").write_text(json.dumps({"kind": "List", "items": documents}))
         (self.directory / "new").rename(file := self.directory / "all.json")
         assert self.ended.is_set() or eventually(
@@ -88,7 +88,7 @@ class Running:
                        container_id=f"c-{name}", ifname="eth0", args=cni_args)
 
     def call(self, command, name="a", cni_args="", **keys):
-        """Run the plugin."""
+        """Run a command of the plugin `policy`."""
         req = self.request(command, name, cni_args, **keys)
         conf = plugin.read(req)
         if command == "ADD":
@@ -102,7 +102,7 @@ class Running:
         self.call("ADD", name, f"K8S_POD_NAME={name}", runtimeConfig={"labels": labels})
 
     def delete(self, name):
-        """Run the plugin, and delete the pod's link as the plugin that made the link does."""
+        """Run DEL of the plugin, and delete the pod's link as the main plugin does."""
         self.call("DEL", name)
         run("ip", "link", "del", f"port-{name}")
         assert eventually(lambda: f"c-{name}" not in [id[1] for id in list(self.it.compiler.attachments)])
@@ -125,7 +125,7 @@ def running(host_netns, tmp_path):
 
 
 def allowed(node, *sources):
-    """Return whether exactly these pods, of a, c and d, reach the pod b."""
+    """Return whether of the pods a, c and d exactly `sources` can connect to pod b."""
     asked = {source: (source, ADDRESSES["b"][0], TCP, 80) for source in "acd"}
     expected = {asked[source] for source in sources}
     return node.reached(set(asked.values()), expected) == expected
@@ -147,7 +147,7 @@ def test_a_pod_is_protected_when_its_add_answers(running, node):
 
 
 def test_no_add_waits_for_the_search_for_connections(running, monkeypatch):
-    """With many flows the kernel takes long to list them."""
+    """With many flows, the kernel takes long to list conntrack's entries."""
     listing, listed = threading.Event(), threading.Event()
 
     def list_flows(sock, ends):
@@ -169,7 +169,8 @@ def test_labels_come_from_the_conventions_and_from_cni_args_too(running, node):
     running.call("ADD", "b", "K8S_POD_NAME=b;LABELS=app:db,tier:back")
     running.call("ADD", "a", "IgnoreUnknown=1;X=y", args={"cni": {"labels": [{"key": "app", "value": "web"}]}})
     pods = running.it.compiler.cluster.pods
-    assert eventually(lambda: {"default/b", "default/c-a"} <= pods.keys())      # the agent compiles after its answer
+    # the agent compiles the policies after its answer
+    assert eventually(lambda: {"default/b", "default/c-a"} <= pods.keys())
     assert pods["default/b"].labels == {"app": "db", "tier": "back"}
     assert pods["default/c-a"].labels == {"app": "web"}
     assert allowed(node, "a")
@@ -209,7 +210,8 @@ def test_without_the_agent_no_pod_is_added_and_each_is_deleted(running, tmp_path
     assert "forgets the pod when another pod gets the address" in warning
     running.start()
     assert len(running.it.compiler.attachments) == 1
-    running.call("ADD", "a", "K8S_POD_NAME=other")              # the DEL did not reach the agent
+    # the DEL did not reach the agent; another pod's ADD repeats the attachment
+    running.call("ADD", "a", "K8S_POD_NAME=other")
     assert [each.pod for each in running.it.compiler.attachments.values()] == ["default/other"]
     assert len(list((tmp_path / "pods").iterdir())) == 1
 
@@ -225,10 +227,10 @@ def test_a_restarted_agent_knows_its_pods_and_they_stay_protected_meanwhile(runn
     assert allowed(node, "a")
 
 
-@pytest.mark.parametrize("former, latest", [("c", "a"), ("a", "c")])        # the first and the last container ID
+# the latest pod's container ID sorts first or last
+@pytest.mark.parametrize("former, latest", [("c", "a"), ("a", "c")])
 def test_a_pod_that_was_added_again_has_its_new_labels(running, node, former, latest):
-    """The earlier pod of this name had no DEL yet, and its labels counted: a policy for the new labels closed no
-    pod."""
+    """The earlier pod of this name had no DEL. Once, its labels counted: a policy for the new labels closed no pod."""
     running.write({"kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": DB})
     assert eventually(lambda: running.it.figures()["policies"] == 1)
 
@@ -246,7 +248,8 @@ def test_a_pod_that_was_added_again_has_its_new_labels(running, node, former, la
 
 
 def test_an_agent_whose_directory_is_removed_listens_again_and_keeps_its_records(running, tmp_path):
-    """rm -rf /run/fastcni: no request for a pod with policies reached the agent, and the next agent knew no pod."""
+    """A user runs `rm -rf /run/fastcni`. Once, later requests did not reach the agent, and the next agent knew no
+    pod."""
     running.stop()
     directory = tmp_path / "agent"
     running = Running(tmp_path, state=str(directory / "pods"), socket=str(directory / "policy.sock"))
@@ -264,7 +267,7 @@ def test_an_agent_whose_directory_is_removed_listens_again_and_keeps_its_records
 
 
 def test_traffic_between_two_pods_on_a_bridge_is_seen_again_after_a_request(running):
-    """`sysctl --system` may switch the filter off, without a notification of the kernel."""
+    """`sysctl --system` may set the sysctl to 0, and the kernel sends no notification."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     for name in BRIDGED:
@@ -276,7 +279,7 @@ def test_traffic_between_two_pods_on_a_bridge_is_seen_again_after_a_request(runn
 
 @pytest.mark.parametrize("name", BRIDGED)
 def test_traffic_between_two_pods_on_a_bridge_is_seen_again_without_a_request(running, name):
-    """The traffic bypassed the policies until the next ADD or DEL."""
+    """Once, the traffic bypassed the policies until the next ADD or DEL."""
     sysctl.write(name, "0")
     assert eventually(lambda: sysctl.read(name) == "1")
     assert eventually(lambda: running.events().count("bridge_filter_restored") == 1)
@@ -284,7 +287,7 @@ def test_traffic_between_two_pods_on_a_bridge_is_seen_again_without_a_request(ru
 
 
 def test_a_filter_of_bridges_that_cannot_be_switched_on_is_told_once(running, monkeypatch):
-    """The agent wrote the table again each time, which does not help."""
+    """Once, the agent wrote the table again after each failed check, although this does not help."""
     assert eventually(lambda: running.it.ready)
     looks = []
 
@@ -338,7 +341,7 @@ def test_a_file_that_cannot_be_read_is_named_once(running):
 
 
 def test_policies_stay_while_their_directory_is_away(running):
-    """The missing directory ended the agent. The next agent made an empty directory, and opened all pods."""
+    """Once, the missing directory ended the agent. The next agent created an empty directory, and opened all pods."""
     running.write(WEB_ONLY)
     running.add("b", app="db")
     assert eventually(lambda: running.it.figures()["policies"] == 1)
@@ -353,7 +356,7 @@ def test_policies_stay_while_their_directory_is_away(running):
 
 
 def test_an_attempt_to_start_that_fails_leaves_nothing_open(running):
-    """Another agent has the socket. Each attempt, one every five seconds, left descriptors, and threads that watch the
+    """Another agent has the socket. Once, each try, one every five seconds, left descriptors and threads that watch the
     API server."""
     def attempt():
         with pytest.raises(ConfigurationError):
@@ -378,7 +381,7 @@ def test_a_bad_request_is_answered(running):
 # -- pods of the API ---------------------------------------------------------------------------------------------------
 
 class Api:
-    """Pods whose objects the test gives."""
+    """An API of pods. The test sets the objects."""
 
     def __init__(self):
         self.more = threading.Event()
@@ -426,7 +429,7 @@ def test_an_add_waits_for_the_pods_object_and_takes_its_labels(node, tmp_path, m
         api.listed.set()
         assert eventually(lambda: running.it.ready)
         with pytest.raises(CniError, match="has not shown the pod default/b so far"):
-            running.add("b", app="db")                      # the runtime's labels do not count
+            running.add("b", app="db")  # without the pod's object, labels from the runtime do not count
         monkeypatch.setattr(answers, "POD_WAIT_S", 30)
         added = threading.Thread(target=running.call, args=("ADD", "b", "K8S_POD_NAME=b;K8S_POD_UID=new"))
         added.start()

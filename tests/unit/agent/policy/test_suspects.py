@@ -1,4 +1,5 @@
-"""The cut checks each connection that a change forbids. Answers on connections that are allowed again pass."""
+"""After a change, the agent checks each connection that the change may forbid. Answers of connections that are allowed
+again pass."""
 
 from socket import IPPROTO_ICMP, IPPROTO_UDP
 from types import SimpleNamespace
@@ -39,7 +40,7 @@ def test_each_forbidden_connection_has_an_end_that_is_suspected(before, changes)
 
 @pytest.mark.parametrize("server, client", [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")])
 def test_answers_are_let_by_the_port_of_their_connection(server, client):
-    """If the port cannot be read, no answers pass, or the answers of all ports."""
+    """If the agent ignored the connection's port, it would accept the answers of all ports or of none."""
     ends, version = (read_ip(server), read_ip(client)), "6" if ":" in server else "4"
     it = Compiler()
     it.put_pod(make_pod("server", server))
@@ -51,8 +52,7 @@ def test_answers_are_let_by_the_port_of_their_connection(server, client):
 
 
 def test_what_a_pod_sends_to_its_own_node_is_not_cut(monkeypatch):
-    """The agent reads the node's addresses only if a flow seems forbidden, and then checks each of these flows
-    again."""
+    """The agent reads the node's addresses only if a flow seems forbidden. Then it checks each such flow again."""
     monkeypatch.setattr(cut, "node_addresses", lambda: {read_ip("192.0.2.1")})
     it = Compiler()
     it.put_pod(make_pod("client", "10.0.0.1"))
@@ -68,7 +68,7 @@ def test_what_a_pod_sends_to_its_own_node_is_not_cut(monkeypatch):
     ((68, 67), ("10.0.0.2", "10.0.0.1"), False), ((67, 68), ("10.0.0.1", "10.0.0.2"), False),
     ((69, 67), ("10.0.0.1", "10.0.0.2"), False), ((67, 69), ("10.0.0.2", "10.0.0.1"), False)])
 def test_requests_for_a_lease_and_answers_are_not_cut(ports, ends, kept):
-    """10.0.0.1 comes from DHCP; its pod is closed in both directions."""
+    """The address 10.0.0.1 comes from DHCP, and policies close its pod in both directions."""
     it = Compiler()
     it.put_pod(make_pod("client", "10.0.0.1"))
     it.put_policy(policy("p", policyTypes=["Ingress", "Egress"]))

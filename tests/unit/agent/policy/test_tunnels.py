@@ -1,4 +1,5 @@
-"""A pod's root with packets of the node's tunnels, whose inner source it chooses. Needs root for the real kernel."""
+"""A pod's root sends packets of the node's tunnels. Their inner source address is another pod's. Needs root for the
+real kernel."""
 
 import struct
 
@@ -18,11 +19,11 @@ from fastcni.spec.address import read_ip
 from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually
 
-PORTS = {"10.0.0.254": 8472, "fd00::fe": 8473}          # of the tunnels, by the node's address
+PORTS = {"10.0.0.254": 8472, "fd00::fe": 8473}          # {the node's address: the tunnel's port}
 
 
 def make_tunnels(site):        # noqa: F811
-    """Make a tunnel over IPv4 and a tunnel over IPv6. Returns when the agent has seen both."""
+    """Make a tunnel over IPv4 and a tunnel over IPv6, and wait until the agent has seen both."""
     for number, (address, port) in enumerate(PORTS.items(), 1):
         run("ip", "link", "add", f"tunnel{number}", "address", f"02:00:00:00:01:0{number}", "type", "vxlan", "id",
             f"{number}", "dstport", f"{port}", "local", address)
@@ -31,7 +32,8 @@ def make_tunnels(site):        # noqa: F811
 
 
 def around(sender, to_mac, target, mark=MARK, **more):
-    """Return a pod's VXLAN packet (RFC 7348) to an address, which contains a datagram of the pod c to the pod b."""
+    """Return a frame from pod `sender` with a VXLAN packet (RFC 7348) to `target`. The inner packet is a datagram from
+    pod c to pod b."""
     make, number = (ipv6, 2) if ":" in target else (ipv4, 1)
     inner = ipv4("02:00:00:00:00:aa", ADDRESSES["c"][0], ADDRESSES["b"][0], udp(mark, destination=5000),
                  to=f"02:00:00:00:01:0{number}")
@@ -63,7 +65,8 @@ def fragments6(frame):
 
 
 def to_the_node(site, sender):        # noqa: F811
-    """Return {title: frame} of a pod to the addresses of its node. The marks are as marked() would make them."""
+    """Return {title: frame} of frames from a pod to the addresses of its node. The payloads end in marks like those of
+    marked()."""
     gateway = site.gateway_mac(sender)
     targets = dict.fromkeys((*NODE, *(ROUTED_NODE if sender == "d" else ())))
     whole, whole6 = (around(sender, gateway, target, f"frame {f'whole{target[0]}':>10}".encode()) for target in NODE)
@@ -76,12 +79,12 @@ def to_the_node(site, sender):        # noqa: F811
 
 
 def test_a_pods_packet_of_a_tunnel_brings_no_packet_of_another_source_to_a_pod(site):        # noqa: F811
-    """All of these packets arrived at a pod that only the inner source was allowed to reach."""
+    """Once, all these packets arrived at pod b, although only the inner source may send to pod b."""
     make_tunnels(site)
     site.write(FROM_C)
     site.add("b", app="db")
     sent = {sender: to_the_node(site, sender) for sender in "ad"}
-    for sender, each in sent.items():                    # while nothing holds the senders
+    for sender, each in sent.items():                    # no ADD has named the senders yet
         assert site.arrived(each, sender, "b", "c") == {title for title in each if "first" not in title}
     for name in "acd":
         site.add(name)
@@ -90,8 +93,8 @@ def test_a_pods_packet_of_a_tunnel_brings_no_packet_of_another_source_to_a_pod(s
 
 
 def test_a_pods_packet_of_a_tunnel_does_not_leave_the_node(site):        # noqa: F811
-    """If the source is masqueraded, another node would take the packet for this node's. In this test the pods a and d
-    are other nodes."""
+    """The node masquerades the packet, so another node would accept it as this node's. Here the pods a, b and d stand
+    for other nodes."""
     make_tunnels(site)
     for name in "acd":
         site.add(name)
@@ -151,7 +154,7 @@ def link(kind, attribute=0, value=b"", up=True):
 
 @pytest.mark.parametrize("kind, attribute, port", [("vxlan", 15, 8472), ("geneve", 5, 6081), ("bareudp", 1, 6635)])
 def test_the_ports_of_tunnels_over_udp_are_known(kind, attribute, port):
-    """attribute: as in linux/if_link.h."""
+    """attribute: the number of IFLA_..._PORT in linux/if_link.h."""
     packed = port.to_bytes(2, "big")
     assert tunnels.elements([link(kind, attribute, packed)]) == {
         ("tunnel-ports", packed), ("link-tunnel-ports", packed)}
@@ -168,7 +171,8 @@ def test_the_protocols_of_tunnels_over_ip_are_known(kind, protocols):
 
 
 def test_packets_of_a_tunnel_over_ip_do_not_pass(site, monkeypatch):        # noqa: F811
-    """The test adds a link of the kind ipip to the links of the kernel, which need not know this kind."""
+    """The test reports a link of the kind ipip in addition to the kernel's links. So the kernel need not support
+    ipip."""
     monkeypatch.setattr(find, "all_links", lambda sock: [link("ipip")])
     assert eventually(lambda: site.it.compiler.state.elements["tunnel-protocols"])
     for name in "acd":
@@ -180,18 +184,19 @@ def test_packets_of_a_tunnel_over_ip_do_not_pass(site, monkeypatch):        # no
 
 
 def test_the_node_is_asked_for_its_links_only_when_a_tunnel_changes(site, monkeypatch):        # noqa: F811
-    """The agent listed all links each second, in the thread that answers ADDs."""
+    """Once, the agent listed all links each second, in the thread that answers ADDs."""
     assert eventually(lambda: site.it.links_due == float("inf"))
     asked = []
     monkeypatch.setattr(find, "all_links", lambda sock, listed=find.all_links: asked.append(1) or listed(sock))
     run("ip", "link", "add", "other", "type", "veth", "peer", "name", "other-peer")
     run("ip", "link", "set", "other", "up")
-    site.add("a")                                           # the agent has handled the earlier notifications
+    site.add("a")  # by its answer, the agent has handled the earlier notifications
     assert asked == []
-    assert "jump tunnels" not in run("nft", "list", "ruleset")        # otherwise each UDP packet would pass these rules
+    assert "jump tunnels" not in run("nft", "list", "ruleset")  # without a tunnel, UDP packets pass no tunnel rules
     make_tunnels(site)
-    assert asked and eventually(lambda: run("nft", "list", "ruleset").count("jump tunnels") == 1)     # of bridges
-    site.add("d")                                           # the first pod with a separate link
+    # in the table of bridges
+    assert asked and eventually(lambda: run("nft", "list", "ruleset").count("jump tunnels") == 1)
+    site.add("d")  # the first pod with a separate link, so the other table needs the rules, too
     assert eventually(lambda: run("nft", "list", "ruleset").count("jump tunnels") == 2)
     run("ip", "link", "del", "tunnel1")
     assert eventually(lambda: len(site.it.compiler.state.elements["tunnel-ports"]) == 1)

@@ -1,4 +1,4 @@
-"""An unreadable document closes the pods that it may select."""
+"""A document that the agent cannot read closes the pods that it may select."""
 
 import json
 
@@ -17,8 +17,8 @@ SELECTOR = {"matchLabels": {"app": "db"}}
 
 
 def closed(document):
-    """Return the addresses that a document closes for (ingress, egress). web and db are in the namespace shop, a third
-    pod is not."""
+    """Return the addresses that a document closes: (for ingress, for egress). The pods web and db are in the namespace
+    shop, the third pod is in another namespace."""
     entry = read_entry(encode(reduced({"kind": "NetworkPolicy", **document})))
     assert entry.error
     it = Compiler()
@@ -51,7 +51,7 @@ UNREADABLE_SELECTORS = {
     (None, (True, True)), ([], (True, True)), ("Ingress", (True, True)), (["ingress"], (True, True)),
     ([["Ingress"]], (True, True)), (["Ingress", 5], (True, True)), ({}, (True, True))])
 def test_a_selector_that_cannot_be_read_closes_its_namespace_in_the_directions_it_names(selector, kinds, directions):
-    """Such a selector closed no pod: all eleven of an attack's documents were open."""
+    """Once, such a selector closed no pod: all eleven documents of an attack left their pods open."""
     spec = {"podSelector": selector, "policyTypes": kinds, "egress": [{}], "ingress": [{}]}
     assert closed({"metadata": METADATA, "spec": spec}) == tuple({WEB, DB} if each else set() for each in directions)
 
@@ -99,21 +99,21 @@ def test_without_metadata_the_namespace_is_the_default_one(metadata):
 @pytest.mark.parametrize("metadata", [5, [], {"namespace": 5}, {"namespace": ["shop"]}, {"namespace": "a/b"},
                                       {"namespace": "Shop"}, {"namespace": "my.shop"}])
 def test_a_policy_whose_namespace_cannot_be_read_closes_no_pods(metadata):
-    """Its last good content stays, see test_content.py."""
+    """The agent keeps the policy's earlier version, see test_content.py."""
     assert not read_entry(encode({"kind": "NetworkPolicy", "metadata": metadata, "spec": {}})).records
 
 
 @pytest.mark.parametrize("document", [{"kind": "networkpolicy"}, {"apiVersion": "v1"}, {"apiVersion": 5},
                                       {"apiVersion": "networking.k8s.io/v2"}, {"apiVersion": "extensions/v1beta1"}])
 def test_a_policy_of_another_kind_or_version_closes_its_pods(document):
-    """The agent took a document with a typing error for another program's document."""
+    """Once, the agent took a document with a typing error for another program's document."""
     assert closed({"metadata": METADATA, "spec": {"podSelector": SELECTOR}, **document}) == ({DB}, {DB})
 
 
 @pytest.mark.parametrize("wrong", [{"metadata": {"name": "y", "labels": {"app": 1}}}, {"spec": 5}, {"status": []},
                                    {"status": {"podIP": "x"}}, {"spec": {"containers": [{"ports": 5}]}}])
 def test_a_pod_that_cannot_be_read_is_closed(wrong):
-    """The pod's labels are not known, so its policies are not known, either."""
+    """The agent does not know the pod's labels, so it does not know which policies select the pod."""
     entry = read_entry(encode(reduced({"kind": "Pod", "metadata": {"name": "y"}, "status": {"podIP": "10.0.0.5"},
                                        **wrong})))
     it = Compiler()
@@ -126,7 +126,7 @@ def test_a_pod_that_cannot_be_read_is_closed(wrong):
 
 
 def test_an_error_is_short_whatever_the_document_says():
-    """A YAML alias can stand for gigabytes: a text of 2 KB made an error of 700 MB."""
+    """A YAML alias can stand for gigabytes. Once, a text of 2 KB made an error message of 700 MB."""
     spec = {"podSelector": {"matchLabels": {"app": ["x" * 999] * 999}}}
     assert len(read_entry(encode({"kind": "NetworkPolicy", "metadata": METADATA, "spec": spec})).error) < 1000
 

@@ -1,4 +1,4 @@
-"""Make objects that are not regular files in place of a regular file."""
+"""Functions that put an object of another type (a FIFO, a socket, ...) in place of a regular file."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ import pytest
 def make_socket(path):
     with socket.socket(socket.AF_UNIX) as sock:
         here = os.getcwd()
-        os.chdir(os.path.dirname(path))         # a socket's path has 107 bytes at most
+        os.chdir(os.path.dirname(path))         # a socket's path has at most 107 bytes
         try:
             sock.bind(os.path.basename(path))
         finally:

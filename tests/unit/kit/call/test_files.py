@@ -1,4 +1,4 @@
-"""The small files of plugins: anything but a regular file is refused; a write is complete or an error."""
+"""The small files of plugins. fastcni rejects a path that is no regular file, and a write is complete or an error."""
 
 import errno
 import os
@@ -26,14 +26,15 @@ class Request:
 
 @pytest.fixture
 def umask():
-    """Set the umask; it is restored after the test."""
+    """Yield os.umask. The fixture restores the umask after the test."""
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
 
 
 def refused(function, *args):
-    """Return the CniError 5 of a call. The call has to return: opening a pipe can block for ever."""
+    """Return the message of the CniError 5 that a call raises. The call runs in a thread, because opening a FIFO can
+    block for ever."""
     errors = []
 
     def call():
@@ -70,7 +71,7 @@ def test_a_link_is_followed_to_be_read_and_never_written(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backup_that_is_no_file_is_refused(tmp_path, kind):
-    """A pipe was read as an empty backup; the write to the pipe then waited for a reader."""
+    """Once, a FIFO counted as an empty backup. The write to the FIFO then waited for a reader."""
     backup = Backup(Request, str(tmp_path))
     KINDS[kind](backup.path)
     assert refused(backup.read).startswith(f"read {backup.path}: ")
@@ -93,7 +94,7 @@ def test_a_backup_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch,
 
 
 def test_a_write_to_a_full_disk_is_an_error(tmp_path):
-    """The plugin wrote only the first bytes, and returned success."""
+    """Once, the plugin wrote only the first bytes, and returned success."""
     path = str(tmp_path / "file")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))
@@ -105,7 +106,7 @@ def test_a_write_to_a_full_disk_is_an_error(tmp_path):
 
 
 def test_a_second_add_on_a_full_disk_keeps_the_backup_of_the_first(tmp_path):
-    """The plugin emptied the file and wrote the same content again, which failed on a full disk."""
+    """Once, the plugin emptied the file and wrote the same content again. On a full disk, this write failed."""
     backup, saved = Backup(Request, str(tmp_path)), Saved(str(tmp_path), "pod", "net")
     undone = []
     for _ in range(2):
@@ -123,7 +124,7 @@ def test_a_second_add_on_a_full_disk_keeps_the_backup_of_the_first(tmp_path):
 
 
 def test_whatever_the_umask_nobody_else_may_write_to_the_directories(tmp_path, umask):
-    """With umask 0 the parent directories were made with mode 0777."""
+    """Once, with umask 0, the plugin made the parent directories with mode 0777."""
     umask(0)
     files.write(str(tmp_path / "var" / "lib" / "flannel" / "pod"), b"{}")
     Backup(Request, str(tmp_path / "run" / "cni" / "tuning")).write({"mtu": 1400})
@@ -152,14 +153,14 @@ def test_a_file_system_without_directories_is_an_error():
 
 
 def test_a_process_that_is_killed_while_it_writes_a_new_file_leaves_none(tmp_path):
-    """In one of a hundred cases a killed ADD left an empty address file. No DEL removes this file, because the file
-    names no pod."""
+    """Once, one of a hundred killed ADDs left an empty address file. No DEL removes such a file, because the file names
+    no pod."""
     code = ("import os, posix, resource, signal, sys\nfrom fastcni._system import write_file\n"
             "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
             "flags = posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW\n"
             "write_file('10.0.0.2', b'c1', flags, os.open(sys.argv[1], os.O_RDONLY))")
     done = subprocess.run([sys.executable, "-c", code, tmp_path])
-    assert done.returncode == -signal.SIGXFSZ           # by the write
+    assert done.returncode == -signal.SIGXFSZ           # the write causes SIGXFSZ
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""MACs as people write them."""
+"""MAC addresses in the notations that users write."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Options of bridge and ptp: modules that the plugin calls only if the configuration asks for them."""
+"""Options of the plugins bridge and ptp. A plugin calls the module of an option only if the configuration has the
+option."""
 
 import pytest
 
@@ -9,7 +10,7 @@ from fastcni.kit.firewall.spoofcheck import ip, mac
 
 pytestmark = pytest.mark.usefixtures("fake_sockets")
 
-# {network: (type, keys, its options in the order of ADD, those that DEL and GC know)}
+# {network: (type, keys, modules of the options in the order of ADD, modules that DEL and GC call)}
 NETWORKS = {
     "bridge without options": ("bridge", {}, [], []),
     "bridge": ("bridge", {"isGateway": True, "ipMasq": True, "ipspoofchk": True, "disableFlooding": True},
@@ -30,7 +31,7 @@ def test_a_plugin_goes_through_its_options_forwards_and_in_del_backwards(calls, 
     kind, keys, every, kept = NETWORKS[network]
     called = []
     for module in (vlans, mac, ip, gateways, masquerade, unflooded, redirect):
-        if hasattr(module, FUNCTIONS[command]):         # the model of the kernel has no VLANs and BPF maps
+        if hasattr(module, FUNCTIONS[command]):         # the model of the kernel has neither VLANs nor BPF maps
             monkeypatch.setattr(module, FUNCTIONS[command], lambda *_, module=module: called.append(module))
     conf = calls.conf(kind, **keys, **{"cni.dev/valid-attachments": []})
     assert calls(command, conf)[0] == 0
@@ -39,7 +40,7 @@ def test_a_plugin_goes_through_its_options_forwards_and_in_del_backwards(calls, 
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_del_releases_the_address_after_its_options(calls, monkeypatch, kind):
-    """Another pod gets the address only when nothing of this pod is left for it."""
+    """Another pod may get the address only when no rule for this pod remains."""
     conf, held, delete = calls.conf(kind, ipMasq=True), [], masquerade.delete
     assert calls("ADD", conf)[0] == 0
     monkeypatch.setattr(masquerade, "delete", lambda *args: held.append(calls.held()) or delete(*args))

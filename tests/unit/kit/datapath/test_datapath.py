@@ -1,5 +1,5 @@
-"""The datapath "ebpf" of ptp on the real kernel: the packets that the host's stack sees, and those that pass from pod
-to pod."""
+"""The datapath "ebpf" of ptp on the real kernel: which packets pass through the host's stack, and which packets BPF
+programs redirect to the other pod."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ def test_the_next_connection_to_a_port_is_redirected_from_its_first_packet_on(da
         return forwarded() - before
 
     assert connect() == 2
-    assert eventually(lambda: connect() == 0)       # within a second after a connection that the host has seen
+    assert eventually(lambda: connect() == 0)       # once the host has seen a connection, at most a second later
 
 
 def test_a_closed_and_a_reset_connection_leave_no_flow(datapath_pods):
@@ -75,7 +75,7 @@ def test_a_closed_and_a_reset_connection_leave_no_flow(datapath_pods):
     ("10.22.0.3", socket.IPPROTO_IP, IP_RECVTTL, socket.IP_TTL),
     ("fd00:22::3", socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, socket.IPV6_HOPLIMIT)], ids=["IPv4", "IPv6"])
 def test_a_redirected_packet_has_passed_a_router(datapath_pods, address, level, option, kind):
-    """The redirected packet's TTL is one less, and its checksum is right, so the receiver accepts it."""
+    """The redirected packet has a decremented TTL and a correct checksum, so the receiver accepts it."""
     with Udp(*datapath_pods, address) as udp:
         udp.server.setsockopt(level, option, 1)
         udp.there_and_back()
@@ -88,7 +88,8 @@ def test_a_redirected_packet_has_passed_a_router(datapath_pods, address, level, 
 
 @pytest.mark.parametrize("protocol", ["udp", "tcp"])
 def test_a_service_answers_with_its_own_address(datapath_pods, protocol):
-    """Only the host undoes a Service's DNAT, so answers of its pods are not redirected."""
+    """Only the host's stack undoes a Service's DNAT. So the BPF programs must not redirect the answers of a Service's
+    pod."""
     run("nft", "table ip service { chain pre { type nat hook prerouting priority -100; "
         f"ip daddr 10.96.0.1 {protocol} dport 53 dnat to 10.22.0.3:5353; }}; }}")
     one, two = datapath_pods
@@ -143,7 +144,7 @@ def test_what_the_host_drops_is_not_redirected(datapath_pods):
 
 
 def test_a_forged_source_is_not_redirected(datapath_pods, node, datapath_conf, pod_netns):
-    """A pod that takes another pod's address makes no flow in that pod's name."""
+    """A pod sends from another pod's address. Such packets must not create a flow of the other pod."""
     third = pod_netns()
     node.add(datapath_conf, third)
     one, two = datapath_pods
@@ -178,7 +179,7 @@ def test_packets_to_a_pod_with_a_smaller_mtu_pass_through_the_host(node, datapat
 
 
 def test_bandwidth_takes_a_pod_out_of_the_datapath(node, datapath_pods, datapath_conf):
-    """A redirected packet passes no qdisc of the host end, so the limits would not hold."""
+    """A redirected packet passes no qdisc of the host's end, so bandwidth's limits would not apply."""
     name = host_end()
     index = links()[name]["ifindex"]
     with contextlib.closing(wire.open_socket()) as sock:
@@ -191,8 +192,8 @@ def test_bandwidth_takes_a_pod_out_of_the_datapath(node, datapath_pods, datapath
 
 
 def test_check_passes_for_a_pod_that_bandwidth_took_out_of_the_datapath(node, datapath_conf, pod):
-    """The map kept the pod's addresses, so CHECK missed the filters, and `fastcni datapath load` added them again: the
-    limits no longer applied."""
+    """Once, the map kept the pod's addresses, so CHECK reported missing filters. `fastcni datapath load` added the
+    filters again, and the limits no longer applied."""
     result = node.add(datapath_conf, pod)
     limits = {"cniVersion": "1.0.0", "name": "net", "type": "bandwidth", "ingressRate": 8_000_000,
               "ingressBurst": 8_000_000, "prevResult": result}
@@ -280,7 +281,7 @@ def test_a_pod_for_which_the_map_has_no_room_works_without_the_datapath(node, da
     node.add(datapath_conf, one)
     reply = node.call("ADD", datapath_conf, two)
     assert reply.status == 0 and b"the map of pods is full" in reply.stderr
-    assert len(pods_in_map()) == 2              # there was room for one of its addresses
+    assert len(pods_in_map()) == 2              # of the second pod's two addresses, one fitted into the map
     with Udp(one, two, "10.22.0.3") as udp:
         udp.there()
         udp.there_and_back(3)
@@ -356,7 +357,7 @@ def test_the_server_sweeps_every_30_seconds(datapath_pods, monkeypatch):
 
 
 def test_the_server_logs_once_why_it_cannot_sweep_until_a_sweep_succeeds(monkeypatch):
-    """If the same error returned after successful sweeps, the server did not log it again."""
+    """The server logs an error again if it returns after a successful sweep."""
     refused = PermissionError(1, "Operation not permitted")
     logged = []
     monkeypatch.setattr(redirect, "sweep", Mock(side_effect=[refused, refused, None, refused]))

@@ -1,4 +1,5 @@
-"""A policy begins to restrict a pod whose flows are redirected: forbidden flows end, allowed flows continue."""
+"""A policy begins to restrict a pod while BPF programs redirect the pod's flows. Forbidden flows end, and allowed flows
+continue."""
 
 import errno
 import os
@@ -33,7 +34,7 @@ EGRESS = {"metadata": {"name": "client"}, "spec": {
 
 @pytest.fixture
 def engine(datapath_pods):
-    """Return the agent's part that writes policies, for two pods that no policy restricts."""
+    """Return the agent's Engine for two pods that no policy restricts."""
     found = Engine(AttachedCompiler())
     found.compiler.put_namespace("default", {})
     for number, (name, addresses) in enumerate((("client", ONE), ("web", TWO))):
@@ -56,12 +57,12 @@ def enforce(engine, policy):
 
 
 def restricted():
-    """Return the addresses that are restricted in the kernel's map."""
+    """Return the addresses that the kernel's map marks as restricted."""
     return {packed for packed, value in pods_in_map().items() if u32(value, 4) & RESTRICTED}
 
 
 def arrives(sender, receiver):
-    """Return whether bytes still arrive from one socket at another."""
+    """Return whether bytes from one socket arrive at another socket within QUIET_S."""
     sender.send(b"still there?")
     found = bool(select.select([receiver], [], [], QUIET_S)[0])
     if found:
@@ -82,7 +83,7 @@ def test_forbidden_flows_end_and_allowed_ones_go_on(engine, datapath_pods, polic
         assert not arrives(forbidden.client, forbidden.server) and not arrives(forbidden.server, forbidden.client)
         assert not arrives(forbidden_udp.client, forbidden_udp.server)
         before = forwarded()
-        assert arrives(allowed.server, allowed.client)          # the server speaks next
+        assert arrives(allowed.server, allowed.client)          # now the server sends first
         allowed.there_and_back(3, size=200_000)
         allowed_udp.there_and_back(3)
         assert forwarded() > before and not kernel_flows()
@@ -90,7 +91,7 @@ def test_forbidden_flows_end_and_allowed_ones_go_on(engine, datapath_pods, polic
 
 @pytest.mark.parametrize("address", ["10.22.0.3", "fd00:22::3"])
 def test_forbidden_redirected_flows_end_before_the_list_of_all_flows(engine, datapath_pods, address):
-    """The kernel lists its flows in 10 to 100 ms, and a search that has just ended delays the next one."""
+    """The kernel needs 10 to 100 ms to list all flows, and after a search the agent pauses before the next."""
     with (Tcp(*datapath_pods, address, 80) as allowed, Tcp(*datapath_pods, address, 81) as forbidden,
           Udp(*datapath_pods, address, 5001) as forbidden_udp):
         for each in (allowed, forbidden, forbidden_udp):
@@ -102,7 +103,7 @@ def test_forbidden_redirected_flows_end_before_the_list_of_all_flows(engine, dat
         assert not arrives(forbidden_udp.client, forbidden_udp.server)
         assert arrives(allowed.server, allowed.client)
         engine.begin_cut()
-        assert engine.end_cut() >= 2                # including the flows that commit() has ended
+        assert engine.end_cut() >= 2                # the count includes the flows that commit() has ended
         engine.begin_cut()
         assert engine.end_cut() == 0
 
@@ -133,7 +134,8 @@ def test_flows_are_redirected_again_when_no_policy_restricts_the_pod(engine, dat
 
 
 def test_a_pod_that_is_added_again_under_a_policy_is_restricted(engine, node, datapath_pods, datapath_conf):
-    """ptp's ADD writes a new element without the flag; the plugin policy, which follows, restricts the pod again."""
+    """ptp's ADD writes a new element without the mark RESTRICTED. The plugin policy comes after ptp and restricts the
+    pod again."""
     enforce(engine, INGRESS)
     node.delete(datapath_conf, datapath_pods[1])
     ipam = {"type": "static", "addresses": [{"address": "10.22.0.3/24", "gateway": "10.22.0.1"},
@@ -156,7 +158,7 @@ def test_an_agent_that_starts_again_restricts_what_was_added_meanwhile(engine, n
 
 
 def blind(monkeypatch, refused):
-    """Hide the pins from the agent: its bpffs lacks them, or the agent lacks the right."""
+    """Hide the maps' pins from the agent, which gets the errno `refused` when it opens a pin."""
     def get(path):
         raise OSError(refused, os.strerror(refused), path)
     monkeypatch.setattr(objects, "get", get)
@@ -165,7 +167,7 @@ def blind(monkeypatch, refused):
 @pytest.mark.parametrize("refused", [errno.ENOENT, errno.EPERM])
 def test_an_agent_that_cannot_end_redirected_flows_takes_the_links_out_of_the_datapath(engine, datapath_pods,
                                                                                       monkeypatch, refused):
-    """Forbidden flows continued, without an error."""
+    """Once, forbidden flows continued, and the agent reported no error."""
     pods = (*datapath_pods, "10.22.0.3")
     with Tcp(*pods, 81) as forbidden, Udp(*pods, 5000) as allowed_udp, Udp(*pods, 5001) as forbidden_udp:
         for each in (forbidden, allowed_udp, forbidden_udp):
@@ -184,7 +186,8 @@ def test_an_agent_that_cannot_end_redirected_flows_takes_the_links_out_of_the_da
 
 def test_an_agent_that_cannot_see_the_maps_takes_a_new_restricted_pod_out_and_no_other(engine, node, datapath_pods,
                                                                                       datapath_conf, monkeypatch):
-    """Only the pod's own link is taken out: without filters, the pod has no redirected flow in either direction."""
+    """The agent removes the filters of the pod's own link. Without filters, no program redirects the pod's flows in
+    either direction."""
     enforce(engine, INGRESS)
     node.delete(datapath_conf, datapath_pods[1])
     ipam = {"type": "static", "addresses": [{"address": "10.22.0.3/24", "gateway": "10.22.0.1"},
@@ -194,7 +197,7 @@ def test_an_agent_that_cannot_see_the_maps_takes_a_new_restricted_pod_out_and_no
     port = Port(host["name"], False, bytes.fromhex(inside["mac"].replace(":", "")))
     engine.protect(replace(attachment("web", TWO, 9), port=port))
     engine.commit()
-    engine.redirects.put(engine.rules.sock, set(TWO))           # as after a change of policies
+    engine.redirects.put(engine.rules.sock, set(TWO))           # the agent also calls put() after a change of policies
     with closing(wire.open_socket()) as sock:
         assert links()[host["name"]]["ifindex"] not in filters.linked(sock)
         assert len(filters.linked(sock)) == engine.redirects.take_count() == 1

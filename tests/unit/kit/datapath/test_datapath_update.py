@@ -1,4 +1,4 @@
-"""The datapath "ebpf" of ptp while flows run: new programs, lost filters, churn of pods, and removal."""
+"""The datapath "ebpf" of ptp while flows run: new programs, missing filters, many ADDs and DELs, and removal."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ def test_removal_leaves_links_that_pass_packets_through_the_host(datapath_pods, 
 
 
 def test_programs_are_replaced_while_flows_run(datapath_pods, bpffs):
-    """An earlier version's programs have other pins, which are removed."""
+    """The programs of an earlier version have pins with other names. load() removes these pins."""
     with Tcp(*datapath_pods, "10.22.0.3") as tcp, contextlib.closing(wire.open_socket()) as sock:
         tcp.there_and_back()
         where = pins.directory(sock)
@@ -56,7 +56,8 @@ def test_programs_are_replaced_while_flows_run(datapath_pods, bpffs):
 
 
 def test_a_link_gets_lost_filters_again_and_the_host_sees_its_flows(datapath_pods):
-    """A policy may have begun to forbid the flows while the link had no filters."""
+    """While the link had no filters, a policy may have begun to forbid the flows. So the host must see their next
+    packets."""
     with Tcp(*datapath_pods, "10.22.0.3") as tcp, contextlib.closing(wire.open_socket()) as sock:
         tcp.there_and_back()
         run("tc", "qdisc", "del", "dev", host_end(), "clsact")
@@ -71,7 +72,7 @@ def test_a_link_gets_lost_filters_again_and_the_host_sees_its_flows(datapath_pod
 
 def test_flows_outlive_a_killed_server_and_its_pods_are_deleted_without_one(node, datapath_conf, pod_netns, bpffs,
                                                                             tmp_path):
-    """The server has the test's bpffs at /sys/fs/bpf of its own mount namespace."""
+    """The server runs in a mount namespace that has the test's bpffs at /sys/fs/bpf."""
     inside = ("unshare", "--mount", "sh", "-c", f'mount --bind {bpffs} /sys/fs/bpf && exec "$0" "$@"')
     pods = [pod_netns() for _ in range(3)]
     with Server(tmp_path, before=inside) as server:
@@ -89,7 +90,7 @@ def test_flows_outlive_a_killed_server_and_its_pods_are_deleted_without_one(node
             server.process.wait()
             tcp.there_and_back(50)
             assert forwarded() == before
-            node.add(datapath_conf, pods[2])            # by no server
+            node.add(datapath_conf, pods[2])            # without the server
             with Tcp(pods[0], pods[2], "10.22.0.4") as other:
                 other.there_and_back()
                 assert len([flow for flow in kernel_flows() if flow.protocol == 6]) == 2
@@ -99,15 +100,15 @@ def test_flows_outlive_a_killed_server_and_its_pods_are_deleted_without_one(node
 
 
 def program_ids():
-    """{(link, direction): [ids of the programs of cls_bpf]}."""
+    """Return {(link, direction): [ids of the programs in cls_bpf filters]}."""
     return {(name, way): tuple(re.findall(r" id (\d+)", run("tc", "filter", "show", "dev", name, way)))
             for name in links() if name.startswith("veth") for way in ("ingress", "egress")
             if " id " in run("tc", "filter", "show", "dev", name, way)}
 
 
 def test_churn_and_new_programs_lose_no_packet_of_a_flow_and_leave_nothing(datapath_pods, node, datapath_conf, pod):
-    """FASTCNI_CHURNED=2000 adds and deletes as many pods. The programs are replaced three times while datagrams go
-    both ways."""
+    """The test replaces the programs three times while it adds and deletes pods and datagrams go in both directions.
+    FASTCNI_CHURNED: the number of pods, for example 2000."""
     def churn():
         for number in range(CHURNED):
             node.add(datapath_conf, pod)
@@ -125,12 +126,12 @@ def test_churn_and_new_programs_lose_no_packet_of_a_flow_and_leave_nothing(datap
         with ThreadPoolExecutor(1) as pool:
             churning, sent = pool.submit(churn), 0
             while not churning.done() or sent < 100:
-                udp.there_and_back()            # fails if a datagram does not arrive
+                udp.there_and_back()            # there_and_back() fails if a datagram does not arrive
                 tcp.there_and_back()
                 sent += 2
             churning.result()
         assert pods_in_map() == kept
-        assert forwarded() - before < sent      # the host sees one UDP packet in 10 s in each direction
+        assert forwarded() - before < sent      # the programs let the host see one UDP packet per direction in 10 s
     for each in datapath_pods:
         node.delete(datapath_conf, each)
     with contextlib.closing(wire.open_socket()) as sock:

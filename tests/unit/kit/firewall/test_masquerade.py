@@ -1,4 +1,4 @@
-"""ipMasq by nftables: a fixed number of rules, an element for each pod, and masqueraded traffic."""
+"""ipMasq by nftables: a fixed number of rules, an element for each pod, and masqueraded packets."""
 
 import json
 
@@ -14,7 +14,7 @@ def conf(node):
 
 
 def fixed():
-    """Return the ruleset without elements: tables, chains, maps, rules."""
+    """Return the tables, chains, maps and rules of the ruleset as JSON texts, without elements."""
     found = rules()
     for item in found:
         item.get("map", {}).pop("elem", None)
@@ -47,7 +47,8 @@ def test_pod_without_ip_masq_keeps_its_address(node, pod_netns, external, conf):
     node.add(conf, masked)
     node.add({**conf, "ipMasq": False}, plain)
     assert masqueraded() == ["10.22.0.2"]
-    assert source_seen(plain, external, EXTERNAL[4], wait=1) in (None, "10.22.0.3")   # ext0 may drop it: rp_filter
+    # rp_filter of ext0 may drop the packet
+    assert source_seen(plain, external, EXTERNAL[4], wait=1) in (None, "10.22.0.3")
     assert source_seen(masked, external, EXTERNAL[4]) == NODE[4]
 
 
@@ -84,14 +85,14 @@ def test_each_subnet_has_a_chain_and_gc_removes_those_not_used(node, pod_netns, 
 
 
 def test_element_of_a_pod_that_was_never_deleted_is_taken_over(node, pod_netns, conf):
-    # The node lost its address files but not its ruleset: IPAM assigns the same address again.
+    # The node has lost its address files, but not its ruleset. IPAM gives the same address again.
     lost, found = pod_netns(), pod_netns()
     node.add(conf, lost)
     run("ip", "netns", "del", lost)
     run("rm", "-r", node.data_dir)
     node.add(conf, found)
     assert masqueraded() == ["10.22.0.2"]
-    node.delete(conf, lost, cid=cid_of(lost))           # the old pod's DEL, late
+    node.delete(conf, lost, cid=cid_of(lost))           # the earlier pod's DEL comes late
     assert masqueraded() == ["10.22.0.2"]
     node.delete(conf, found)
     assert masqueraded() == []
@@ -143,7 +144,7 @@ def test_del_finds_elements_of_addresses_that_the_pod_took_off_itself(node, pod,
 
 
 def test_long_container_ids_with_the_same_start_are_distinguished(node, pod_netns, conf):
-    # nft keeps 128 bytes of a comment; the hashes come first.
+    # nft keeps 128 bytes of a comment, so the comment begins with the hashes.
     one, two, long_id = pod_netns(), pod_netns(), "c" * 200
     node.add(conf, one, cid=long_id + "1")
     node.add(conf, two, cid=long_id + "2")
@@ -170,7 +171,7 @@ def test_del_removes_rules_of_the_reference_plugins(node, pod, conf):
 def test_gc_deletes_rules_of_the_reference_plugins_for_lost_attachments(node, conf):
     run("nft", "-f", "-", stdin=REFERENCE.replace("-ffffffffffffffff, net: net1, if: eth0, id: cid2",
                                                   "-ffffffffffffffff, net: net1, if: eth0, id: lost"))
-    node.ok("GC", {**conf, "cni.dev/valid-attachments": []})            # of another network
+    node.ok("GC", {**conf, "cni.dev/valid-attachments": []})            # a GC of another network
     assert len([item for item in rules() if "rule" in item]) == 2
     node.ok("GC", {**conf, "name": "net1", "cni.dev/valid-attachments": [{"containerID": "cid1", "ifname": "eth0"}]})
     assert [item["rule"]["comment"].split()[-1] for item in rules() if "rule" in item] == ["cid1"]

@@ -1,4 +1,4 @@
-"""ipMasq by iptables: the reference plugins' chains, in one run of iptables-restore."""
+"""ipMasq by iptables: the chains of the reference plugins, written by one run of iptables-restore."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def nat(program="iptables"):
     return [line for line in run(program, "-t", "nat", "-S").splitlines() if not line.startswith("-P")]
 
 
-CHAIN = "CNI-e8f6f419596f7f47b3468487"          # of network net1 and container cid1
+CHAIN = "CNI-e8f6f419596f7f47b3468487"          # the chain of network net1 and container cid1
 COMMENT = '-m comment --comment "name: \\"net1\\" id: \\"cid1\\""'
 
 
@@ -56,7 +56,7 @@ def test_two_interfaces_of_one_container_share_a_chain(node, pod, conf):
 
 @pytest.mark.parametrize("known", ["prevResult", "nothing"])
 def test_del_without_netns_leaves_no_rule(node, pod_netns, conf, known):
-    # The reference plugins leave rules here, because they read addresses only from the link.
+    # The reference plugins leave this rule: they read addresses only from the link.
     pod, other = pod_netns(), pod_netns()
     result = node.add(conf, pod)
     node.add(conf, other)
@@ -143,7 +143,7 @@ def test_the_error_contains_the_output_of_iptables(node, pod, conf, tmp_path):
      "iptables-restore: the xtables lock was not free within 30 s"),
     ("exec sleep 1000", 0.3, "iptables-restore did not end within 0.3 s, and was killed")])
 def test_a_lock_or_a_program_that_hangs_is_reported_in_time(node, pod, conf, tmp_path, monkeypatch, script, limit, msg):
-    """fastcni waited for both without a limit."""
+    """Once, fastcni waited without a limit for the lock or the program."""
     monkeypatch.setattr(waiting, "PROGRAM_TIMEOUT_S", limit)
     hangs = tmp_path / "iptables-restore"
     hangs.write_text(f"#!/bin/sh\n{script}\n")

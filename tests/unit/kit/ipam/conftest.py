@@ -1,4 +1,4 @@
-"""Fixtures that several files here use."""
+"""Fixtures that several test files of this directory share."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A directory with an index, and addresses to hold there."""
+"""A directory with an index, and functions that make addresses for it."""
 
 import os
 import struct
@@ -7,7 +7,7 @@ from fastcni._ipam_bitmap import Index
 
 BOOT = b"0f8b1c2d-1111-4222-8333-444455556666"
 FILE = ".fastcni.index"
-# magic, layout, unused, capacities, counts, device and inode, mtime, ctime, boot id
+# magic, layout, unused, capacities, counts, device and inode, mtime, ctime, boot ID
 HEADER = struct.Struct("=8sIIQQQQQQqqqq36s")
 
 
@@ -31,7 +31,7 @@ class Directory:
         return os.path.join(self.path, FILE)
 
     def filled(self, count):
-        """Make an index with that many addresses, signed and closed."""
+        """Make an index with `count` addresses. Sign and close it."""
         index = self.open()
         for n in range(count):
             assert index.hold(v4(n), b"owner %d" % n)

@@ -1,4 +1,4 @@
-"""A host-local directory and its network, for the tests of host-local."""
+"""A data directory of host-local with the network "net", for tests."""
 
 import os
 
@@ -10,11 +10,11 @@ from fastcni.kit.call.undo import Undo
 from fastcni.plugins import host_local
 from fastcni.spec.errors import CniError
 
-SMALL = {"subnet": "10.1.0.0/29"}           # gateway .1, gives .2 to .6
+SMALL = {"subnet": "10.1.0.0/29"}           # the gateway is .1, pods get .2 to .6
 
 
 class Node:
-    """A data directory and the network "net" on it, called as an entry point calls plugins."""
+    """A data directory with the network "net". call() runs host-local as an entry point does."""
 
     def __init__(self, root):
         self.root, self.path, self.warnings = root, root / "net", []
@@ -38,7 +38,7 @@ class Node:
             self.warnings += req.warnings
 
     def add(self, ipam, who="pod", **more):
-        """Run ADD; return the addresses without prefix length."""
+        """Run ADD, and return the addresses without prefix length."""
         result = self.call("ADD", ipam, who, **more)
         return [ip["address"].split("/")[0] for ip in result["ips"]]
 

@@ -1,4 +1,4 @@
-"""Address files of pods from before a reboot: the first request of the new boot releases them, and no others."""
+"""Address files of pods from before a reboot. The first request of the new boot releases these files and no others."""
 
 import json
 import os
@@ -22,7 +22,7 @@ FIRST, SECOND, THIRD = (address.read_ip(f"10.1.0.{i}") for i in (2, 3, 4))
 
 
 class Node:
-    """A data directory, and the boot in which it is used."""
+    """A data directory, used in one boot at a time."""
 
     def __init__(self, root, patch):
         self.root, self.path, self.warnings, self.patch = root, root / "net", [], patch
@@ -32,7 +32,7 @@ class Node:
         self.boot(1)
 
     def boot(self, number, began_ns=0):
-        """Change to another boot, which begins now by default."""
+        """Change to another boot. began_ns: when this boot began; by default now."""
         began_ns = began_ns or time.time_ns() + 1
         self.patch.setattr(store_module, "known_boot_id", f"{number:036}".encode())
         self.patch.setattr(former, "boot_began_ns", lambda: began_ns)
@@ -40,7 +40,7 @@ class Node:
         self.warnings.clear()
 
     def reboot(self):
-        time.sleep(0.01)            # the kernel's clock of files has ticked
+        time.sleep(0.01)            # so that the kernel's clock for files advances
         self.boot(2)
 
     def open(self, **more):
@@ -83,7 +83,7 @@ def test_next_store_of_the_same_boot_releases_nothing(node):
 
 
 def test_container_that_is_started_again_gets_its_address_again(node):
-    """The container's old file made the ADD a duplicate."""
+    """Once, the container's file of the previous boot made the ADD a duplicate."""
     node.reboot()
     node.add(_2=OLD)
     assert node.held() == {"10.1.0.2"}
@@ -104,7 +104,7 @@ def test_file_that_go_adds_in_the_new_boot_stays(node):
 
 
 def test_address_that_go_gives_again_in_the_new_boot_stays(node):
-    """Go's DEL and ADD of the same container: the index has this owner with this address."""
+    """The Go plugins deleted and added the same container. The index has the same owner for the address."""
     node.reboot()
     (node.path / "10.1.0.2").unlink()
     (node.path / "10.1.0.2").write_bytes(OLD)
@@ -132,7 +132,7 @@ def test_note_and_file_of_an_old_version_stay(node, content):
 
 
 def test_index_of_another_machine_that_runs_releases_nothing(node):
-    """The index's last change is later than this machine's boot, so the boots overlap."""
+    """This machine's boot began before the last change of the index, so both machines ran at the same time."""
     node.boot(2, began_ns=time.time_ns() - 60 * 10**9)
     node.add()
     assert node.held() == {"10.1.0.2", "10.1.0.3"}
@@ -178,7 +178,7 @@ def test_result_whose_namespace_is_gone_keeps_nothing(node, document):
 
 
 def test_request_that_must_change_nothing_leaves_them_to_the_next(node):
-    """CHECK and STATUS."""
+    """For example, the requests CHECK and STATUS must change nothing."""
     node.reboot()
     with node.open(release_former=False) as store:
         assert (store.released, len(store.index)) == ([], 2)

@@ -1,4 +1,5 @@
-"""The index of held addresses: compared with a model, with other threads, and in memory alone."""
+"""The index of held addresses. The tests compare it with a model, and use it from several threads and without a
+file."""
 
 import os
 import subprocess
@@ -49,7 +50,7 @@ def test_a_full_16_is_full_and_one_free_address_is_found_from_everywhere(directo
 @pytest.mark.parametrize("address", [v4, v6])
 def test_the_oldest_free_address_is_the_first_with_the_least_time_that_is_not_held(directory, address):
     index = directory.open()
-    for n in (4095, 4097):              # in two entries of the index
+    for n in (4095, 4097):              # these two numbers are in different entries of the index
         index.hold(address(n), b"x")
 
     def oldest(*times, least=0xFFFFFFFF):
@@ -140,7 +141,7 @@ steps = st.lists(st.tuples(st.sampled_from(["hold", "hold", "drop", "free", "reo
 
 
 def plain(address):
-    """Return the address as the index returns it: a mapped address becomes an IPv4 address."""
+    """Return an address as the index returns it. The index returns an IPv4-mapped address as IPv4."""
     return address[12:] if address.startswith(b"\0" * 10 + b"\xff\xff") else address
 
 

@@ -1,4 +1,4 @@
-"""The file of the index: when it is used, and how damage and a full disk are handled."""
+"""The index file: when host-local uses it, and what happens after damage or on a full disk."""
 
 import os
 import struct
@@ -104,14 +104,15 @@ assert index.hold({address!r}, b"x") and index.sign()
 
 @pytest.mark.parametrize("call", ["pwrite64", "utimensat"])
 def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_used(directory, call):
-    """The process is killed before the n-th call that changes something. A half-written index is not used."""
+    """The process is killed before its n-th system call that changes the file. Such an index must not count as
+    fresh."""
     if not which("strace"):
         pytest.skip("needs strace: kills a process at a system call")
-    directory.filled(5000)                      # header and block are on the first page, the owner is on another page
+    directory.filled(5000)                      # the header is on the first page, the changed owner on another page
     killed = 0
     for n in range(1, 10):
         (directory.path / "10.0.0.50").unlink(missing_ok=True)
-        index = directory.open()                # the index in the file system now
+        index = directory.open()                # the index as it is in the file
         index.clear()
         for held in range(5000):
             index.hold(v4(held), b"owner %d" % held) if held != 50 else None
@@ -132,7 +133,8 @@ def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_used(direct
 
 
 def test_that_a_directory_is_plain_is_known_until_the_directory_changes(directory):
-    """So host-local need not check each time whether the directory belongs to cluster-wide addresses."""
+    """The mark `plain` saves host-local a check at each request: whether the directory belongs to cluster-wide
+    addresses."""
     index = directory.open()
     assert not index.plain
     index.plain = True
@@ -185,7 +187,7 @@ def test_a_file_cut_short_is_started_anew(directory):
 
 @pytest.mark.parametrize("held", [3, 300])
 def test_a_flipped_byte_anywhere_makes_an_index_that_is_not_used(directory, held):
-    """One byte of the tables was damaged, the index was used, and a DEL left its file."""
+    """Once, one byte of the tables was damaged. host-local used the index, and a DEL did not remove its file."""
     directory.filled(held)
     with open(directory.file(), "r+b", buffering=0) as file:
         whole = file.read()
@@ -278,7 +280,7 @@ assert index.hold({address!r}, b"x") and index.sign()
 
 @pytest.mark.parametrize("size", [0, 100, 4096, 8192])
 def test_a_file_that_is_cut_short_while_it_is_open_ends_no_process(directory, size):
-    """The file was mapped: an access to the missing part ended the server by SIGBUS."""
+    """Once, the file was mapped. An access to the missing part ended the server by SIGBUS."""
     directory.filled(300)
     code = LIVE.format(path=os.fspath(directory.path), file=directory.file(), boot=BOOT, size=size, address=v4(299))
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
@@ -286,7 +288,7 @@ def test_a_file_that_is_cut_short_while_it_is_open_ends_no_process(directory, si
 
 
 def in_a_mount_namespace(code):
-    """Run Python code as root in a new mount namespace, where it may mount."""
+    """Run Python code as root in a new mount namespace."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a small tmpfs in a new mount namespace")
     root = os.path.dirname(os.path.dirname(_ipam_bitmap.__file__))
@@ -336,7 +338,7 @@ assert not index.fresh and index.hold(b"1234", b"a") and index.sign()
 
 @pytest.mark.parametrize("kept", [0, 256, 4096])
 def test_a_sparse_file_on_a_full_disk_ends_no_process(tmp_path, kept):
-    """Such a file was mapped: the first write to a hole ended the server, and again after each restart."""
+    """Once, such a file was mapped. The first write to a hole ended the server, and again after each restart."""
     in_a_mount_namespace(SPARSE.format(where=str(tmp_path), boot=BOOT, kept=kept))
 
 
@@ -381,7 +383,7 @@ for n, forget in enumerate([True, False, False, True]):
 
 
 def pages_read(*directories):
-    """How often each of four rounds of opening read more of the files than their headers."""
+    """Return how many reads, in each of four rounds that open the indexes, read more than a header."""
     if not which("strace"):
         pytest.skip("needs strace: counts reads")
     code = READS.format(paths=[os.fspath(each.path) for each in directories], boot=BOOT)

@@ -1,4 +1,5 @@
-"""A plugin file before and after a reboot: a mount over the boot id, and a time namespace that has just begun."""
+"""A plugin file before and after a reboot. The test mounts another boot ID, and makes a time namespace that has just
+begun."""
 
 import json
 import subprocess
@@ -23,7 +24,7 @@ def plugin(tmp_path_factory):
 
 
 def in_new_boot(tmp_path):
-    """Return the beginning of a command line that runs the rest as after a reboot."""
+    """Return the first words of a command line. The rest of the command line runs as if the machine had rebooted."""
     (tmp_path / "boot_id").write_text(f"{uuid.uuid4()}\n")
     began = int(time.clock_gettime(time.CLOCK_BOOTTIME))
     words = ["unshare", "--mount", "--time", "--fork", f"--boottime=-{began}",
@@ -45,7 +46,7 @@ def test_plugin_releases_addresses_of_the_former_boot(plugin, tmp_path):
     for pod in ("p1", "p2", "p3", "p4", "p5"):
         assert run(plugin, stdin=conf, env=request("ADD", pod))[0] == 0
     assert run(plugin, stdin=conf, env=request("ADD", "p6"))[1]["code"] == 11, "the range is full"
-    time.sleep(1.1)                     # so that the boot begins after the last change
+    time.sleep(1.1)                     # the simulated boot begins in whole seconds, after the last change
     after = in_new_boot(tmp_path)
     assert run(*after, plugin, stdin=conf, env=request("STATUS", ""))[0] == 0
     status, answer, stderr = run(*after, plugin, stdin=conf, env=request("ADD", "p6"))

@@ -1,4 +1,5 @@
-"""The address files of a network: taken, released, torn, changed by others. The index only saves time."""
+"""The address files of a network: pods take and release them, kills leave incomplete files, other programs change them.
+The index only saves time."""
 
 import fcntl
 import os
@@ -30,7 +31,7 @@ def ip(text):
 
 
 class Place:
-    """A data directory and the warnings that were given."""
+    """A data directory. `warnings` has the warnings about it."""
 
     def __init__(self, root):
         self.root, self.path, self.warnings = root, root / "net", []
@@ -50,7 +51,7 @@ def place(tmp_path):
     return Place(tmp_path)
 
 
-# -- what lies on the disk --------------------------------------------------------------------------------
+# -- the files on the disk --------------------------------------------------------------------------------------------
 
 def test_files_are_those_of_the_go_plugin(place):
     with place() as store:
@@ -163,12 +164,12 @@ def test_an_index_that_cannot_be_a_file_is_reported_and_not_used(place):
 
 
 def test_an_index_of_an_earlier_boot_is_read_anew(place, monkeypatch):
-    """After a power failure, the index and the files can be from different times."""
+    """After a power failure, the file of the index may be older than the address files."""
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
-        store.index.drop(ip("10.1.0.2"), POD)       # as an older index would
+        store.index.drop(ip("10.1.0.2"), POD)       # an older index lacks this owner
     with place() as store:
-        assert store.addresses_of(POD) == []        # the same boot: believed
+        assert store.addresses_of(POD) == []        # in the same boot, the store trusts the index
     monkeypatch.setattr(store_module, "boot_id", lambda: b"1" * 36)
     with place() as store:
         assert store.addresses_of(POD) == [ip("10.1.0.2")]
@@ -203,7 +204,7 @@ def test_killed_anywhere_files_and_index_agree_afterwards(place):
         with place() as store:
             files = {name: (place.path / name).read_bytes() for name in place.addresses()}
             whole = {name: content for name, content in files.items() if content}
-            assert len(store.index) == len(whole)       # a kill may leave an empty file, which holds nothing
+            assert len(store.index) == len(whole)  # a killed process may leave an empty file, which holds no address
             for name, content in whole.items():
                 assert ip(name) in store.index.addresses_of(content)
         rng.random()
@@ -213,7 +214,7 @@ def test_the_file_of_another_owner_is_left_and_authoritative(place):
     with place() as store:
         store.take(ip("10.1.0.2"), POD)
         store.take(ip("10.1.0.3"), POD)
-        place.put("10.1.0.2", b"other\r\neth0")             # written in place, without a change of the directory
+        place.put("10.1.0.2", b"other\r\neth0")             # a write in place does not change the directory's mtime
         os.unlink(place.path / "10.1.0.3")
         assert store.addresses_of(POD) == []
         assert store.addresses_of(OTHER) == [ip("10.1.0.2")]
@@ -223,7 +224,8 @@ def test_the_file_of_another_owner_is_left_and_authoritative(place):
 
 
 def test_an_index_that_missed_a_removal_is_corrected_when_the_address_is_allocated(place):
-    """A program without the lock removed a file. The index records the next owner of the address."""
+    """A program removed a file without the lock. The next allocation of the address records the new owner in the
+    index."""
     with place() as store:
         store.take(ip("10.1.0.2"), OTHER)
         os.unlink(place.path / "10.1.0.2")
@@ -239,7 +241,7 @@ def test_full_is_checked_against_the_number_of_files(place):
         assert store.recheck() and not store.index.is_held(ip("10.1.0.2"))
 
 
-# -- torn files -------------------------------------------------------------------------------------------
+# -- incomplete files -------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 9, b"\r\n", b"  ", b"pod\r\n\0\0\0\0", b"po\x01"])
 def test_an_empty_or_torn_file_is_free_and_reclaimed_with_a_warning(place, content):
@@ -255,7 +257,7 @@ def test_an_empty_or_torn_file_is_free_and_reclaimed_with_a_warning(place, conte
 
 
 def test_a_file_that_another_program_writes_this_moment_is_not_reclaimed(place, monkeypatch):
-    """`echo note > 10.1.0.2` creates an empty file first. An ADD at that moment took the address."""
+    """`echo note > 10.1.0.2` first creates an empty file. Once, an ADD at that moment took the address."""
     monkeypatch.setattr(waiting, "readable", lambda *_: [place.put(name, b"note") for name in ("10.1.0.2", "10.1.0.3")])
     with place() as store:
         place.put("10.1.0.2")
@@ -315,7 +317,7 @@ def test_a_data_directory_that_is_a_file_is_named(tmp_path):
 
 
 def test_a_write_that_fails_leaves_no_file(place):
-    """On a full disk the file could be created, but its content could not be written."""
+    """On a full disk, the kernel creates the file but cannot write its content."""
     with place() as store:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (3, before[1]))
@@ -381,7 +383,7 @@ def test_fsync_is_done_for_the_file_and_the_directory(place, monkeypatch):
 
 
 def test_two_processes_never_take_the_same_address(place):
-    """Both processes try to take 300 addresses in the same order, under the lock each time."""
+    """Several processes try to take 300 addresses in the same order, each time under the lock."""
     with place():
         pass
     children = []

@@ -1,4 +1,4 @@
-"""host-local's files if one cannot be read, is not a regular file, or is on a file system that hangs."""
+"""host-local's files when one file cannot be read, is not a regular file, or is on a file system that hangs."""
 
 import errno
 import os
@@ -27,8 +27,8 @@ def node(tmp_path):
 
 @pytest.fixture
 def refuse(monkeypatch):
-    """Return a function refuse(errno, name...): from now on, reading a file of these names fails; without names, no
-    read fails."""
+    """Return a function refuse(errno, name...). After the call, reading files of these names fails; without names, all
+    reads succeed."""
     read_file, refused = address_files.read_file, {}
 
     def read(name, *args, **more):
@@ -46,7 +46,7 @@ def refuse(monkeypatch):
 
 @pytest.fixture(params=["known", "lost"])
 def index(request, node):
-    """Whether the index knows the file's owner before the file cannot be read."""
+    """Return a function that removes the index, or does nothing. Tests call it before a file becomes unreadable."""
     def lose():
         if request.param == "lost":
             (node.path / ".fastcni.index").unlink()
@@ -57,7 +57,7 @@ def index(request, node):
 
 @pytest.mark.parametrize("number", ERRORS)
 def test_del_of_a_pod_whose_file_cannot_be_read_says_so_and_a_later_one_releases_it(node, refuse, index, number):
-    """DEL succeeded, the index recorded a wrong owner, and the address was never released."""
+    """Once, DEL succeeded and the index recorded a wrong owner. The address was never released."""
     node.add(SMALL)
     node.add(SMALL, "other")
     index()
@@ -84,7 +84,7 @@ def test_an_unreadable_file_stops_no_other_pod(node, refuse, index):
 
 
 def test_gc_keeps_and_names_what_it_cannot_read_and_releases_the_rest(node, refuse, index):
-    """A file that could not be read had no valid owner, and GC removed it from under a running pod."""
+    """Once, an unreadable file had no valid owner, so GC removed the file of a running pod."""
     node.add(SMALL)
     node.add(SMALL, "other")
     index()
@@ -102,8 +102,8 @@ def test_gc_keeps_and_names_what_it_cannot_read_and_releases_the_rest(node, refu
 
 
 def test_del_of_half_a_pod_reports_the_file_it_cannot_read(node, refuse):
-    """The pod has two addresses, and one file can be read. DEL releases this address, and fails until the other file
-    can be read."""
+    """The pod has two addresses, and the file of the first cannot be read. DEL releases the second address, and fails
+    until the first file is readable."""
     ranges = {"ranges": [[{"subnet": "10.1.0.0/29"}], [{"subnet": "fd00::/64"}]]}
     node.add(ranges)
     (node.path / ".fastcni.index").unlink()
@@ -116,7 +116,7 @@ def test_del_of_half_a_pod_reports_the_file_it_cannot_read(node, refuse):
 
 def test_an_address_whose_file_cannot_be_read_is_held_by_an_owner_that_is_read_later(node, refuse):
     with Store(str(node.root), "net", print, create=True) as store:
-        (node.path / FIRST).write_bytes(POD)            # by a program without the lock
+        (node.path / FIRST).write_bytes(POD)            # another program writes the file, without the lock
         refuse(errno.EIO, FIRST)
         packed = bytes([10, 1, 0, 2])
         assert not store.take(packed, OTHER) and store.index.is_held(packed)
@@ -128,7 +128,7 @@ def test_an_address_whose_file_cannot_be_read_is_held_by_an_owner_that_is_read_l
 
 
 def test_the_index_goes_on_being_used_beside_an_unreadable_file(node, refuse, monkeypatch):
-    """One bad file among 60,000 must not make each request read all of them."""
+    """One unreadable file among 60,000 must not make each request read all files."""
     node.add(SMALL)
     node.add(SMALL, "other")
     (node.path / ".fastcni.index").unlink()
@@ -168,7 +168,7 @@ print(*node.warnings, sep="\\n")
 
 
 def run(node, command, *wrapper):
-    """Return the output of one plugin call in a new process. wrapper: the beginning of the command line."""
+    """Run one plugin call in a new process, and return its output. wrapper: words before the command line."""
     code = CALL.format(root=ROOT, where=str(node.root), command=command)
     done = subprocess.run([*wrapper, sys.executable, "-c", code], check=False, capture_output=True, text=True,
                           timeout=60)
@@ -177,7 +177,7 @@ def run(node, command, *wrapper):
 
 
 def test_without_the_right_to_read_a_file_del_says_so(node):
-    """The server's unit has no CAP_DAC_OVERRIDE, so the server cannot read another user's file."""
+    """The server's systemd unit has no CAP_DAC_OVERRIDE, so the server cannot read a file with mode 0."""
     if os.geteuid() != 0 or not which("setpriv"):
         pytest.skip("needs root and setpriv: runs DEL without CAP_DAC_OVERRIDE")
     node.add(SMALL)
@@ -203,11 +203,12 @@ def test_a_disk_that_fails_to_read_a_file_once_loses_nothing(node, command):
     assert node.files() == {}
 
 
-# -- what is no file ------------------------------------------------------------------------------------------
+# -- objects that are no regular files --------------------------------------------------------------------------------
 
 @pytest.fixture(params=KINDS)
 def put(request, node):
-    """Return a function put(name) that puts something other than a file in the place of a file."""
+    """Return a function put(name) that creates an object of another type (a FIFO, a directory, ...) in place of a
+    file."""
     def put(name):
         node.path.mkdir(exist_ok=True)
         KINDS[request.param](str(node.path / name))
@@ -215,7 +216,7 @@ def put(request, node):
 
 
 def test_a_lock_that_is_no_file_is_refused_and_not_waited_for(node, put):
-    """The open of a pipe waits for a writer. The server waited with the GIL, so all its requests waited."""
+    """open(2) of a FIFO waits for a writer. Once, the server waited with the GIL, so all its requests waited."""
     put("lock")
     for command in ("ADD", "DEL"):
         assert f"CniError lock {node.path}/lock: " in run(node, command)
@@ -238,7 +239,7 @@ def test_an_index_that_is_no_file_is_named_and_not_used(node, put):
 
 
 def test_an_address_that_is_no_file_is_held_by_nobody_and_stays(node, put):
-    """A pipe was taken for an empty file and its address was given. GC removed a socket."""
+    """Once, a FIFO counted as an empty file, and its address was given to a pod. GC removed a socket."""
     put(FIRST)
     before = os.lstat(node.path / FIRST)
     assert node.add(SMALL) == [SECOND]
@@ -285,7 +286,7 @@ thread.join()
     ("ADD", "close", "net/lock"), ("ADD", "linkat", SECOND), ("ADD", "openat", "last_reserved_ip.0"),
     ("DEL", "openat", FIRST), ("DEL", "read", f"net/{FIRST}"), ("DEL", "unlinkat", FIRST)])
 def test_a_file_system_that_hangs_holds_up_its_own_request_only(node, command, call, name):
-    """The server opened the lock and the index, and read pages of the map, with the GIL."""
+    """Once, the server opened the lock and the index, and read the index's pages, without releasing the GIL."""
     if not which("strace"):
         pytest.skip("needs strace: delays a system call")
     node.add(SMALL, "pod" if command == "DEL" else "other")
@@ -301,7 +302,7 @@ def test_a_file_system_that_hangs_holds_up_its_own_request_only(node, command, c
 # -- directories ------------------------------------------------------------------------------------------------------
 
 def test_whatever_the_umask_nobody_else_may_write_to_the_directories(tmp_path):
-    """With umask 0 the directories above a network's were made 0777."""
+    """Once, with umask 0, the directories above a network's directory had mode 0777."""
     before = os.umask(0)
     try:
         node = Node(tmp_path / "lib" / "cni" / "networks")

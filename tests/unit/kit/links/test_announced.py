@@ -1,4 +1,5 @@
-"""Waits for notifications of the kernel: the right one, in time, also if the kernel drops notifications."""
+"""Waits for kernel notifications. A wait ends at the right notification or at its time limit, even if the kernel drops
+notifications."""
 
 import struct
 from errno import EBUSY, ENOBUFS, ENODEV
@@ -22,14 +23,15 @@ def notice(kind, index, family=uapi.AF_UNSPEC):
 
 
 def state(up, master=4):
-    """Return the kernel's answer to a request for port 7, which is on a bridge, and operationally up or not."""
+    """Return the kernel's description of link 7. up: whether the link is operationally up. master: the index of its
+    bridge."""
     link = Link(7, "veth0", "veth")
     link.master, link.flags = master, uapi.IFF_UP | uapi.IFF_LOWER_UP if up else 0
     return Node().encoded("host", link)
 
 
 class Looks(FakeKernel):
-    """Answer the nth request with the nth of `states`, then with the last one."""
+    """A kernel that answers the n-th request with the n-th of `states`, and later requests with the last."""
 
     def __init__(self, *states):
         super().__init__()
@@ -47,7 +49,7 @@ class Looks(FakeKernel):
     [notice(uapi.RTM_DELLINK, 7)],
     [notice(uapi.RTM_NEWLINK, 7), notice(uapi.RTM_DELLINK, 8), notice(uapi.RTM_DELLINK, 7)],
     [ack(1, ENODEV)],
-    [OSError(ENOBUFS, ""), ack(1)],                     # the announcement was dropped, the ACK is still to come
+    [OSError(ENOBUFS, ""), ack(1)],                     # the kernel dropped the notification, the ACK follows
 ], ids=["announced", "after others", "gone before", "dropped"])
 def test_a_delete_returns_when_the_kernel_announces_that_the_link_is_gone(queue):
     watcher = Socket(queue)
@@ -56,7 +58,8 @@ def test_a_delete_returns_when_the_kernel_announces_that_the_link_is_gone(queue)
 
 
 def test_each_link_is_a_request_of_its_own():
-    """In one request, the kernel changes the second link only after the grace period of the first link, 17 ms later."""
+    """If one request deletes both links, the kernel deletes the second link only after the first link's grace period,
+    17 ms later."""
     deferred = []
     watcher = Socket([notice(uapi.RTM_DELLINK, 8), notice(uapi.RTM_DELLINK, 7)])
     deletion.delete(watcher, lambda *args: deferred.append(args), (7, "veth0"), (8, "ifb0"))
@@ -73,7 +76,7 @@ def test_the_refusal_of_one_link_is_raised_after_the_others_are_gone(refused):
 
 
 def test_a_port_that_leaves_its_bridge_is_not_gone_yet(monkeypatch):
-    """The bridge notifies of the port in its own family before the link is deleted."""
+    """Before the kernel deletes the link, the bridge sends RTM_DELLINK with family AF_BRIDGE."""
     monkeypatch.setattr(deletion, "DELETE_TIMEOUT_S", 0.05)
     with pytest.raises(CniError) as caught:
         deletion.delete(Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]), deletion.send_out, (7, "veth0"))
@@ -99,7 +102,7 @@ def test_a_port_that_is_up_is_not_waited_for():
                          ids=["announced", "dropped"])
 def test_a_port_is_waited_for_until_it_is_up(queue, monkeypatch):
     monkeypatch.setattr(announced, "open_watcher", lambda: Socket(queue))
-    sock = Looks(state(False), state(False), state(True))       # the state is read once more when the watcher listens
+    sock = Looks(state(False), state(False), state(True))  # port_up() reads the state again after the watcher listens
     announced.port_up(sock, 7, 4)
     assert len(sock.sent) == 3
 
@@ -123,7 +126,8 @@ def test_a_port_that_lost_its_bridge_is_not_waited_for(monkeypatch):
 # -- addresses ---------------------------------------------------------------------------------------------
 
 class Addresses(Looks):
-    """A kernel whose nth list of addresses has an address with the nth of `flags`. The link is up as `up` says."""
+    """A kernel whose n-th list of addresses contains an address with the n-th of `flags`. up: whether the link is
+    up."""
 
     def __init__(self, *flags, up=True):
         super().__init__(*flags)

@@ -1,4 +1,4 @@
-"""Finding links and their addresses (real kernel)."""
+"""Find links and their addresses in the real kernel."""
 
 from lab.node import Inside
 
@@ -7,7 +7,8 @@ from fastcni.kit.links import find
 
 
 def test_a_link_that_has_vanished_has_no_addresses(pod):
-    """An earlier DEL was killed while the kernel deleted the link. The next DEL saw the link disappear, and failed."""
+    """An earlier DEL was killed while the kernel deleted the link. Once, the link vanished during the next DEL, and
+    this DEL failed."""
     with Inside(pod):
         sock = wire.open_socket()
     try:

@@ -1,4 +1,4 @@
-"""podman's networks as CNI lists, `create`, and the answers of netavark's protocol."""
+"""podman's networks as CNI lists, the command `create`, and answers in netavark's protocol."""
 
 import json
 
@@ -15,7 +15,7 @@ NETWORK = {"name": "net", "id": "2f259bab93aa", "driver": "fastcni", "network_in
 
 
 def made(own=None, container=None, **keys):
-    """Return the list for a container, and its capability arguments."""
+    """Return the plugins of a container's CNI list, and the capability arguments."""
     document = {"network": {**NETWORK, **keys}, "network_options": {
         "interface_name": "eth0", "static_ips": ["10.1.0.5"], **(own or {})}, **(container or {})}
     found = network.attachment(Section(document))
@@ -115,7 +115,7 @@ def test_json_that_is_not_podmans_is_refused(stdin):
 
 
 def test_the_name_of_a_network_cannot_add_keys_to_the_configuration():
-    """podman's JSON becomes a value of the configuration; a name with quotes stays a name."""
+    """podman's JSON becomes one JSON value of the configuration. Quotes in a network's name add no key."""
     name = 'x","type":"bridge'
     _, stdin = netavark.as_cni({"CNI_COMMAND": "ADD"}, json.dumps({"network": {"name": name}}).encode())
     assert json.loads(stdin) == {"cniVersion": "1.1.0", "name": name, "type": "netavark",

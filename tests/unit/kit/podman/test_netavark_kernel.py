@@ -1,4 +1,5 @@
-"""podman's networks by netavark's plugin protocol: setup and teardown in this process and by the installed file."""
+"""podman's networks by netavark's plugin protocol. The tests run setup and teardown in this process and by the
+installed file."""
 
 import base64
 import contextlib
@@ -29,7 +30,7 @@ WEB = {"container_port": 80, "host_port": 8080, "protocol": "tcp", "range": 1, "
 
 
 def setup(*subnets, ips=("10.88.0.50",), ports=(), mac=None, container=ID, interface="eth0", **keys):
-    """Return podman's JSON for a container of the network "podman-net". keys: those of the network."""
+    """Return podman's JSON for a container of the network "podman-net". keys: of the network."""
     network = {"name": "podman-net", "id": "2f259bab93", "driver": "fastcni", "network_interface": "podman1",
                "internal": False, "ipv6_enabled": False, "dns_enabled": False, "options": None,
                "ipam_options": {"driver": "host-local"}, "subnets": list(subnets or (SUBNET,)), **keys}
@@ -39,7 +40,7 @@ def setup(*subnets, ips=("10.88.0.50",), ports=(), mac=None, container=ID, inter
 
 
 class Podman:
-    """Requests as the launcher and the server pass them on, in the mode of the test."""
+    """Make podman's requests as launcher and server do, in the test's mode."""
 
     def __init__(self, mode):
         self.mode = mode
@@ -64,7 +65,7 @@ class Podman:
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """The directory of the records."""
+    """Return the directory of the attachments' records."""
     monkeypatch.setattr(record, "DIRECTORY", str(tmp_path / "cni" / "results"))
     return tmp_path / "cni" / "results"
 
@@ -97,10 +98,10 @@ def test_setup_makes_what_podmans_own_network_has_and_teardown_removes_it(podman
     with listen(pod, 80):
         assert ask(external, "198.51.100.1", 8080) == "198.51.100.9"
     with listen(external, 90):
-        assert ask(pod, "198.51.100.9", 90) == "198.51.100.1"               # masquerade
+        assert ask(pod, "198.51.100.9", 90) == "198.51.100.1"               # the pod's address is masqueraded
     podman.teardown(document, pod)
     assert "eth0" not in links(pod) and records(results) == []
-    run("ip", "link", "del", "podman1")         # stays, as with CNI
+    run("ip", "link", "del", "podman1")         # teardown does not delete the bridge, as with CNI
     assert eventually(lambda: node.left(pod) == before)
 
 
@@ -148,7 +149,7 @@ def test_isolated_networks_do_not_reach_each_other(podman, pod_netns):
     for document, pod in ((first, one), (second, two), (third, free)):
         podman.setup(document, pod)
     with listen(one, 80):
-        assert ask(free, "10.88.0.50", 80) == "10.88.0.1"       # masqueraded
+        assert ask(free, "10.88.0.50", 80) == "10.88.0.1"       # this pod's address is masqueraded
         assert not ask(two, "10.88.0.50", 80, wait=0.5)
     for document, pod in ((first, one), (second, two), (third, free)):
         podman.teardown(document, pod)
@@ -164,7 +165,7 @@ def test_teardown_succeeds_twice_without_a_record_and_with_the_namespace_gone(po
     podman.teardown(document, pod)
     assert "10.88.0.50" not in run("nft", "list", "ruleset")
     podman.setup(document, pod)
-    podman.teardown(document, None)     # its path no longer exists, and the kernel removes the links with the namespace
+    podman.teardown(document, None)     # the namespace no longer exists, and the kernel has deleted its links
     assert "10.88.0.50" not in run("nft", "list", "ruleset") and records(results) == []
 
 
@@ -178,7 +179,7 @@ def test_a_failed_setup_leaves_nothing(podman, node, pod, results):
 
 
 def test_a_setup_deletes_what_an_earlier_one_has_left_in_another_namespace(podman, pod_netns, results):
-    """The node lost power, or a process was killed, before a teardown."""
+    """A power failure or a kill prevented the teardown of the earlier setup."""
     old, new = pod_netns(), pod_netns()
     podman.setup(setup(ports=[WEB]), old)
     podman.setup(setup(ips=["10.88.0.60"], ports=[{**WEB, "host_port": 8081}]), new)
@@ -199,8 +200,8 @@ def test_a_damaged_record_does_not_keep_rules(podman, pod, results, content):
 
 
 def test_ports_lead_to_the_first_network_of_each_family(podman, pod, results):
-    """netavark gives a container's ports to each of its networks. The second network failed, because the port was
-    taken."""
+    """netavark gives a container's ports to each of its networks. Once, the setup of the second network failed, because
+    the port was in use."""
     first = setup(ports=[WEB])
     second = setup({"subnet": "10.89.0.0/16", "gateway": "10.89.0.1"}, SUBNET6, ips=["10.89.0.5", "fd88::5"],
                    ports=[WEB, {**WEB, "host_port": 8081, "host_ip": "198.51.100.1"}], interface="eth1", name="two",
@@ -237,7 +238,7 @@ def test_a_list_of_ones_own_gets_podmans_addresses_mac_and_ports(podman, node, p
     assert answer["interfaces"]["eth0"] == {"mac_address": "0a:00:5e:00:53:01", "subnets": [
         {"ipnet": "10.88.0.77/16", "gateway": "10.88.0.1"}]}
     assert set(node.held("mine")) == {"10.88.0.77"} and "10.88.0.77 . 80" in run("nft", "list", "ruleset")
-    (tmp_path / "9.conflist").unlink()          # the record has the list of the setup
+    (tmp_path / "9.conflist").unlink()          # teardown finds the list in the record of the setup
     podman.teardown(document, pod)
     assert node.held("mine") == {} and records(results) == []
     status, answer, _ = podman("ADD", document, pod)
@@ -258,8 +259,8 @@ def test_the_record_is_what_libcni_writes(podman, pod, results):
 
 
 class Installed:
-    """The installed file and servers, in a mount namespace whose /var/lib/cni is empty. Mounts of pods' namespaces
-    propagate to it."""
+    """The installed file and servers in a mount namespace with an empty /var/lib/cni. Mounts of pods' namespaces
+    propagate to this mount namespace."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -272,7 +273,7 @@ class Installed:
         self.before = ("nsenter", "-t", str(self.holder.pid), "--mount", "--")
 
     def __call__(self, *words, stdin=b"", server="", **env):
-        """Run the file; return (exit status, document, stderr)."""
+        """Run the installed file. Return (exit status, document, stderr)."""
         done = subprocess.run([*self.before, self.directory / "netavark" / "fastcni", *words], input=stdin,
                               capture_output=True, timeout=60, check=False,
                               env={"PATH": os.environ["PATH"], "FASTCNI_SOCKET": str(server), **env})
@@ -293,7 +294,7 @@ def installed(tmp_path, host_netns):
 
 
 def test_the_installed_file_speaks_the_protocol_one_shot_and_by_a_server(installed, node, pod, tmp_path):
-    """Variables of CNI that podman's caller happens to have change nothing."""
+    """CNI variables in the environment of podman's caller must have no effect."""
     document = setup(ports=[WEB])
     stdin = json.dumps(document).encode()
     network = {**document["network"], "network_interface": "", "dns_enabled": True}
@@ -325,11 +326,11 @@ def test_the_installed_file_speaks_the_protocol_one_shot_and_by_a_server(install
 
 
 def test_a_server_that_is_killed_during_a_setup_costs_nothing_and_leaves_nothing(installed, node, pod, tmp_path):
-    """netavark calls no teardown for such a setup. So the launcher runs the setup again, which first deletes the
+    """netavark calls no teardown for such a setup. So the launcher runs the setup again, which first deletes
     remains."""
     document = setup(ports=[WEB])
     stdin, path = json.dumps(document).encode(), f"/run/netns/{pod}"
-    installed("setup", path, stdin=stdin)       # the tables exist from here on
+    installed("setup", path, stdin=stdin)       # setup makes the nftables tables, which remain
     installed("teardown", path, stdin=stdin)
     before = node.left(pod)
     strace = ["strace", "-D", "-f", "-o", tmp_path / "trace", "-e", "trace=sendto", "-e",

@@ -1,4 +1,5 @@
-"""Keys of sysctls: read as the reference does, otherwise as sysctl(8) does, and never outside net/."""
+"""Keys of sysctls. fastcni reads them like the reference plugin, otherwise like sysctl(8). A key never leads outside of
+net/."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Nodes on one local store; see watched.py."""
+"""Fixtures: nodes that share one local store. See watched.py."""
 
 import pytest
 from unit.kit.ipam.cluster.node import Node

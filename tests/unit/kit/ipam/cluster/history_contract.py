@@ -1,4 +1,4 @@
-"""A store's history and log, which show whether the store was restored from a backup."""
+"""A store's history and log, by which a node notices that the store was restored from a backup."""
 
 from fastcni.kit.ipam.cluster.contract import log_restored, restored
 

@@ -1,4 +1,4 @@
-"""The state machine of test_model.py: a cluster, an operator and runtimes, in any order."""
+"""The state machine of test_model.py. A cluster, an operator and runtimes act in any order."""
 
 import itertools
 import json
@@ -19,19 +19,20 @@ from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
 
 NODES = ("n1", "n2", "n3")
-IPAM = {                        # {network: its keys}. All networks have blocks of four addresses
+IPAM = {                        # {network: its keys}. In all networks but "tiny", a block has four addresses.
     "wide": {"range": "10.0.0.0/28"},
     "overlapping": {"range": "10.0.0.8-10.0.0.23/27"},
     "dual": {"ipRanges": [{"range": "10.0.0.0/28"}, {"range": "fd00::/124"}]},
-    "tiny": {"range": "10.0.0.12/30", "block_size": 32},        # each address is claimed separately
+    "tiny": {"range": "10.0.0.12/30", "block_size": 32},        # nodes claim each address separately
     "sticky": {"range": "10.0.0.0/28", "sticky": "pod"},
     "fixed": {"range": "10.0.0.0/28"},
     "other-space": {"range": "10.0.0.0/28", "network_name": "other"},
 }
 FIXED = ("10.0.0.5", "10.0.0.10", "10.0.0.14")
-STEPS_S = (1.0, 31.0, 61.0, 301.0, 601.0)   # beyond: nothing, cool-down, life of a node, confirmation, grace
+# longer than: nothing, cool-down, a node's life without heartbeats, confirmation, grace period
+STEPS_S = (1.0, 31.0, 61.0, 301.0, 601.0)
 TRY_AGAIN_LATER = 11
-OLDER = 100                     # changes of the store before a backup: the log of a younger store shows no restore
+OLDER = 100  # changes of the store before the first backup. The log of a younger store does not show a restore
 
 nodes = st.integers(0, len(NODES) - 1)
 number = st.integers(0, 50)
@@ -39,8 +40,8 @@ fault = st.one_of(st.none(), st.none(), st.tuples(st.sampled_from(FAULTS), st.in
 
 
 class Pod:
-    """A pod of the model. addresses: those of its last result. live: whether the pod uses them. ended: whether its DEL
-    is due."""
+    """A pod of the model. addresses: the addresses in its last result. live: whether the pod uses them. ended: whether
+    its DEL is due."""
 
     def __init__(self, node, network, container, args):
         self.node, self.network, self.container, self.args = node, network, container, args
@@ -54,8 +55,8 @@ class Pod:
 
 
 class ClusterMachine(RuleBasedStateMachine):
-    """The machine on a store in memory; real_stores.py has the machines on other stores. current: the running machine.
-    steps: the steps of all machines since take_steps()."""
+    """The state machine on a store in memory; real_stores.py has machines on other stores. current: the running
+    machine. steps: the number of steps of all machines since take_steps()."""
 
     current, steps = None, 0
 
@@ -68,7 +69,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster = Cluster(self.directory, NODES, self.open_store)
         self.nodes, self.numbers = self.cluster.nodes, itertools.count(1)
         self.saved = None
-        self.pods, self.owners = {}, {}         # by container; the live owner of each (space, address)
+        self.pods, self.owners = {}, {}         # pods by container ID; the live pod that has each (space, address)
         store = self.open_store()
         for space in {space_of(network) for network in IPAM}:
             store.grid(space, {"4": 30, "6": 126})
@@ -77,13 +78,13 @@ class ClusterMachine(RuleBasedStateMachine):
     store = MemoryStore
 
     def open_store(self):
-        """A connection of one process to the store."""
+        """Return a connection to the store, for one process."""
         return self.store(self.memory)
 
     @invariant()
     def former_epochs_write_nothing(self):
-        """Check that an active block has the present epoch of its node: a node that was declared dead has not written
-        since."""
+        """Assert that each active block has the current epoch of its node. So a node that was declared dead has not
+        written."""
         store = self.open_store()
         nodes = {node.name: node for node in store.nodes()}
         for block in store.blocks():
@@ -126,7 +127,7 @@ class ClusterMachine(RuleBasedStateMachine):
             args += f";IP={ip}"
         for other in self.pods_of(node):
             if other.network == network and pod_of(other.args) == pod_of(args):
-                self.end(other)                 # another sandbox takes its place
+                self.end(other)                 # the new sandbox replaces the pod's earlier sandbox
         pod = Pod(node, network, f"c{next(self.numbers)}", args)
         self.pods[pod.container] = pod
         self.request(pod, "ADD", fault)
@@ -158,18 +159,18 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(at=nodes, fault=fault)
     def return_idle(self, at, fault):
-        """A server returns its node's blocks that have no pod."""
+        """Let a node's server return the blocks without pods."""
         self.of_server(at, fault, lambda store, keys: upkeep.give_back_idle(store, keys, print, 0.0, spare=0))
 
     @rule(at=nodes, fault=fault)
     def confirm(self, at, fault):
-        """A server sends heartbeats."""
+        """Let a node's server send heartbeats."""
         for network in ("wide", "other-space"):
             self.of_server(at, fault, lambda store, keys: claims.confirm(store, keys, print), network)
 
     @rule(at=nodes, fault=fault)
     def answer(self, at, fault):
-        """A server answers the nodes that ask for addresses of its node's blocks."""
+        """Let a node's server answer nodes that ask for addresses of its blocks."""
         self.of_server(at, fault, lambda store, keys: [
             upkeep.answer_asked(store, keys, print, ip_claim) for ip_claim in store.ip_claims(keys.space)])
 
@@ -185,7 +186,7 @@ class ClusterMachine(RuleBasedStateMachine):
         self.began(pod.node, process, lambda reply: self.answered(pod, command, reply))
 
     def began(self, node, process, answered):
-        """Record the actions of a process that has ended or paused, or that it will continue."""
+        """Store a paused process, or pass the reply of a process that has ended to answered()."""
         if process.paused:
             node.process = process, answered
         elif process.reply is not None:
@@ -208,7 +209,7 @@ class ClusterMachine(RuleBasedStateMachine):
             assert owner is pod, f"{key} has two live owners: {owner} and {pod}"
 
     def end(self, pod):
-        """End the pod's use of its addresses."""
+        """Record that a pod no longer uses its addresses."""
         for key in pod.places():
             if self.owners.get(key) is pod:
                 del self.owners[key]
@@ -221,7 +222,7 @@ class ClusterMachine(RuleBasedStateMachine):
         found = [pod for pod in self.pods.values() if fits(pod)]
         return found[choice % len(found)] if found else None
 
-    # -- what happens to nodes and to the store ------------------------------------------------------------------------
+    # -- events of nodes and of the store -----------------------------------------------------------------------------
 
     @precondition(lambda self: any(node.process for node in self.nodes))
     @rule(choice=number)
@@ -247,12 +248,12 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(at=nodes)
     def change_reach(self, at):
-        """Begin or end a partition."""
+        """Begin or end a network partition of a node."""
         self.nodes[at].reachable = not self.nodes[at].reachable
 
     @rule(at=nodes)
     def change_power(self, at):
-        """Switch a node off, which ends its pods, or on, with another boot id."""
+        """Switch a node off, which ends its pods, or switch it on with a new boot ID."""
         node = self.nodes[at]
         if node.up:
             self.kill(node)
@@ -263,7 +264,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule()
     def repair(self):
-        """Every node has power and reaches the store."""
+        """Give each node power and a connection to the store."""
         for node in self.nodes:
             node.reachable = True
             if not node.up:
@@ -285,8 +286,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.now += seconds
 
     def take_backup(self):
-        """Return a backup of a store that a node has joined: a restore of an earlier backup would not show to a new
-        node. Return None if no node has joined, or if this machine restores no backup."""
+        """Return a backup of a store that a node has joined, or None. A new node could not notice the restore of an
+        earlier backup. Some machines restore no backup, and always return None."""
         return self.memory.backup() if self.memory.logged else None
 
     def put_back(self, saved):
@@ -299,7 +300,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.saved)
     @rule(order=st.permutations(range(len(NODES))), networks=st.lists(st.sampled_from(list(IPAM)), max_size=3))
     def restore(self, order, networks):
-        """Restore the store. Each node asks it within a minute, in any order, between other ADDs."""
+        """Restore the store from the backup. Within a minute each node sends heartbeats, in any order, between ADDs."""
         self.repair()
         for node in self.nodes:
             self.kill(node)
@@ -316,19 +317,20 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(at=nodes, observer=nodes, fault=fault)
     def declare_dead(self, at, observer, fault):
-        """Let an operator or a server declare a node dead whose heartbeats have stopped."""
+        """If a node's heartbeats have stopped, let an operator or a server declare it dead."""
         self.of_operator(at, observer, fault, LOST, lambda store, record: store.declare_dead(record))
 
     @rule(at=nodes, observer=nodes)
     def lose(self, at, observer):
-        """Cut a node off until another node declares it dead."""
+        """Cut a node off from the store until another node declares it dead."""
         self.nodes[at].reachable = False
         self.cluster.now += 61.0
         self.declare_dead(at, observer, None)
 
     @rule(at=nodes, observer=nodes)
     def remove(self, at, observer):
-        """Let an operator remove a node from the cluster: power off, declare dead, forget. The node may return."""
+        """Let an operator remove a node from the cluster: switch it off, declare it dead, forget it. The node may
+        return."""
         if self.nodes[at].up:
             self.change_power(at)
         self.lose(at, observer)
@@ -337,7 +339,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not node.up for node in self.nodes))
     @rule(at=nodes, observer=nodes, fault=fault)
     def forget(self, at, observer, fault):
-        """Forget a node without power, as rule A1 requires."""
+        """Let an operator forget a node that is switched off. Rule A1 requires that the node is off."""
         if not self.nodes[at].up:
             self.of_operator(at, observer, fault, DEAD, lambda store, record: store.forget(record))
 
@@ -350,7 +352,7 @@ class ClusterMachine(RuleBasedStateMachine):
         node = self.nodes[observer]
         if is_free(node) and observer != at:
             if fault and fault[0] == PAUSE:
-                fault = None                    # a forget() that waits would break A1
+                fault = None  # a paused forget() could run after the node has returned, against rule A1
             node.run(quietly(work), fault)
 
 
@@ -363,7 +365,7 @@ def space_of(network):
 
 
 def quietly(work):
-    """Return the work without the errors that a store may answer."""
+    """Return a function that calls `work` and ignores the errors that a store may raise."""
     def run(store):
         try:
             work(store)
@@ -373,5 +375,5 @@ def quietly(work):
 
 
 def is_free(node):
-    """Return whether the node can begin a process: in the simulation a node has one process at a time."""
+    """Return whether a node can begin a process. In the simulation, a node runs one process at a time."""
     return node.up and not node.process

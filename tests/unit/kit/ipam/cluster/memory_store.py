@@ -1,6 +1,6 @@
-"""A store in memory that does only what the contract requires: the reference for tests, quick and without files.
+"""A store in memory, for quick tests without files. It does only what the contract of stores requires.
 
-`Memory` is the stored state, with a clock. Each `MemoryStore` is the connection of one process to it.
+`Memory` is the stored state with a clock. Each `MemoryStore` is one process's connection to a Memory.
 """
 
 import copy
@@ -17,12 +17,12 @@ from fastcni.kit.ipam.cluster.stores import rules
 class Memory:
     """The stored state. nodes: {name: Node}; blocks, ip_claims, uses: {(space, cidr or address): record}.
 
-    now() is the store's clock in seconds. unrevised: the number of entries in the store's log without a revision.
-    Callers get copies of the records."""
+    now() is the store's clock in seconds. unrevised: the number of log entries whose changes did not increment
+    `revision`. Callers get copies of the records."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now, self.revision, self.unrevised, self.id, self.lock = now, 0, 1, "memory", threading.Lock()
-        self.logged = None                      # the History that settle() has recorded
+        self.logged = None                      # the History that settle() recorded last
         self.grids, self.nodes, self.blocks, self.ip_claims, self.uses = {}, {}, {}, {}, {}
 
     def backup(self):
@@ -32,10 +32,10 @@ class Memory:
     def restore(self, backup):
         (self.revision, self.logged, self.grids, self.nodes, self.blocks, self.ip_claims,
          self.uses) = copy.deepcopy(backup)
-        self.unrevised = 1 - self.revision      # a restored etcd has a new log
+        self.unrevised = 1 - self.revision      # a restored etcd begins a new log
 
     def put(self, table, key, record):
-        """Store a copy of the record with a new revision. Return another copy."""
+        """Store a copy of a record with a new revision. Return another copy."""
         self.revision += 1
         table[key] = copy.copy(record)
         table[key].revision = self.revision
@@ -86,7 +86,7 @@ class MemoryStore:
         return node if self.memory.now() - node.seen < NODE_TTL_S else states.silence(node)
 
     def _own(self, me):
-        """Return a copy of the node's record. Raises if the node may not write."""
+        """Return a copy of the node's record. Raises Fenced or Changed if the node may not write."""
         return states.heartbeat(self._node(me.name), me)
 
     def declare_dead(self, node):
@@ -125,7 +125,7 @@ class MemoryStore:
                 if space in ("", block.space) and node in ("", block.node)]
 
     def claim(self, me, wanted):
-        with self.memory.lock:                  # threads of the contract's tests claim at the same time
+        with self.memory.lock:                  # in some tests of the contract, several threads claim at the same time
             self._own(me)
             found = [self._block(*key) for key in wanted]
             claimed = [states.claim(block, me) for block in found]
@@ -135,7 +135,7 @@ class MemoryStore:
         return copy.copy(self.memory.blocks.get((space, cidr))) or states.free(space, cidr, self.memory.now())
 
     def _write(self, before, block):
-        """Write a block that an event has changed."""
+        """Write a block after an event. before: the block before the event."""
         key = block.space, block.cidr
         if before is block:
             return block
@@ -199,7 +199,7 @@ class MemoryStore:
         return [copy.copy(one) for _, one in sorted(self.memory.ip_claims.items(), key=place)
                 if space in ("", one.space) and node in ("", one.node) and pod in ("", one.pod)]
 
-    # -- after the fact ------------------------------------------------------------------------------------------------
+    # -- records of ended pods ----------------------------------------------------------------------------------------
 
     def write_uses(self, me, uses):
         self._own(me)

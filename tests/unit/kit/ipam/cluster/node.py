@@ -1,4 +1,4 @@
-"""A node of a cluster, with its own state directory and name, on a store that other nodes use, too."""
+"""A node of a cluster with its own name and state directory. Other nodes use the same store."""
 
 import os
 
@@ -15,7 +15,7 @@ FUNCTIONS = {"DEL": "delete", "CHECK": "check", "GC": "gc", "STATUS": "status"}
 
 
 class Node:
-    """One node, called as an entry point calls plugins. store: the settings of the store."""
+    """A node. Its methods call the plugin `cluster` as an entry point does. store: the settings of the store."""
 
     def __init__(self, root, name="a", store=None, mode=None):
         self.root, self.name, self.mode = root / name, name, mode or Mode()
@@ -44,7 +44,7 @@ class Node:
             self.warnings += req.warnings
 
     def add(self, ipam=NET, who="pod", **more):
-        """Run ADD; return the addresses without prefix length."""
+        """Run ADD, and return the addresses without prefix length."""
         return [ip["address"].split("/")[0] for ip in self.call("ADD", ipam, who, **more)["ips"]]
 
     def delete(self, ipam=NET, who="pod", **more):

@@ -1,4 +1,4 @@
-"""The state machine of machine.py on the stores that nodes use, instead of the store in memory."""
+"""The state machine of machine.py on the stores `local` and etcd."""
 
 import itertools
 import os
@@ -11,22 +11,22 @@ from fastcni.kit.ipam.cluster.stores.etcd import EtcdStore
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
 
 NUMBERS = itertools.count(1)
-NEVER_S = 86400                 # node_ttl: the lease of a node ends when the simulation says so
+NEVER_S = 86400                 # node_ttl in seconds: only end_leases() ends a lease
 
 
 class LocalMachine(ClusterMachine):
-    """The machine on the file of the store `local`. Each change of a file is a call of the process, which may crash
-    there."""
+    """The state machine on the file of the store `local`. Each change of a file is a call at which the simulation may
+    end the process."""
 
     def open_store(self):
         return LocalStore({"path": str(self.directory / "store")})
 
     def take_backup(self):
-        return None                 # only a lower revision shows a restore of this file
+        return None                 # a node notices the restore of this file only if the revision is lower
 
 
 class SimulatedEtcd(EtcdStore):
-    """The store of one process. The leases of nodes follow the simulated clock."""
+    """A process's connection to etcd. The leases of nodes follow the simulated clock."""
 
     def __init__(self, machine):
         super().__init__(machine.etcd.conf(prefix=machine.prefix, node_ttl=NEVER_S))
@@ -60,7 +60,8 @@ class SimulatedEtcd(EtcdStore):
 
 
 class EtcdMachine(ClusterMachine):
-    """The machine on a real etcd, with a prefix for each machine. etcd: an Etcd of cluster/etcd.py, set by a subclass.
+    """The state machine on a real etcd. Each machine has its own prefix. etcd: an Etcd of cluster/etcd.py, set by a
+    subclass.
 
     signs: the time of each node's last heartbeat, by the simulated clock.
     """
@@ -75,14 +76,14 @@ class EtcdMachine(ClusterMachine):
         return self.store(self)
 
     def end_leases(self):
-        """End the leases of nodes whose heartbeats have stopped for too long, as etcd does."""
+        """End the leases of nodes without heartbeats for NODE_TTL_S, as etcd would."""
         for name, when in list(self.signs.items()):
             if self.cluster.now - when >= NODE_TTL_S:
                 self.etcd.end_lease(self.prefix, name)
                 del self.signs[name]
 
     def take_backup(self):
-        return None                 # RestoredEtcdMachine restarts etcd for each restore
+        return None                 # only RestoredEtcdMachine restores, because each restore restarts etcd
 
     def teardown(self):
         super().teardown()
@@ -91,7 +92,7 @@ class EtcdMachine(ClusterMachine):
 
 
 class RestoredEtcdMachine(EtcdMachine):
-    """The machine with restores of etcd from backups, with the previous token."""
+    """The state machine on a real etcd that restores backups. etcd keeps its token."""
 
     def take_backup(self):
         return self.etcd.backup() if self.etcd.keys(f"{self.prefix}/log") else None

@@ -1,9 +1,9 @@
-"""A cluster in one process: nodes with a directory, a boot and a clock each, one store, and requests that can be
-stopped.
+"""A cluster simulated in one process. Each node has a directory, a boot ID and a clock. The nodes share one store, and
+requests can pause or crash.
 
-A `Process` runs one request of the plugin in a thread. Only one thread runs at any time: the simulation waits until the
-process ends, or pauses at a call of the store. A fault makes a chosen call fail, or ends the process. As after kill -9,
-later calls have no effect: each of them raises Crash, too.
+A `Process` runs one request of the plugin in a thread. Only one thread runs at a time: the simulation waits until the
+process ends or pauses at a call of the store. A fault makes a chosen call fail, or ends the process. After its end, as
+after kill -9, each later call of the process raises Crash and has no effect.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ OF_STORE = (LOST_REPLY, AWAY, PAUSE)
 CHANGES = ("write_file",)       # functions of fastcni._system that change files
 POSIX_CHANGES = ("unlink", "rename", "replace", "link", "symlink", "mkdir", "open", "write", "pwrite", "ftruncate")
 waiting_readable = waiting.readable
-START_S = 1_000_000.0           # of the simulated clock
-AHEAD_S = 1000.0                # so that the real times of files are before each simulated boot, if no clock has jumped
+START_S = 1_000_000.0           # start of the simulated clock
+AHEAD_S = 1000.0                # at first, each simulated boot is so much later than the files' real times
 here = threading.local()        # .process: the Process of this thread
 
 
 class Crash(Crowded):
-    """The process was killed. The class is a Crowded, which handle() does not turn into an answer."""
+    """Raised in a process that was killed. handle() turns no Crowded into an answer, so this class is a Crowded."""
 
 
 class Process:
-    """One request. fault: (kind, number of the call from 1, or its name), or None. reply: the answer, if the process
-    was not killed."""
+    """A simulated process that runs one request. fault: (kind, the call's number from 1 or its name), or None. reply:
+    the answer, or None after a crash."""
 
     def __init__(self, node, work, fault=None):
         self.node, self.work, self.fault = node, work, fault
@@ -76,13 +76,13 @@ class Process:
             self.reply = self.work()
         except Crash:
             pass
-        except BaseException as e:          # a fault of the simulation or of the plugin
+        except BaseException as e:          # a defect of the simulation or of the plugin
             self.error = e
         finally:
             self.stopped.release()
 
     def call(self, of_store, function, *args, **named):
-        """Make a call that has an effect. If it is the chosen call, apply the fault."""
+        """Call a function that has an effect. If `fault` names this call, apply the fault."""
         self._check()
         kind = ""
         if self.fault and (of_store or self.fault[0] not in OF_STORE):
@@ -113,7 +113,7 @@ class Process:
 
 
 class FaultyStore:
-    """The store as seen by a process."""
+    """A process's connection to the store. Each call may have a fault."""
 
     def __init__(self, process, store):
         self.process, self.store, self.name, self.seen = process, store, store.name, None
@@ -127,7 +127,7 @@ class FaultyStore:
         return call
 
     def history(self):
-        """Return the history at the last answer. This does not count as a call."""
+        """Return the store's history as it was at the last answer. This is no call to which a fault applies."""
         return self.seen or self.process.call(True, self.store.history)
 
     def close(self):
@@ -151,8 +151,8 @@ class SimulatedMode(Mode):
 
 
 class SimulatedNode:
-    """A node. up: whether it has power. reachable: whether it reaches the store. skew: the difference of its wall
-    clock, in seconds."""
+    """A node. up: whether it has power. reachable: whether it reaches the store. skew: the error of its wall clock, in
+    seconds."""
 
     def __init__(self, cluster, name, directory):
         self.cluster, self.name, self.directory = cluster, name, directory
@@ -163,29 +163,29 @@ class SimulatedNode:
         self.boot_id, self.booted, self.up = str(uuid.UUID(int=next(self.cluster.numbers))), self.cluster.now, True
 
     def begin(self):
-        """Let the next code run as this node."""
+        """Make this node the node whose clock and boot ID the code reads."""
         self.cluster.running = self
         files_store.known_boot_id = self.boot_id.encode()
 
     def call(self, command, conf, container="", args="", fault=None):
-        """Begin a request. Return the Process, which has ended or is paused."""
+        """Begin a request. Return its Process, which has ended or paused."""
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere",
                "CNI_NETNS": "/nowhere/pod", "CNI_NETNS_OVERRIDE": "1", "CNI_ARGS": args}
         stdin = json.dumps(self.conf(conf))
         return Process(self, lambda: handle("cluster", env, stdin.encode(), SimulatedMode(self.cluster)), fault)
 
     def conf(self, conf):
-        """Return a configuration as this node has it."""
+        """Return the configuration with this node's name and directory."""
         return {**conf, "ipam": {**conf["ipam"], "dataDir": str(self.directory), "node_name": self.name}}
 
     def run(self, work, fault=None):
-        """Run work(store) as a process of this node. Return the Process."""
+        """Run work(store) in a process of this node. Return the Process."""
         return Process(self, lambda: work(FaultyStore(here.process, self.cluster.open_store())), fault)
 
 
 class Cluster:
-    """Nodes and a store. open_store(): returns a connection to the store. now: the seconds of all nodes' clocks since
-    START_S."""
+    """The nodes and their store. open_store(): returns a connection to the store. now: the simulated clock in seconds,
+    from START_S."""
 
     def __init__(self, directory, names, open_store):
         self.now, self.numbers, self.running = START_S, itertools.count(1), None
@@ -193,7 +193,7 @@ class Cluster:
         self.open_store = open_store
         self.nodes = [SimulatedNode(self, name, directory / name) for name in names]
 
-    # -- the clock, in the place of the module `time` ------------------------------------------------------------------
+    # -- clock functions in place of the module `time` ----------------------------------------------------------------
 
     def monotonic(self):
         return self.now - (self.running.booted if self.running else START_S) + 60.0
@@ -217,7 +217,7 @@ class Cluster:
         self.now += seconds
 
     def readable(self, fd, seconds, kind):
-        """Wait as waiting.readable() does, also without a descriptor."""
+        """Wait as waiting.readable() does. Without a descriptor, only advance the clock."""
         if fd >= 0:
             return waiting_readable(fd, seconds, kind)
         self.sleep(seconds)
@@ -225,7 +225,7 @@ class Cluster:
 
 
 class Hook:
-    """A module in which some functions are calls of the thread's Process, if there is one."""
+    """A module some of whose functions, POSIX_CHANGES, become calls of the thread's Process."""
 
     def __init__(self, module):
         self.module = module
@@ -236,7 +236,7 @@ class Hook:
 
 
 def changing(function):
-    """Return the function as a call of the thread's Process."""
+    """Return a function that calls `function` through the thread's Process, if the thread has a Process."""
     def call(*args, **named):
         process = getattr(here, "process", None)
         return process.call(False, function, *args, **named) if process else function(*args, **named)
@@ -245,12 +245,14 @@ def changing(function):
 
 @contextlib.contextmanager
 def simulated_modules(cluster):
-    """Let the modules of IPAM use the cluster's clock, and make their changes of files calls of the thread's Process.
+    """In the modules of IPAM, replace the clock by the cluster's clock, and make each change of a file a call of the
+    thread's Process.
 
     cluster(): the running Cluster."""
     import posix
 
-    for found in pkgutil.walk_packages(ipam.__path__, "fastcni.kit.ipam."):     # some are imported late, where used
+    # some modules are imported only where they are used
+    for found in pkgutil.walk_packages(ipam.__path__, "fastcni.kit.ipam."):
         importlib.import_module(found.name)
 
     class Clock:

@@ -1,4 +1,4 @@
-"""The table of states.py as a test of a store: each event in each state, for each guard."""
+"""Tests of a store by the table in states.py: each event in each state, under each guard."""
 
 import itertools
 
@@ -18,7 +18,8 @@ from fastcni.kit.ipam.cluster.contract import (
     Taken,
 )
 
-GROWN = {states.SAME: 0, states.RAISED: 1, states.OLDER: 2, states.NEWER: -1}      # the record's epoch to the caller's
+# how much lower the caller's epoch is than the record's
+GROWN = {states.SAME: 0, states.RAISED: 1, states.OLDER: 2, states.NEWER: -1}
 OF_NODES = {
     states.JOIN: lambda store, node: store.join(node.name, "boot"),
     states.HEARTBEAT: lambda store, node: store.keep_alive(node),
@@ -51,7 +52,7 @@ def find_block(store, cidr):
 
 
 def node_in(store, lose, name, state):
-    """Bring a new node into a state. Return the node as the store has it."""
+    """Bring a new node into a state. Return the store's record of the node."""
     if state != states.UNKNOWN:
         store.join(name, "boot")
     if state in (LOST, DEAD):
@@ -67,7 +68,7 @@ def with_epoch_2(store, lose, name):
 
 
 class StatesContract:
-    """The part of StoreContract that the table drives, with the fixtures of StoreContract."""
+    """Tests of StoreContract that go through the table of states.py. They use the fixtures of StoreContract."""
 
     def test_each_event_of_a_node_changes_what_the_table_says_or_is_refused(self, store, lose):
         asked = list(itertools.product((states.UNKNOWN, ALIVE, LOST, DEAD), OF_NODES, GROWN))
@@ -90,7 +91,7 @@ class StatesContract:
         asked = list(itertools.product(RECORDS, OF_BLOCKS, (states.EMPTY, states.USED)))
         for number, ((state, whose), event, use) in enumerate(asked):
             if use == states.USED and (event != states.RETURN or state == states.FREE):
-                continue                        # only RETURN depends on addresses in the block
+                continue                        # only the event RETURN depends on addresses in the block
             what = f"{event} of a block in {state} {whose}, {use}"
             block = states.free("s", f"10.{number // 250}.{number % 250}.0/26", 1.0)
             if use == states.USED:

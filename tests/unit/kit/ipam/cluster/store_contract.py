@@ -1,8 +1,8 @@
-"""The contract of every store of cluster-wide addresses (kit/ipam/cluster/contract.py), as tests.
+"""Tests of the contract of stores for cluster-wide addresses (kit/ipam/cluster/contract.py).
 
-The module of a store's tests has a class TestX(StoreContract) with three fixtures: `store`, new and empty; `lose`, a
-function that makes a node look as if its heartbeats had stopped for NODE_TTL_S; and `put`, a function that writes a
-block without a check. The fixture `other`, if it exists, is a second client of the same store.
+The tests of each store are a class TestX(StoreContract) with three fixtures. `store` is a new and empty store. `lose`
+is a function after which a node's heartbeats have stopped for NODE_TTL_S. `put` is a function that writes a block
+without a check. A class may override the fixture `other`, a second client of the same store.
 """
 
 import threading
@@ -74,7 +74,7 @@ class StoreContract(StatesContract, HistoryContract):
 
     @pytest.mark.parametrize("new", [False, True])
     def test_a_node_that_joins_for_a_space_finds_what_it_has_there(self, store, other, a, b, new):
-        """This holds for a node that assumes that the store does not know it."""
+        """This also holds if the node assumes that the store does not know it (`new`)."""
         store.grid("s", {"4": 26})
         mine, _ = store.claim(a, [("s", CIDR), ("t", CIDR)])
         other.claim(b, [("s", CIDR2)])
@@ -84,7 +84,8 @@ class StoreContract(StatesContract, HistoryContract):
         assert (joined.node.name, joined.node.epoch, joined.node.boot_id) == ("a", 1, "boot 2")
         assert joined.grid == {"4": 26, "6": 122} == other.grid("s", {})
         assert (joined.blocks, joined.ip_claims) == ([mine], [held])
-        assert store.give_back(joined.blocks[0]) and store.release_ip_claim(joined.ip_claims[0])    # with the revisions
+        # the records have their revisions, so the store accepts these changes
+        assert store.give_back(joined.blocks[0]) and store.release_ip_claim(joined.ip_claims[0])
 
     def test_a_new_node_that_joins_for_a_space_decides_its_grid(self, store):
         joined = store.join_space("a", "boot", "s", {"4": 26}, new=True)
@@ -127,7 +128,8 @@ class StoreContract(StatesContract, HistoryContract):
         dead = other.declare_dead(lost)
         assert (dead.epoch, dead.state) == (2, DEAD)
         assert {(one.node, one.epoch, one.state) for one in store.blocks()} == {("a", 1, QUARANTINE)}
-        assert other.declare_dead(lost).epoch == 2          # its answer was lost
+        # the caller repeats declare_dead(), because the first answer was lost
+        assert other.declare_dead(lost).epoch == 2
         assert other.declare_dead(dead).epoch == 2
         assert [node.state for node in store.nodes()] == [DEAD]
 
@@ -156,7 +158,8 @@ class StoreContract(StatesContract, HistoryContract):
         assert store.claim(back, [("s", CIDR)]) == [block]
 
     def test_a_block_that_is_active_with_an_old_epoch_is_adopted_before_it_is_used(self, store, a, lose, put):
-        """declare_dead() raises the epoch first. If its process is killed then, the node's blocks stay ACTIVE."""
+        """declare_dead() first raises the epoch, then changes the node's blocks. If its process is killed in between,
+        the blocks stay ACTIVE."""
         store.claim(a, [("s", CIDR)])
         lose("a")
         store.declare_dead(store.nodes()[0])
@@ -167,13 +170,13 @@ class StoreContract(StatesContract, HistoryContract):
         for use in (lambda: store.claim(back, [("s", CIDR)]), lambda: store.claim_address(back, ip_claim())):
             with pytest.raises(Taken):
                 use()
-        block = assert_block(store, back, "s", CIDR, seen)          # as a join does
+        block = assert_block(store, back, "s", CIDR, seen)          # a node that joins calls assert_block(), too
         assert (block.node, block.epoch, block.state) == ("a", 2, ACTIVE)
         assert store.blocks() == [block] == store.claim(back, [("s", CIDR)])
 
     @pytest.mark.parametrize("state", [ACTIVE, QUARANTINE])
     def test_a_node_whose_record_was_deleted_adopts_its_blocks_of_any_epoch(self, store, a, put, state):
-        """The node has joined again, with epoch 1."""
+        """The node has joined again, and its epoch is 1."""
         for number, epoch in enumerate((1, 3)):
             block = Block("s", f"10.0.{number}.64/26", "a", epoch, state, 1.0)
             put(block)
@@ -251,7 +254,7 @@ class StoreContract(StatesContract, HistoryContract):
         assert len(store.blocks()) == 5
 
     def test_many_nodes_that_want_one_block_get_it_once(self, store):
-        """Threads start at the same time; exactly one thread gets the block."""
+        """Six threads start at the same time. One thread gets the block."""
         nodes = [store.join(f"n{i}", "boot") for i in range(6)]
         start, won = threading.Barrier(len(nodes)), []
 
@@ -393,7 +396,7 @@ class StoreContract(StatesContract, HistoryContract):
         assert store.release_ip_claim(new) is True
         assert store.ip_claims() == []
 
-    # -- after the fact -------------------------------------------------------------------------------
+    # -- records of ended pods ----------------------------------------------------------------------------------------
 
     def test_uses_are_written_for_own_blocks_only(self, store, other, a, b):
         store.claim(a, [("s", CIDR), ("t", CIDR)])

@@ -1,4 +1,4 @@
-"""A cluster whose store is unavailable, was restored, or declares nodes dead."""
+"""Nodes of a cluster whose store is unavailable or was restored, and nodes that were declared dead."""
 
 import json
 from ipaddress import ip_address, ip_network
@@ -23,11 +23,11 @@ from fastcni.server.cluster.times import Times
 from fastcni.server.former_boot import release_addresses
 from fastcni.spec.config import Section
 
-TINY = {"range": "10.0.0.0/29"}                     # gives .1 to .6
+TINY = {"range": "10.0.0.0/29"}                     # the addresses .1 to .6
 STICKY = {"range": "10.0.0.0/24", "sticky": "pod"}
 
 
-# -- the store is away --------------------------------------------------------------------------------------
+# -- the store is unavailable -----------------------------------------------------------------------------------------
 
 
 def test_own_blocks_serve_while_the_store_is_away(a):
@@ -45,8 +45,8 @@ OTHERS = [{"path": "/other"}, {"type": "etcd", "endpoints": ["http://10.0.0.1:23
 
 @pytest.mark.parametrize("settings", OTHERS)
 def test_no_address_is_given_while_the_configuration_names_another_store_that_is_away(a, settings):
-    """The node gave addresses of its blocks in the previous store, although another node may have these blocks in the
-    new store."""
+    """Once, the node gave addresses of its blocks in the previous store. In the new store, another node may have these
+    blocks."""
     a.add(NET, "c1")
     a.store = a.store | settings
     a.mode.watched.away = True
@@ -63,15 +63,15 @@ def test_the_blocks_of_a_former_store_are_claimed_in_the_next_one_before_they_ar
     a.mode, b.mode = WatchedMode(a.store), WatchedMode(b.store)
     store_of(b).claim(store_of(b).join("b", "boot"), [("default", old.cidr)])
     e = a.refused("ADD", NET, "more")
-    assert e.code == 11 and "another 60 s" in e.msg         # the other nodes join first
+    assert e.code == 11 and "another 60 s" in e.msg         # claims wait until the other nodes may have joined
     assert f"block {old.cidr} of space default is not this node's any more" in " ".join(a.warnings)
     assert sorted(a.files()) == sorted(given) and store_of(a).blocks()[0].node == "b"
 
 
 def test_a_store_with_another_address_is_asked_once(a):
-    """It is the same store, and knows the node, so the next ADD asks nothing."""
+    """The second address leads to the same store. The store knows the node, so the next ADD makes no call."""
     a.add(NET, "c1")
-    a.store = {"type": "etcd", "endpoints": ["http://10.0.0.1:2379"]}       # the watched store does not change
+    a.store = {"type": "etcd", "endpoints": ["http://10.0.0.1:2379"]}  # the test's mode still opens the local store
     calls(a)
     assert a.add(NET, "c2")
     assert calls(a) == ["keep_alive", "join_space"]
@@ -102,7 +102,8 @@ def test_an_ip_claim_is_released_later_if_the_store_is_away(a, b):
 
 
 def test_an_ip_claim_that_a_failed_add_has_claimed_is_released_later(a, b):
-    """The ADD claims the address, then the store is unavailable. When the store is back, the claim is released."""
+    """The ADD claims the address, then the store becomes unavailable. When the store answers again, the node releases
+    the claim."""
     a.add(TINY, "c0")
     a.mode.watched.lost = ("claim_address", "ip_claim")
     assert a.refused("ADD", TINY, "c1").code == 11
@@ -114,13 +115,13 @@ def test_an_ip_claim_that_a_failed_add_has_claimed_is_released_later(a, b):
 
 
 def test_a_kept_address_that_another_node_took_over_stays_held_here(a, b):
-    """The store gets the record of a DEL when the pod already has its address on another node."""
+    """When the store receives the record of the DEL, the pod already has its address on another node."""
     first = a.add(STICKY, "c1", args=pod("db-0"))
     a.mode.watched.away = True
     a.delete(STICKY, "c1")
     a.mode.watched.away = False
     (ip_claim,) = store_of(a).ip_claims()
-    store_of(a).change_ip_claim(ip_claim, state=KEPT)       # by an operator
+    store_of(a).change_ip_claim(ip_claim, state=KEPT)       # an operator changes the claim
     assert b.add(STICKY, "c2", args=pod("db-0")) == first
     assert first[0] not in [a.add(STICKY, f"d{i}", args=pod(f"x{i}"))[0] for i in range(20)]
     assert [one.node for one in store_of(a).ip_claims(pod="ns/db-0")] == ["b"]
@@ -156,7 +157,7 @@ def confirm_is_due(monkeypatch):
 
 @pytest.mark.parametrize("state", [QUARANTINE, ACTIVE])
 def test_a_node_that_was_declared_dead_adopts_its_blocks(a, b, monkeypatch, state):
-    """The blocks are ACTIVE if the process that declared the node dead was killed before it changed them."""
+    """If the process that declared the node dead was killed before it changed the blocks, the blocks are ACTIVE."""
     a.add(NET, "c1")
     declare_dead(b, "a")
     (block,) = store_of(a).blocks()
@@ -177,7 +178,7 @@ def test_a_node_that_was_forgotten_gives_nothing_of_a_block_that_another_has(a, 
     store_of(b).claim(other, [("default", block.cidr)])
     confirm_is_due(monkeypatch)
     (second,) = a.add(NET, "c2")
-    assert first in a.files()                   # the running pod keeps it
+    assert first in a.files()                   # the running pod keeps its address
     assert second.rpartition(".")[2] != str(int(first.rpartition(".")[2]) + 1)
     assert [one.node for one in store_of(a).blocks() if one.cidr == block.cidr] == ["b"]
     assert any("is not this node's any more" in text for text in a.warnings)
@@ -205,7 +206,7 @@ def test_a_store_that_was_restored_gets_its_blocks_again(a, b, tmp_path, monkeyp
 
 @pytest.fixture
 def clock(monkeypatch):
-    """CLOCK_BOOTTIME of the pause after a restore, in a list, to be set."""
+    """Replace CLOCK_BOOTTIME of the pause after a restore. Return a list whose only item is the time."""
     clock = [1000.0]
     monkeypatch.setattr("fastcni.kit.ipam.cluster.hold.boottime", lambda: clock[0])
     return clock
@@ -213,8 +214,8 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def restored(a, b, tmp_path, clock):
-    """Restore the store from a backup that lacks blocks of node a. b has noticed the restore. Return the addresses of
-    a's pods."""
+    """Restore the store from a backup that lacks blocks of node a. Node b has noticed the restore. Return the addresses
+    of a's pods."""
     a.add(NET, "a0")
     b.add(NET, "b0")
     backup = (tmp_path / "store/store.json").read_bytes()
@@ -227,7 +228,7 @@ def restored(a, b, tmp_path, clock):
 
 
 def note_hold(node, value):
-    """Write State.hold of a node."""
+    """Write State.hold of a node's address space."""
     with MadeSpace(read_keys(Section(node.conf(NET))), node.warnings.append) as space:
         state = space.state.copy()
         state.hold = value
@@ -235,12 +236,12 @@ def note_hold(node, value):
 
 
 def ended(node, text):
-    """Whether the node's next claim is refused with that text."""
+    """Return whether the text is in the error of the node's next claim."""
     return text in add_until_refused(node).msg
 
 
 def test_after_a_restore_claims_wait_for_each_node_that_the_store_knows(a, b, restored, clock, monkeypatch):
-    """With node_ttl 6, a node claimed other nodes' blocks 20 s after the restore: 11 addresses were given twice."""
+    """Once, with node_ttl 6, a node claimed other nodes' blocks 20 s after the restore. 11 addresses had two pods."""
     lose(b, "a")
     clock[0] += 61
     assert ended(b, "until a are back or dead")
@@ -262,8 +263,8 @@ def test_after_a_restore_claims_wait_no_longer_than_until_a_lost_node_would_be_d
 
 
 def test_a_sign_of_life_notices_that_blocks_are_missing(a, b, restored, monkeypatch):
-    """The revision of a restored store may be higher by then. A one-shot node compared only the revision, and another
-    node got its blocks."""
+    """At the heartbeat, the restored store's revision may already be higher. Once, a one-shot node compared only the
+    revision, and another node got its blocks."""
     with store_of(a).open() as doc:
         doc.data["revision"] += 1000
     confirm(a, monkeypatch)
@@ -272,7 +273,8 @@ def test_a_sign_of_life_notices_that_blocks_are_missing(a, b, restored, monkeypa
 
 
 def test_a_sign_of_life_remembers_the_revision_that_a_restored_store_lacks(a, b, tmp_path, monkeypatch):
-    """A node that had claimed nothing since the backup did not notice the restore, and claimed another node's block."""
+    """Once, a node that had claimed nothing since the backup did not notice the restore, and claimed another node's
+    block."""
     a.add(NET, "a1")
     b.add(NET, "b0")
     backup = (tmp_path / "store/store.json").read_bytes()
@@ -284,7 +286,7 @@ def test_a_sign_of_life_remembers_the_revision_that_a_restored_store_lacks(a, b,
 
 
 def confirm(node, monkeypatch):
-    """Make the store's last confirmation of the node so old that its next ADD asks for a confirmation."""
+    """Run an ADD so late after the last confirmation that the node asks the store for a confirmation."""
     now = released.boottime() + 301
     with monkeypatch.context() as patch:
         for module in ("allocate", "released"):
@@ -306,7 +308,7 @@ def test_the_pause_after_a_restore_is_longer_than_any_servers_pause(node_ttl, se
 
 @pytest.mark.parametrize("uptime, refused", [(10.0, "for another 50 s"), (61.0, "for another 5 s")])
 def test_the_pause_after_a_restore_does_not_outlive_its_boot(b, restored, clock, monkeypatch, uptime, refused):
-    """After a restore at an uptime of 30 days and a reboot, no block was claimed for 30 days."""
+    """Once, after a restore at an uptime of 30 days and a reboot, the node claimed no block for 30 days."""
     clock[0] += 30 * 86400
     note_hold(b, hold.begin({}))
     monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
@@ -318,7 +320,7 @@ def test_the_pause_after_a_restore_does_not_outlive_its_boot(b, restored, clock,
 
 
 def test_the_end_of_a_pause_without_its_boot_is_of_no_boot(b, restored, clock):
-    """An earlier version recorded only the CLOCK_BOOTTIME at which the pause ends."""
+    """An earlier version recorded only the CLOCK_BOOTTIME at which the pause ends, without the boot ID."""
     note_hold(b, 30 * 86400.0)
     assert ended(b, "for another 5 s")
 
@@ -334,12 +336,12 @@ def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkey
     owners = sorted(content.split(b"\r\n")[0] for content in a.files().values())
     assert owners == [b"c3", b"fastcni:single ns/db-0"]
     assert {one.cidr for one in store_of(a).blocks(node="a")} == blocks
-    a.add({"range": "10.77.0.0/24"}, "c4")      # a claim also reports ended pods to the store
+    a.add({"range": "10.77.0.0/24"}, "c4")      # with a claim, the node also reports ended pods to the store
     assert [(one.state, one.pod) for one in store_of(a).ip_claims()] == [(KEPT, "ns/db-0")]
 
 
 def open_as_host_local(node, how):
-    """Open the directory of a space as a network of host-local."""
+    """Open the directory of an address space as if it were a network of host-local."""
     if how == "server's start":
         release_addresses(SimpleNamespace(debug=print, info=print, warning=print), str(node.root))
         return
@@ -349,10 +351,10 @@ def open_as_host_local(node, how):
 
 @pytest.mark.parametrize("how", ["server's start", "adopt", "host-local"])
 def test_a_space_in_a_directory_of_host_local_keeps_its_index(a, monkeypatch, how):
-    """At its start, the server opened address spaces below /var/lib/cni/networks as networks of host-local. After a
-    reboot it signed an index with whole files as owners: DEL released nothing."""
+    """Once, the server's start opened address spaces below /var/lib/cni/networks as networks of host-local. After a
+    reboot it wrote an index that took whole files as owners, and DEL released nothing."""
     given = [a.add(NET, f"c{i}")[0] for i in range(3)]
-    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1)     # so that no file is older than the boot
+    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1)     # no file is older than this boot
     monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
     _ipam_bitmap.forget()
     if how == "adopt":
@@ -370,7 +372,7 @@ def test_a_space_in_a_directory_of_host_local_keeps_its_index(a, monkeypatch, ho
 
 @pytest.mark.parametrize("how", ["server's start", "host-local"])
 def test_only_requests_of_a_space_release_its_addresses_of_the_former_boot(a, monkeypatch, how):
-    """These requests also report ended pods to the store."""
+    """Only these requests report ended pods to the store."""
     given = [a.add(NET, f"c{i}")[0] for i in range(3)]
     monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
     monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)

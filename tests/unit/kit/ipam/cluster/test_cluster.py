@@ -1,5 +1,4 @@
-"""Addresses of a cluster, by the plugin on the local store: several nodes, each with its own directory, in one
-process."""
+"""The plugin `cluster` on the local store. Several nodes run in one process, each with its own directory."""
 
 import threading
 
@@ -10,12 +9,12 @@ from unit.kit.ipam.cluster.watched import a_block, add_until_refused, calls, dec
 from fastcni.kit.ipam.cluster import released
 
 DUAL = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00:9::/64"}]}
-TINY = {"range": "10.0.0.0/29"}                     # gives .1 to .6
+TINY = {"range": "10.0.0.0/29"}                     # the addresses .1 to .6
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """CLOCK_BOOTTIME, in a list, to be set."""
+    """Replace CLOCK_BOOTTIME. Return a list whose only item is the time."""
     clock = [released.boottime()]
     for module in ("released", "allocate", "hold"):
         monkeypatch.setattr(f"fastcni.kit.ipam.cluster.{module}.boottime", lambda: clock[0])
@@ -93,7 +92,7 @@ def test_another_sandbox_of_a_pod_takes_over_its_address(a):
     assert a.add(NET, "c2", args=pod("web")) == first
     assert a.add(NET, "c3", args=pod("web", "other")) != first
     assert a.add(NET, "c4", args=pod("web"), ifname="eth1") != first
-    a.delete(NET, "c1")                     # the old sandbox ends later
+    a.delete(NET, "c1")                     # the earlier sandbox's DEL comes late
     assert a.files()[first[0]] == b"c2\r\neth0\r\nnet\r\nns/web"
     a.call("CHECK", NET, "c2")
     a.delete(NET, "c2")
@@ -110,7 +109,7 @@ def test_a_failed_add_gives_the_former_sandbox_its_address_back(a):
 
 
 def test_a_failed_add_leaves_nothing(a):
-    """Whereabouts leaves the address of the first range (WB 712 and others)."""
+    """In this case, whereabouts leaves the address of the first range (whereabouts issue 712 and others)."""
     a.add(NET, "c0")
     held = a.files()
     a.mode.watched.away = True
@@ -142,7 +141,7 @@ def test_check_misses_an_address(a):
 
 
 def test_without_a_pod_name_all_works(a):
-    """Whereabouts refuses an empty K8S_POD_NAME."""
+    """Whereabouts rejects an empty K8S_POD_NAME."""
     assert a.add(NET, "c1", args="") and a.add(NET, "c2", args="IgnoreUnknown=1;K8S_POD_NAMESPACE=ns")
 
 
@@ -182,7 +181,7 @@ def test_small_ranges_are_given_completely_by_several_nodes(a, b, range_, count)
 
 @pytest.mark.parametrize("range_", ["fd00::/8", "fd00::/48", "fd00::/64", "fd00::ffff:ffff:ffff:0/112"])
 def test_large_ranges_of_ipv6_are_used_in_full(a, range_):
-    """Whereabouts has 64 bits for an offset, some of them signed (WB 83)."""
+    """Whereabouts has 64 bits for an offset, some of them signed (whereabouts issue 83)."""
     given = [a.add({"range": range_}, f"c{i}")[0] for i in range(70)]
     assert len(set(given)) == 70 and all(one.startswith("fd00:") for one in given)
 
@@ -199,7 +198,7 @@ def test_the_last_addresses_of_a_large_range_can_be_given(a):
 
 
 def test_a_released_address_is_given_last(a, clock):
-    """Addresses that were never given come first, then the address that was released longest ago."""
+    """First come addresses that no pod has had, then the address that was released longest ago."""
     given = [a.add(NET, f"c{i}")[0] for i in range(7)]
     for name in ("c3", "c1", "c5"):
         a.delete(NET, name)
@@ -211,7 +210,7 @@ def test_a_released_address_is_given_last(a, clock):
 
 
 def test_a_gateway_in_a_block_is_not_given_as_an_address_that_no_pod_has_had(a):
-    """The search for the address that was released longest ago must end before the gateway, which was never given."""
+    """No pod has ever had the gateway's address. The search for a free address must not reach the gateway."""
     ipam = {"range": "10.0.0.0/24", "gateway": "10.0.0.7",
             "exclude": ["10.0.0.16/28", "10.0.0.32/27", "10.0.0.64/26", "10.0.0.128/25"]}
     given = {a.add(ipam, f"c{i}")[0] for i in range(14)}
@@ -226,18 +225,19 @@ def test_an_address_that_cools_down_waits_while_another_is_free(a):
 
 
 def test_an_address_that_cools_down_waits_while_one_is_free_in_the_last_of_many_blocks(a, clock):
-    """Only four blocks were searched: with more, an address that was released a moment ago was given again."""
+    """Once, the plugin searched only four blocks. With more blocks, it gave an address again that was released a moment
+    ago."""
     ipam = {"range": "10.0.0.0/24", "block_size": 29}
-    given = [a.add(ipam, f"c{i}")[0] for i in range(56)]            # seven blocks and more
+    given = [a.add(ipam, f"c{i}")[0] for i in range(56)]            # 56 addresses fill seven blocks
     a.delete(ipam, "c55")
     clock[0] += 31
     for i in range(55):
         a.delete(ipam, f"c{i}")
-    clock[0] += 2                       # a release is recorded in whole seconds, rounded up
+    clock[0] += 2                       # the time of a release is rounded up to whole seconds
     assert a.add(ipam, "d0")[0] not in given[:55]
 
 
-# -- full, GC, STATUS ---------------------------------------------------------------------------------------
+# -- full ranges, GC, STATUS ------------------------------------------------------------------------------------------
 
 
 
@@ -338,7 +338,7 @@ def test_a_directory_of_another_node_is_refused(a):
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"{", b"[]", b'{"blocks": [[1]]}'])
 def test_a_damaged_state_is_replaced_by_what_the_store_knows(a, content):
-    """A power cut can leave the file empty."""
+    """For example, a power cut leaves an empty file."""
     first = a.add(NET, "c1")
     blocks = store_of(a).blocks()
     path = a.root / "default/.cluster/blocks.json"

@@ -1,4 +1,5 @@
-"""The keys of cluster-wide addresses: ranges as whereabouts reads them, its flat file, and warnings."""
+"""Configuration keys of cluster-wide addresses: ranges as whereabouts reads them, whereabouts' flat file, and
+warnings."""
 
 import json
 
@@ -158,7 +159,7 @@ def test_the_store_is_kubernetes_with_whereabouts_key_and_else_local(a):
 
 @pytest.fixture
 def flat(tmp_path, monkeypatch):
-    """Write a flat file at the path of whereabouts."""
+    """Return a function that writes whereabouts' flat file."""
     monkeypatch.setattr(flat_file, "PATHS", (str(tmp_path / "whereabouts.d/whereabouts.conf"),))
     monkeypatch.setattr(conf, "FLAT_S", 0.0)
     (tmp_path / "whereabouts.d").mkdir()
@@ -181,8 +182,8 @@ def test_the_flat_file_is_the_base_and_the_networks_keys_win(a, flat):
 @pytest.mark.parametrize("key, flat_value, own", [
     ("cool_down", 7, 0), ("serve_after_loss", 7, 0), ("fsync", True, False), ("exclude_gateway", True, False)])
 def test_a_networks_own_0_and_false_win(a, flat, key, flat_value, own):
-    """These values counted as empty: with exclude_gateway in the flat file no network could give its gateway to a
-    pod."""
+    """Once, the values 0 and false counted as absent. With exclude_gateway in the flat file, no network could give its
+    gateway's address to a pod."""
     flat({key: flat_value})
     ipam = {"range": "10.5.0.0/24", "gateway": "10.5.0.1"}
     base, keys = keys_of(a, ipam), keys_of(a, ipam | {key: own})
@@ -229,7 +230,7 @@ def test_leading_zeros(text, plain):
     assert lenient(text) == plain
 
 
-# -- the grid -------------------------------------------------------------------------------------------------
+# -- block sizes ------------------------------------------------------------------------------------------------------
 
 def test_blocks_of_overlapping_ranges_are_the_same():
     first = grid.block_of(address.read_ip("10.0.0.77"), 28)

@@ -1,4 +1,5 @@
-"""The watch of the etcd store continues after its last change, whatever revision the header of a message has."""
+"""The watch of the etcd store continues after the last change that it has read. The revision in a message's header may
+be higher."""
 
 from types import SimpleNamespace
 
@@ -20,17 +21,17 @@ def block(number, revision, node="a"):
 
 
 def message(header, *pairs, **more):
-    """Return a message of the watch. header: etcd's revision when it sent the message."""
+    """Return a message of the watch. header: etcd's revision at the time of the message."""
     events = [{"kv": {"key": encode(pair.key), "value": encode(pair.value), "mod_revision": str(pair.revision)}}
               for pair in pairs]
     return {"result": {"header": {"revision": str(header)}, **({"events": events} if events else {}), **more}}
 
 
 class Etcd:
-    """A Client that lists nothing at revision 10, and answers each watch with the next of `answers`.
+    """A Client. Its lists are empty and have revision 10. Each watch gets the next item of `answers`.
 
-    answers: messages, and "leave" where requests go to another endpoint, and "lose" where the connection is lost.
-    started: the revision after which each watch was asked for. lists: the number of lists.
+    answers: lists of messages. "leave" instead of a message moves requests to another endpoint, "lose" ends the
+    connection. started: the revision after which each watch began. lists: the number of list requests.
     """
 
     def __init__(self, *answers):
@@ -69,15 +70,16 @@ class Stream:
 
 
 def run(*answers, monkeypatch):
-    """Watch until all answers have come. Return (the Etcd, the events)."""
+    """Watch until all answers have been read. Return (the Etcd, the events)."""
     etcd, events = Etcd(*answers), []
-    clock = iter(range(0, 1000, int(REOPEN_S) + 1))      # each watch has lasted long enough to be opened again
+    # each watch has lasted so long that the next one may begin immediately
+    clock = iter(range(0, 1000, int(REOPEN_S) + 1))
     monkeypatch.setattr("fastcni.kit.ipam.cluster.stores.etcd_watch.monotonic", lambda: float(next(clock)))
     Watch(etcd, KEYS).run(events.append, lambda: not etcd.answers)
     return etcd, events
 
 
-CREATED = message(99, created=True)         # etcd has changes up to 99, and 11 to 99 follow
+CREATED = message(99, created=True)         # etcd has changes up to revision 99; messages with 11 to 99 follow
 
 
 @pytest.mark.parametrize("end", ["leave", "lose"])
@@ -88,8 +90,8 @@ CREATED = message(99, created=True)         # etcd has changes up to 99, and 11 
     ([message(10, created=True), message(50)], 50),
 ], ids=["no change", "some of the changes", "all changes", "progress"])
 def test_a_watch_goes_on_after_the_last_change_that_was_seen(messages, last, end, monkeypatch):
-    """The header of the first message has the revision of changes in later messages. The watch took this revision for
-    its own, and missed the changes if it moved to another endpoint at that moment. If the connection was lost, the
+    """The first message's header has the revision of changes that later messages contain. Once, the watch took this
+    revision as its own. If it then moved to another endpoint, it missed these changes. If the connection was lost, the
     watch began again at its first revision, and reported old records."""
     etcd, _ = run([*messages, end], [message(100, created=True)], monkeypatch=monkeypatch)
     assert etcd.started == [10, last]

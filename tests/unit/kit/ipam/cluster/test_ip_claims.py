@@ -62,7 +62,7 @@ def test_a_requested_address_that_cannot_be_given_is_refused(a, args, text):
 
 @pytest.mark.parametrize("ipam, more", [({"range": "10.0.0.0/30"}, {}), (NET, {"args": "IP=10.0.0.77"})])
 def test_a_node_that_was_forgotten_joins_again_for_an_address_without_a_block(a, ipam, more):
-    """The ADD's error named a full range, or a block that changes all the time."""
+    """Once, the ADD's error named a full range, or a block that changes all the time."""
     a.add(ipam, "c1", **more)
     a.delete(ipam, "c1", **more)
     with store_of(a).open() as doc:

@@ -1,4 +1,4 @@
-"""The store in memory keeps the contract, so the model runs on a correct store."""
+"""The store in memory fulfils the contract, so the model's results are valid for other stores."""
 
 import time
 

@@ -1,18 +1,18 @@
-"""A model of the cluster: any order of requests, crashes, partitions, reboots and an operator's steps.
+"""A model of the cluster. Requests, crashes, partitions, reboots and an operator's steps come in any order.
 
-    Invariant: no address of a space has two live owners.
+    Invariant: no address of an address space has two live owners.
 
 An owner is live from the result of its ADD until its DEL begins, its node loses power, or another sandbox takes its
-pod's place. Neither the loss of the store nor the declaration of its node as dead ends the owner. A second invariant is
-about the store: a write of a node has no effect if its epoch was raised before.
+pod's place. An owner stays live if its node loses the store, or is declared dead. A second invariant is about the
+store: after another node has raised a node's epoch, writes with the earlier epoch have no effect.
 
-The assumption, as docs/ipam.md has it:
+The assumption is rule A1 in docs/ipam.md:
 
-    A1  Whoever forgets a node has stopped its pods and processes. Here: the node has no power. It may come back.
+    A1  The operator stops a node's pods and processes before forgetting the node. Here the node is switched off.
 
 The rules call the plugin as a runtime does, see machine.py and simulation.py. Here the store is in memory.
-tests/cluster/test_model.py has the same machine on etcd and on the store `local`. `python -m faults cluster` runs all
-three for as long as it is given, with other choices each time.
+tests/cluster/test_model.py runs the machine on etcd and on the store `local`. `python -m faults cluster` runs all three
+for a given time, with new random choices each time.
 """
 
 import pytest
@@ -39,9 +39,9 @@ def run(machine, chosen):
 
 
 def find(base, match, **values):
-    """Run a machine with a planted fault, with one seed after another, until an invariant fails: most faults take one
-    or two seeds. The steps of a seed depend on the version of hypothesis. Without the rules that these faults do not
-    need, the search takes less time."""
+    """Run a machine with a planted fault until an invariant fails, with one seed after another. Most faults need one or
+    two seeds. The steps of a seed depend on the version of hypothesis. The search omits rules that these faults do not
+    need, to save time."""
     values |= dict.fromkeys(("back_up", "restore", "confirm", "jump_clock", "collect", "return_idle", "answer"))
     with pytest.raises(AssertionError, match=match):
         for number in range(1, 1 + SEEDS):
@@ -49,7 +49,7 @@ def find(base, match, **values):
 
 
 def steps(*lines, kind=ClusterMachine):
-    """Run a machine's rules in this order. Return the machine."""
+    """Run these rules of a machine, in this order. Return the machine."""
     with simulated_modules(lambda: ClusterMachine.current.cluster):
         machine = kind()
         try:
@@ -73,12 +73,13 @@ WALK = (
     ("lose", 2, 1), ("declare_dead", 2, 1, None), ("repair",), ("fill", 2, "wide"),
     *[("delete", 0, None)] * 40, ("return_idle", 2, None), ("remove", 0, 1),
 )
-# Neither a request nor an operator of the machine causes these. states_contract.py has all transitions, on each store.
+# Transitions that neither a request nor an operator of the machine causes. states_contract.py tests all transitions on
+# each store.
 NEVER = {
-    (ACTIVE, states.RETURN, states.USED),           # an address was claimed while the block was returned
+    (ACTIVE, states.RETURN, states.USED),           # a node claimed an address while the owner returned the block
     (ACTIVE, states.ADOPT, states.FORMER),          # the process of declare_dead() was killed
     (DEAD, states.DECLARE, states.RAISED),
-    (ACTIVE, states.ADOPT, states.LATER),           # somebody has deleted the node's record
+    (ACTIVE, states.ADOPT, states.LATER),           # the node's record was deleted
     (QUARANTINE, states.ADOPT, states.LATER),
     (QUARANTINE, states.ADOPT, states.OWN),
     (SHARED, states.SHARE, states.ANY),             # two nodes share a block at the same time
@@ -88,7 +89,7 @@ NEVER = {
 
 
 def transitions_of(monkeypatch, *lines, kind=ClusterMachine):
-    """Run a machine's rules. Return the transitions that they have made."""
+    """Run these rules of a machine. Return the transitions of the table that happened."""
     seen, after = set(), states.after
 
     def noted(record, event, guard=states.ANY, node=None):
@@ -110,7 +111,7 @@ def test_requests_and_operators_make_each_transition_of_the_table(monkeypatch, k
 # -- planted faults: the machine finds them ----------------------------------------------------------------------------
 
 class WithoutCompare(MemoryStore):
-    """A wrong store: claim() takes a block that another node has."""
+    """A store with a fault: claim() takes blocks of other nodes."""
 
     def claim(self, me, wanted):
         for key in wanted:
@@ -119,7 +120,7 @@ class WithoutCompare(MemoryStore):
 
 
 class WithoutEpoch(MemoryStore):
-    """A wrong store: the epoch of a node is not compared."""
+    """A store with a fault: it does not compare the epoch of a node."""
 
     def _own(self, me):
         try:
@@ -129,7 +130,7 @@ class WithoutEpoch(MemoryStore):
 
 
 class WithoutQuarantine(MemoryStore):
-    """A wrong store: the blocks of a dead node are free immediately."""
+    """A store with a fault: the blocks of a dead node are free immediately."""
 
     def declare_dead(self, node):
         dead = super().declare_dead(node)
@@ -139,7 +140,7 @@ class WithoutQuarantine(MemoryStore):
 
 
 class NotedFirst:
-    """A wrong claims.claim_blocks() that records a block as own before it claims the block."""
+    """A claims.claim_blocks() with a fault: it records a block as the node's own before it claims the block."""
 
     def __init__(self, function):
         self.function = function
@@ -167,21 +168,21 @@ def test_the_machine_finds_a_block_that_is_noted_before_it_is_claimed(monkeypatc
     find(ClusterMachine, "two live owners")
 
 
-# -- what the machine has found ----------------------------------------------------------------------------------------
+# -- sequences of steps that the machine has found --------------------------------------------------------------------
 
 FORGOTTEN = (("fill", 0, "wide"), ("remove", 0, 1), ("fill", 1, "wide"), ("fill", 1, "sticky"), ("fill", 1, "fixed"),
              ("change_power", 0), ("fill", 0, "wide"))
 
 
 def test_a_node_that_boots_without_its_store_gives_nothing_of_its_former_blocks():
-    """The node was forgotten while it had no power, and another node has its blocks. The node used its recorded blocks
-    again, because the store was unavailable."""
+    """The node was forgotten while it was switched off, and another node has its blocks. Once, the node used its
+    recorded blocks again while the store was unavailable."""
     steps(*FORGOTTEN)
 
 
 def test_a_sandbox_gets_no_address_of_its_pods_former_sandbox_in_a_block_that_another_node_has():
-    """The clock was set back, so the files of the previous boot were kept, and a pod of the same name took them
-    over."""
+    """Once, after the clock was set back, the node kept the files of the previous boot. A pod of the same name took
+    over such a file's address."""
     steps(*FORGOTTEN[:-2], ("jump_clock", 0, -86400.0), ("repair",), FORGOTTEN[-1])
 
 
@@ -192,14 +193,15 @@ def test_the_steps_of_a_forgotten_node_show_a_boot_without_a_confirmation(monkey
 
 
 BEATS = tuple(("confirm", node, None) for node in range(3))
-SETTLED = (*BEATS, ("fill", 0, "wide"), ("fill", 2, "wide"), ("pass_time", 31.0), *BEATS)       # the pause is over
+# the pause after the restore has ended
+SETTLED = (*BEATS, ("fill", 0, "wide"), ("fill", 2, "wide"), ("pass_time", 31.0), *BEATS)
 
 
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("network", list(IPAM))
 def test_nodes_that_the_store_has_shown_nothing_wait_after_a_restore(network, first):
-    """With the previous token the store has the same id, and the revision in the first node's last answer is not higher
-    than the backup's. The third node never asked before. Both nodes got addresses of the second node's pods."""
+    """The store keeps its ID. The revision that the first node saw last is no higher than the backup's, and the third
+    node has never asked. Once, both nodes got addresses of the second node's pods."""
     known = "other-space" if network == "other-space" else "overlapping"
     steps(("add", 0, known, 0, "", None), ("back_up",), ("fill", 1, network),
           ("restore", (first, 1, 2 - first), [network]), *SETTLED, ("fill", 0, network), ("fill", 2, network))
@@ -208,8 +210,8 @@ def test_nodes_that_the_store_has_shown_nothing_wait_after_a_restore(network, fi
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
 @pytest.mark.parametrize("known", [True, False])
 def test_an_address_in_another_nodes_block_is_asked_for_again_after_a_restore(order, known):
-    """The restored store lacks the IPClaim and, if `known` is False, also the block, until its node has claimed the
-    block."""
+    """The restored store lacks the IPClaim. If `known` is False, the store also lacks the block until the
+    block's node has claimed it."""
     saved = [("add", 1, "wide", 0, "", None), ("add", 0, "overlapping", 0, "", None), ("back_up",)]
     machine = steps(*(saved if known else saved[1:]), ("fill", 1, "wide"), ("delete", 4 if known else 3, None),
                     ("add", 0, "fixed", 0, "10.0.0.14", (PAUSE, "ip_claim")), ("answer", 1, None), ("go_on", 0),
@@ -226,7 +228,7 @@ def test_a_sticky_address_that_a_pod_got_again_after_the_backup_is_not_kept_for_
 
 
 def test_a_node_that_has_lost_its_blocks_file_claims_its_single_addresses_again_after_a_restore():
-    """The lost file also had the block sizes of the address space."""
+    """The lost file also contained the block sizes of the address space."""
     with simulated_modules(lambda: ClusterMachine.current.cluster):
         machine = ClusterMachine()
         try:

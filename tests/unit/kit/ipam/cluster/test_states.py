@@ -1,4 +1,4 @@
-"""The table of states.py: its drawing, and a machine that drives each store by the table."""
+"""The table of states.py, compared with the drawing in the docstring of states.py."""
 
 import textwrap
 
@@ -6,11 +6,11 @@ from fastcni.kit.ipam.cluster import states
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, LOST, QUARANTINE, SHARED
 
 NODES, BLOCKS = (states.UNKNOWN, ALIVE, LOST, DEAD), (states.FREE, ACTIVE, QUARANTINE, SHARED)
-WIDTH = 30                      # of a column
+WIDTH = 30                      # characters of a column
 
 
 def arrows(of):
-    """Return {(state, state, event): [guard]} of one machine."""
+    """Return {(state, next state, event): [guard]} of the node's or the block's states. of: these states."""
     found = {}
     for (state, event, guard), (after, _) in states.TRANSITIONS.items():
         if state in of:
@@ -19,8 +19,8 @@ def arrows(of):
 
 
 def drawing(of):
-    """Return the drawing of one machine: a column for each state, a line for each arrow. An event that does not change
-    the state is only a text."""
+    """Return the drawing of these states: a column for each state, a line for each arrow. An event that keeps the state
+    is a text without an arrow."""
     lines = ["".join(state.upper().ljust(WIDTH) for state in of)]
     for (state, after, event), guards in arrows(of).items():
         guards = [guard for guard in guards if guard != states.ANY]

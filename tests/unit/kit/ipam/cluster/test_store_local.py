@@ -1,4 +1,4 @@
-"""The local store keeps the contract. Also its errors for a bad directory."""
+"""The local store fulfils the contract. A bad directory gives an error that names the cause."""
 
 import json
 

@@ -1,8 +1,8 @@
-"""An ADD whose launcher was killed, and the concurrent DEL of its runtime: no address stays held, whichever is first at
-any step.
+"""The launcher of an ADD is killed, and the runtime's DEL runs at the same time. No address stays held, whatever the
+order of their steps.
 
-The server continues such an ADD until it notices that its caller has left, at the latest when the answer cannot be
-delivered. The runtime's DEL is one-shot, and runs while the ADD asks the store."""
+The server continues the ADD until it notices that its caller has left, at the latest when it cannot deliver the answer.
+The runtime's DEL is one-shot, and runs while the ADD asks the store."""
 
 import contextlib
 
@@ -25,11 +25,11 @@ CASES = {
 
 
 class Undelivered(OSError):
-    """The answer of the ADD could not be delivered."""
+    """Raised because the server could not deliver the ADD's answer."""
 
 
 def add_undelivered(node, ipam, args):
-    """Make an ADD that succeeds, and is rolled back because its caller has left."""
+    """Run an ADD that succeeds. Roll it back, because its caller has left."""
     req = node.request("ADD", ipam, "c1", args=args)
     conf = cluster.read(req)
     with contextlib.suppress(Undelivered, CniError), Undo() as undo:
@@ -38,7 +38,7 @@ def add_undelivered(node, ipam, args):
 
 
 def delete_at(watched, step, delete):
-    """Run the DEL before the call of that number, counted from 0; -1: never."""
+    """Return a store that runs the DEL before call number `step`, counted from 0. With -1 the DEL never runs."""
     number = iter(range(1000))
 
     class Beside:
@@ -58,13 +58,13 @@ def delete_at(watched, step, delete):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("step", range(-1, 12))
 def test_an_add_that_cannot_be_answered_leaves_nothing_beside_a_del(tmp_path, monkeypatch, case, step):
-    monkeypatch.setattr(waiting, "LOCK_TIMEOUT_S", 0.01)        # the DEL does not wait for the ADD's claim lock
+    monkeypatch.setattr(waiting, "LOCK_TIMEOUT_S", 0.01)  # the DEL tries only briefly to get the ADD's lock for claims
     ipam, args = CASES[case]
     settings = {"type": "local", "path": str(tmp_path / "store")}
     server = Node(tmp_path, "a", settings, WatchedMode(settings))
     one_shot = Node(tmp_path, "a", settings, WatchedMode(settings))
     server.mode.watched = delete_at(server.mode.watched, step, lambda: one_shot.delete(ipam, "c1", args=args))
     add_undelivered(server, ipam, args)
-    one_shot.add(NET | {"range": "10.77.0.0/24"}, "c9")         # a claim also reports ended pods to the store
+    one_shot.add(NET | {"range": "10.77.0.0/24"}, "c9")  # with a claim, the node also reports ended pods to the store
     assert [content for content in one_shot.files().values() if content.startswith(b"c1")] == []
     assert [ip_claim for ip_claim in store_of(one_shot).ip_claims() if ip_claim.state == HELD] == []

@@ -1,4 +1,4 @@
-"""The server's maintenance of an address space of its node."""
+"""Functions by which the server maintains an address space of its node."""
 
 import ipaddress
 import threading
@@ -41,7 +41,7 @@ def fill(node, count, ipam=NET, start=0):
 
 def test_a_block_is_claimed_ahead_below_a_quarter(a, store):
     keys = keys_of(a)
-    assert upkeep.claim_ahead(store, keys, a.warnings.append) == []     # not in use
+    assert upkeep.claim_ahead(store, keys, a.warnings.append) == []     # no pod uses the space
     fill(a, 11)
     assert upkeep.claim_ahead(store, keys, a.warnings.append) == []
     fill(a, 1, start=11)
@@ -69,7 +69,7 @@ def test_idle_blocks_are_given_back_but_two(a, b, store):
     assert len(gone) == 2 and len(store.blocks(node="a")) == 2
     assert {one.cidr for one in upkeep.own_blocks(keys, print)} == {block.cidr for block in store.blocks()}
     assert not set(gone) & {block.cidr for block in store.blocks()}
-    fill(a, 40)                             # their places in the table of released addresses are used again
+    fill(a, 40)                             # ADDs use the released addresses' places in the table again
 
 
 def test_idle_blocks_of_each_family_are_given_back(a, store):
@@ -91,7 +91,7 @@ def test_a_block_with_a_pod_is_not_given_back(a, store):
 
 @pytest.mark.parametrize("done", [False, True])
 def test_no_address_of_a_block_is_given_if_it_may_have_been_returned(a, b, store, monkeypatch, done):
-    """The answer to the block's return was lost, so another node may have the block now."""
+    """The answer to the return of the block was lost. Another node may have the block now."""
     fill(a, 1)
     a.delete(NET, "p0")
     (block,) = store.blocks()
@@ -113,7 +113,7 @@ def test_no_address_of_a_block_is_given_if_it_may_have_been_returned(a, b, store
 
 
 def after(name):
-    """Return the next address."""
+    """Return the address after `name`."""
     return str(ipaddress.ip_address(name) + 1)
 
 
@@ -137,8 +137,8 @@ def test_a_free_address_is_given_to_the_node_that_asks(a, store):
 
 
 def test_a_question_that_comes_twice_leaves_the_address_held(a, store):
-    """A list answers the request, then the watch brings it again. The file was removed, and another pod got the
-    address."""
+    """The server reads a request in a list, answers it, and reads it again from the watch. Once, the second answer
+    removed the file, and another pod got the address."""
     (first,) = fill(a, 1)
     wanted = after(first)
     ip_claim = ask(store, "b", wanted)
@@ -188,8 +188,8 @@ def test_another_nodes_pod_gets_a_fixed_address_when_the_server_answers(a, b, st
 
 @pytest.mark.parametrize("restored", [False, True])
 def test_a_block_that_only_the_store_has_is_the_nodes_own_unless_the_store_was_restored(a, store, restored):
-    """The block is of a claim whose process was killed before it recorded the block, or of a backup, and another node
-    may have had it since."""
+    """A killed process may have claimed the block without recording it. If the store was restored, the claim may come
+    from the backup, and another node may have had the block since."""
     a.add(NET, "c1")
     keys, cidr = keys_of(a), "10.0.0.128/28"
     (me,) = store.nodes()

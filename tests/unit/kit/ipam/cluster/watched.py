@@ -1,4 +1,4 @@
-"""A local store that counts its calls, can be unavailable, and can lose an answer; and helpers of tests."""
+"""A local store that counts its calls, may be unavailable, and may lose answers. Also helpers of the tests."""
 
 from unit.kit.ipam.cluster.node import NET
 
@@ -13,7 +13,8 @@ CALLS = ("grid", "join", "join_space", "keep_alive", "nodes", "blocks", "claim",
 
 
 class Watched:
-    """A store that counts its calls, and can be unavailable, or lose the answer of a call that it has made."""
+    """A store that counts its calls. away: whether it is unavailable. lost: names of calls that the store makes without
+    an answer."""
 
     def __init__(self, store):
         self.store, self.calls, self.away, self.lost = store, [], False, ()
@@ -50,13 +51,13 @@ def store_of(node):
 
 
 def calls(node):
-    """Return the calls since the last time."""
+    """Return the names of the calls since the last call of this function."""
     found, node.mode.watched.calls = node.mode.watched.calls, []
     return found
 
 
 def lose(node, name):
-    """Make a node look as if its heartbeats had stopped long ago."""
+    """Set a node's last heartbeat back, so that the node is LOST."""
     store = store_of(node)
     with store.open() as doc:
         me = doc.get("nodes", name)
@@ -74,7 +75,7 @@ def add_until_refused(node, ipam=NET):
 
 
 def a_block(node):
-    """Return the number of addresses that the node's only block can give."""
+    """Return the number of addresses that the node's only block has for pods."""
     (block,) = store_of(node).blocks()
     return 16 - (block.cidr.partition("/")[0] in ("10.0.0.0", "10.0.0.240"))
 
