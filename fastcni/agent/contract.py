@@ -190,8 +190,8 @@ class Underlay:
     index: int
     mtu: int
     addresses: Mapping[int, Address]            # the node's own address of each family, the source of tunnel packets
-    public: Mapping[int, Address]               # the published address: the node's, or a router's in front of the node
-    prefixes: Mapping[int, Prefix]              # the link's networks; nodes in them are reached without a router
+    public: Mapping[int, Address]               # the published address: the node's own, or a NAT router's
+    prefixes: Mapping[int, Prefix]              # the link's networks; packets to nodes in them need no router
 
 
 class Backend(Protocol):

@@ -74,8 +74,8 @@ def is_ours(path: str) -> bool:
 
 
 def read(path: str | Path) -> str:
-    """Return the text of a regular file. Raises OSError, also for a FIFO, at which open(2) would wait, and ValueError
-    if the file is not UTF-8."""
+    """Return the text of a regular file. Raises OSError, also if the file is a FIFO, because open(2) would block;
+    ValueError if the file is not UTF-8."""
     with open(path, encoding="utf-8", opener=open_regular) as file:
         return file.read()
 

@@ -28,7 +28,7 @@ GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_NEIGH, uapi.RTNLGRP_IPV4_IFADDR, uapi.
           uapi.RTNLGRP_IPV4_ROUTE, uapi.RTNLGRP_IPV6_ROUTE)
 EVENT_BYTES = 16 << 20          # buffer for notifications: a flush notifies the entries of all nodes together
 ANSWER_BYTES = 16 << 20         # buffer for the kernel's ACKs
-REQUEST_BYTES = 4 << 20         # the most that one send() may have
+REQUEST_BYTES = 4 << 20         # the maximum of one send()
 RETRY_S = 1.0                   # seconds until the next try after an error, or while the underlay is missing
 
 

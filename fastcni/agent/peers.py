@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Peers = Mapping[tuple[int, bytes], Peer]        # {(index of the link, public key): Peer}
 
 
-ANSWER_BYTES, REQUEST_BYTES = 16 << 20, 4 << 20       # buffer for the kernel's ACKs; the most that one send() may have
+ANSWER_BYTES, REQUEST_BYTES = 16 << 20, 4 << 20       # buffer for the kernel's ACKs; the maximum of one send()
 
 
 def peer_of(peer: WireguardPeer) -> Peer:

@@ -129,7 +129,7 @@ class Agent:
             self.egress = Egress(self.log)
             self._start(self._serve_policies, replace(self.options.policies, egress=self.egress))
         elif self._persist(remove_policies):
-            self.log.warning("policies_removed", why="the agent is run without --policies now")
+            self.log.warning("policies_removed", why="the agent now runs without --policies")
         try:
             self._run()
         finally:
@@ -261,7 +261,7 @@ class Agent:
             self.announce_now.set()
         files.write_subnet(options.subnet_file, conf, me, network.backend.mtu(), options.masquerade)
         if options.conflist and not files.write_conflist(options.conflist, bool(options.policies)):
-            self.log.warning("conflist_kept", path=options.conflist, why="it is another one than the agent's")
+            self.log.warning("conflist_kept", path=options.conflist, why="the file is not the agent's conflist")
         self.ready = True
         self.renew_now.set()
         self.tell_ready()

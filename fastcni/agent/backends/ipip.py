@@ -33,7 +33,7 @@ class Ipip:
     def __init__(self, conf: NetworkConf, underlay: Underlay, directory: str, publishes: bool) -> None:
         self.keys, self.underlay = read_keys(conf.backend, KEYS), underlay
         if chosen_families(conf, underlay) != [4]:
-            raise ConfigurationError("Backend ipip is for IPv4 alone, and the network has IPv6; vxlan has both")
+            raise ConfigurationError("Backend ipip supports only IPv4, but the network has IPv6; vxlan supports both")
 
     def data(self) -> Mapping[int, Mapping[str, Any]]:
         return {}

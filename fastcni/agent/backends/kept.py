@@ -20,8 +20,8 @@ MAC = re.compile(r"([0-9a-f]{2}:){5}[0-9a-f]{2}")
 
 
 def kept_mac(directory: str, name: str) -> str:
-    """Return the MAC for the link `name`, and store it in `directory`. The MAC is the stored one; without it, the MAC
-    of the existing link, which flanneld may have made; without a link, a random MAC. Raises OSError."""
+    """Return the MAC that `directory` stores for the link `name`. If no MAC is stored, store and return the MAC of the
+    existing link, which flanneld may have made; without a link, a random MAC. Raises OSError."""
     path = Path(directory, f"{name}.mac")
     try:
         text = read(path).strip()
@@ -41,7 +41,7 @@ def present_mac(name: str) -> str:
 
 def derived_mac(address: Address, vni: int) -> str:
     """Return the MAC of the node at a public address, for a registry in which nodes do not publish MACs. All nodes
-    derive the same MAC, which is locally administered."""
+    derive the same, locally administered MAC from this address."""
     digest = hashlib.sha256(f"fastcni vxlan {vni} {address}".encode()).digest()
     return ":".join(f"{byte:02x}" for byte in (2, *digest[:5]))
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def read_keys(backend: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return {key of `defaults`: its value in `backend`, or its default}. Keys are case-insensitive. As in flannel,
-    unknown keys are ignored. Raises ConfigurationError for a value of another type, and for a negative number."""
+    unknown keys are ignored. Raises ConfigurationError for a value of another type than the default, and for a negative
+    number."""
     given = {key.lower(): value for key, value in backend.items() if value is not None}
     found = {}
     for key, default in defaults.items():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 KEYS = {"VNI": 1, "Port": 0, "Learning": False, "GBP": False, "DirectRouting": False, "MTU": 0}
 MAX_VNI = (1 << 24) - 1
-# {family between nodes: bytes}: the inner Ethernet header 14, UDP 8, vxlan 8, and the outer IP header 20 or 40
+# {family of the nodes' addresses: bytes}: inner Ethernet header 14, UDP 8, vxlan 8, outer IP header 20 or 40
 OVERHEAD = {4: 50, 6: 70}
 NAMES = {4: "flannel.{}", 6: "flannel-v6.{}"}
 
@@ -41,9 +41,9 @@ class Vxlan:
     def __init__(self, conf: NetworkConf, underlay: Underlay, directory: str, publishes: bool) -> None:
         keys = read_keys(conf.backend, KEYS)
         if not 0 <= keys["VNI"] <= MAX_VNI:
-            raise ConfigurationError(f'Backend.VNI {keys["VNI"]}: 0 to {MAX_VNI}')
+            raise ConfigurationError(f'Backend.VNI {keys["VNI"]}: expected 0 to {MAX_VNI}')
         if not 0 <= keys["Port"] <= 65535:
-            raise ConfigurationError(f'Backend.Port {keys["Port"]}: 0 to 65535')
+            raise ConfigurationError(f'Backend.Port {keys["Port"]}: expected 0 to 65535')
         self.families = chosen_families(conf, underlay)
         self.keys, self.underlay, self.publishes = keys, underlay, publishes
         self.macs = {family: kept_mac(directory, self._link(family)) if publishes else

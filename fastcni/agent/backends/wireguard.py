@@ -1,11 +1,11 @@
 """Connect nodes by WireGuard: packets to other nodes' pods are sent encrypted inside UDP packets.
 
-Each other node is a peer whose allowed IPs are its subnets. One route leads to the complete network. The agent makes a
-private key once, stores it in its directory, and publishes the public key.
+Each other node is a peer whose allowed IPs are its subnets. One route sends packets for the complete network to the
+link. The agent makes a private key once, stores it in its directory, and publishes the public key.
 
 Mode      separate (the default): one link for each family, flannel-wg and flannel-wg-v6. Nodes send a pod's packets
           between node addresses of the same family. ipv4, ipv6, auto: one link, flannel-wg, for pods of both families.
-          Nodes send between IPv4 or IPv6 addresses; auto uses IPv4 if this node has an IPv4 address
+          The mode is the family of the nodes' addresses; auto uses IPv4 if this node has an IPv4 address
 
 Keys of Backend and defaults: ListenPort 51820, ListenPortV6 51821, PSK (none), PersistentKeepaliveInterval 0 s (none),
 Mode, MTU.
@@ -49,7 +49,7 @@ class Wireguard:
         self.preshared = decode_key(self.keys["PSK"], "Backend.PSK") if self.keys["PSK"] else b""
         self.families = list(conf.families) if mode != "separate" else chosen_families(conf, underlay)
         one = {"ipv4": 4, "ipv6": 6, "auto": 4 if 4 in underlay.addresses else 6}.get(mode)
-        # {the family between nodes: (name of the link, families of pods' packets)}
+        # {family of the nodes' addresses: (name of the link, families of pods' packets)}
         self.tunnels = {family: (LINKS[family], [family]) for family in self.families} if one is None else {
             one: (LINKS[4], self.families)}
         for family in self.tunnels:
@@ -87,8 +87,8 @@ class Wireguard:
                     addresses=tuple(f"{address}/{address.max_prefixlen}" for address in addresses))
 
     def _peer(self, node: Node, outer: int, name: str, subnets: tuple[Prefix, ...]) -> WireguardPeer:
-        """Return the peer for another node. outer: the family between nodes. name: the link. Raises ValueError if the
-        node's record lacks its key or address."""
+        """Return the peer for another node. outer: the family of the nodes' addresses. name: the link's name. Raises
+        ValueError if the node's record lacks its key or address."""
         if node.backend != self.name:
             raise ValueError(f'its backend is "{node.backend}"')
         key = next((str(data["PublicKey"]) for data in node.data.values() if "PublicKey" in data), "")

@@ -83,7 +83,7 @@ class Bgp:
 
     def announce(self, subnets: Collection[Prefix], public: Address | None) -> None:
         """Announce `subnets` with the next attend(). public: the node's IPv4 address, the default router id. Raises
-        ConfigurationError without a router id."""
+        ConfigurationError if the settings have no router id and `public` is None."""
         if not self.router_id:
             if public is None:
                 raise ConfigurationError("--bgp: the node has no public IPv4 address, so router_id is needed")
@@ -104,7 +104,7 @@ class Bgp:
         self.due = now + min(LOOK_S if self.settings.spaces else float("inf"), self.engine.CHECK_S)
         try:
             prefixes = [*self.subnets, *blocks_of(self.settings.spaces)]
-        except ValueError as e:         # a power failure has cut the file; the IPAM plugin repairs it
+        except ValueError as e:         # a power failure left a file incomplete; the IPAM plugin repairs it
             self._tell_problem(f"blocks of a space: {e}")
             return
         text = self.engine.text(self.settings, self.router_id, prefixes)

@@ -52,7 +52,7 @@ def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> st
 def apply(settings: Settings, configuration: str) -> None:
     """Write the configuration file, and make BIRD read it. Raises BgpError, OSError."""
     write(Path(settings.config), configuration, 0o640)
-    with contextlib.suppress(FileNotFoundError):        # BIRD may run without root; its group gets the file
+    with contextlib.suppress(FileNotFoundError):        # BIRD without root reads the file by its group
         os.chown(settings.config, -1, os.stat(settings.socket).st_gid)
     configure(settings.socket)
 

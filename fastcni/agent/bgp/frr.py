@@ -27,7 +27,7 @@ FILTER = "fastcni-none"         # the route map that denies all routes of peers
 
 
 def text(settings: Settings, router_id: str, prefixes: Collection[Prefix]) -> str:
-    """Return the configuration of the view. Lines that FRR already has do not interrupt BGP sessions."""
+    """Return the configuration of the view. FRR does not interrupt BGP sessions if it already has these lines."""
     lines = [f"route-map {FILTER} deny 10", "exit", f"router bgp {settings.asn} {VIEW}", f" bgp router-id {router_id}",
              " no bgp ebgp-requires-policy", " no bgp network import-check", " no bgp default ipv4-unicast"]
     for peer in settings.peers:

@@ -33,13 +33,14 @@ NAMES = {"bird": "BIRD", "frr": "FRR"}
 
 
 class BgpError(Exception):
-    """An error of the BGP engine: it does not answer, or rejects the configuration. The text has the engine's text."""
+    """The BGP engine does not answer, or rejects the configuration. The error's text contains the engine's error
+    text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A router that is a BGP peer. asn: its AS number. password: for TCP-MD5, or "". multihop: the most hops to it; 0
-    for a neighbour."""
+    """A router that is a BGP peer. asn: its AS number. password: for TCP-MD5, or "". multihop: the maximum number of
+    hops to the router; 0 for a neighbour."""
 
     address: Address
     asn: int
@@ -88,7 +89,7 @@ def read_as(value: Any) -> int:
 
 
 def quotable(text: str, engine: str) -> str:
-    """Return `text`, a password, if the engine's configuration can contain it. Raises ValueError."""
+    """Return `text`, a password, if the engine's configuration can contain this password. Raises ValueError."""
     if '"' in text or not text.isprintable():
         raise ValueError(f"password: {NAMES[engine]} takes no quotes and no control characters in it")
     if engine == "frr" and " " in text:

@@ -1,1 +1,2 @@
-"""Egress addresses: selected pods leave the cluster with a fixed source address, which one node at a time holds."""
+"""Give packets of selected pods to outside the cluster a fixed source address. One node at a time holds this
+address."""

@@ -1,8 +1,8 @@
 """Delete the conntrack flows of pods whose egress address has changed.
 
 A connection keeps the source NAT of its first packet. If the pod's egress address or next hop changes, the rules would
-drop the connection's packets until it ends. Without its flow, the next packet gets the new source NAT. A TCP connection
-continues if the new source address and port are the same.
+drop the connection's packets until the connection ends. After the flow is deleted, the next packet creates a flow with
+the new source NAT. A TCP connection continues if the new source address and port are the same.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def end(pods: Mapping[bytes, bytes], inside: Sequence[Range]) -> int:
     """Delete the flows from pods to destinations outside the cluster, except flows that have the right source address.
     Return the number of deleted flows. Raises OSError.
 
-    pods: {a pod's address: the source with which its packets must leave this node; b"": delete all its flows}.
-    inside: the ranges of addresses inside the cluster.
+    pods: {a pod's address: the source address that its packets must have when they leave this node; b"" to delete all
+    flows of the pod}. inside: the ranges of addresses inside the cluster.
     """
     if not pods:
         return 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastcni.agent.egress.table import Table
     from fastcni.daemon.log import Logger
 
-YIELD_S = 0.05          # before a node claims an address, it waits this long for each address that it already holds
+YIELD_S = 0.05          # seconds that a node waits before a claim, for each address that it already holds
 AGAIN_S = 0.5           # seconds between two tries to claim the same address
 
 

@@ -41,14 +41,14 @@ class Lending:
     def __init__(self) -> None:
         self.sock = wire.open_socket()
         self.lent: dict[bytes, Link] = {}
-        self._announced: dict[bytes, list[float]] = {}          # {address: times of its next messages}
+        self._announced: dict[bytes, list[float]] = {}          # {address: monotonic times of its next announcements}
 
     def close(self) -> None:
         self.sock.close()
 
     def places(self, addresses: Collection[bytes]) -> dict[bytes, Link]:
-        """Return {address: the link that can have it}, without addresses that fit no link and the node's own addresses.
-        An address fits a link that has an address in the same network."""
+        """Return {address: the link that can have it}. Leave out addresses that fit no link, and the node's own
+        addresses. An address fits a link that has an address in the same network."""
         if not addresses:
             return {}
         there = [(link, it) for link in find.all_links(self.sock) for it in find.addresses(self.sock, link.index)]
@@ -76,7 +76,7 @@ class Lending:
                 self._take_back(packed)
             seconds = int(end - monotonic() + ROUND_S)
             if seconds < 1:
-                continue                        # the kernel counts an address's lifetime in whole seconds
+                continue                        # the kernel's lifetime of an address has at least one second
             wire.exchange(self.sock, rtnl.lend_address(Batch(), link.index, packed, seconds, what="lend an address"))
             if packed not in self.lent:
                 now = monotonic()

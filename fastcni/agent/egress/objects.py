@@ -4,8 +4,8 @@
         "subject": {"namespaces": {"matchLabels": {"team": "billing"}}}, "addresses": ["192.0.2.50"]}})
 
 Packets of the subject's pods leave the cluster with an egress address of their family as the source. If two documents
-select a pod, the first by name applies. If `addresses` has no address of a family, packets of that family are routed as
-usual.
+select a pod, the document whose name sorts first applies. If `addresses` has no address of a family, packets of that
+family are routed as usual.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def closed_egress_address(document: Mapping[str, Any]) -> EgressAddress | None:
 
 
 def subjects(documents: Iterable[EgressAddress], members: Callable[[EgressAddress], Iterable[Pod]]) -> Subjects:
-    """Return {a pod's address: the document that applies to it}. members(document): returns the pods it selects."""
+    """Return {a pod's address: the document that applies to it}. members(document): returns the pods that the document
+    selects."""
     found: dict[bytes, EgressAddress] = {}
     for each in sorted(documents, key=lambda one: one.name):
         for pod in members(each):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 EVENT_BYTES = 4 << 20
-AGAIN_S, RETRY_S = 0.1, 1.0     # until the next try: while the policies are not known; after a kernel error
+AGAIN_S, RETRY_S = 0.1, 1.0     # seconds until the next try: while the policies are unread; after a kernel error
 
 
 class EgressPart:
@@ -52,16 +52,16 @@ class EgressPart:
 
     def attend(self) -> None:
         index, table = self.engine.compiler.egress, self.egress.table
-        self.due = monotonic() + RETRY_S        # if an OSError follows
+        self.due = monotonic() + RETRY_S        # for the case that a line below raises OSError
         wire.drain(self.events, self._note, self._note_dropped, own=table.port)
-        if self.engine.begun:           # until the policies are known, the previous agent's table stays in force
+        if self.engine.begun:           # until the policies are read, the previous agent's table stays in force
             self.engine.compiler.settle()
             if self._stale:
                 self.engine.compiler.egress_changed()
                 self.engine.commit()
                 self.egress.put(index.documents, index.subjects())
                 self._stale = False
-        if self._suspect:               # without delay: without the table, pods leave with other addresses
+        if self._suspect:               # without the table, packets of pods leave with other source addresses
             self._suspect = False
             if table.wanted:
                 self.egress.restore()

@@ -53,7 +53,7 @@ class Egress:
         # Pods that are no longer subjects. Their packets are dropped until _end_flows() has deleted their flows. The
         # value is an object of the call of put() that removed the pod
         self._leaving: dict[bytes, object] = {}
-        self._adding: set[bytes] = set()                # addresses of new pods, subjects until put() has them
+        self._adding: set[bytes] = set()                # addresses of new pods, until the next put()
         self._lock = threading.Lock()                   # for documents, subjects, _leaving and _adding
         self.around: Surroundings | None = None
         self.holders: Mapping[bytes, str] = {}          # {egress address: name of the node that holds it}
@@ -65,7 +65,7 @@ class Egress:
         # {a pod's address: the egress address that this node gives it, or "elsewhere"}, as last written. None: a
         # previous agent has written the table
         self._former: dict[bytes, object] | None = None if self.table.exists() else {}
-        self._gaps = self._mended = 0           # losses of the table; losses that _end_flows() has handled
+        self._gaps = self._mended = 0   # how often the table was lost; how many of these losses _end_flows() handled
 
     def close(self) -> None:
         self.table.close()
@@ -85,8 +85,8 @@ class Egress:
         self.changed()
 
     def _close(self, documents: Mapping[str, EgressAddress], subjects: Subjects) -> None:
-        """Write the set of pods whose packets may leave only as _lead() has written: subjects, leaving and new pods.
-        The caller has the lock."""
+        """Write the set `subjects`: the pods of the documents, leaving pods and new pods. Packets of these pods leave
+        the cluster only by the routes that _lead() has written. The caller has the lock."""
         if documents or self._leaving or self._adding:
             self.table.put("subjects", dict.fromkeys((*subjects, *self._leaving, *self._adding)))
         else:
@@ -100,8 +100,8 @@ class Egress:
             self.table.add_subjects(addresses)
 
     def restore(self) -> None:
-        """Write the table again, which another program has changed. The thread then ends the connections that pods have
-        begun without the table. Raises OSError."""
+        """Write the table again after another program has changed it. The thread then deletes the flows of connections
+        that pods have begun without the table. Raises OSError."""
         self.table.restore()
         self._gaps += 1
         self.changed()
@@ -132,7 +132,8 @@ class Egress:
 
     def describe(self, pod: bytes) -> dict[str, str] | None:
         """Return {"name": the document that applies to the address `pod`, "address": the egress address, "node": the
-        addresses of the node that holds it}, with "" if no node holds one; None if no document applies."""
+        addresses of the node that holds it}, with "" if no node holds an egress address for this pod; None if no
+        document applies."""
         it = self.subjects.get(pod)
         if it is None:
             return None
@@ -186,7 +187,7 @@ class Egress:
         inside = {packed for packed in wanted if self.around.is_inside(packed)}
         for packed in sorted(inside - self._inside):
             self.log.error("egress_refused", error=f"{ip_address(packed)} is an address of a node, of the network of "
-                           "pods or of a link: no node holds it")
+                           "pods or of a link, so no node claims it")
         self._inside = inside
         holding.attend(wanted - inside)
         self._changed = self._changed or before != holding.until.keys()
@@ -224,7 +225,7 @@ class Egress:
 
     def _end_flows(self, given: Mapping[bytes, bytes], hops: Mapping[bytes, NextHop], around: Surroundings) -> None:
         """Delete the flows of pods whose egress address or next hop has changed. If the table was missing for a time,
-        delete also flows that have another source address than the right one.
+        delete also the flows that have a wrong source address.
 
         given: {a pod's address: the egress address that this node gives it}. hops: {a pod's address: next hop}."""
         now: dict[bytes, object] = {**given, **dict.fromkeys(hops, "elsewhere")}

@@ -176,8 +176,8 @@ class Table(NftTable):
             self.flags = 0              # Linux before 6.9, or a table that another version of fastcni has added
 
     def _commit(self, requests: Transaction) -> None:
-        """Send the requests. After an error, for which another program's change may be the reason, the next call writes
-        the complete table."""
+        """Send the requests. If the kernel returns an error, another program may have changed the table, so the next
+        call writes the complete table."""
         try:
             requests.commit(self.sock)
         except OSError:
@@ -236,8 +236,8 @@ def put_ranges(requests: Transaction, name: str, ranges: list[Range]) -> None:
 
 def put_held(requests: Transaction, until: Mapping[bytes, float], gone: Iterable[bytes]) -> None:
     """Set the timeouts in the sets held4 and held6: each address of `until` stays until its monotonic time. gone:
-    addresses to delete. Each address is added, deleted and added again: the kernel does not delete a missing element,
-    and adding an existing element does not change its timeout."""
+    addresses to delete. Each address is added, deleted and added again, because the kernel rejects the deletion of a
+    missing element, and adding an existing element does not change its timeout."""
     now = monotonic()
     for length, version in VERSIONS.items():
         name, left = f"held{version}", [(packed, round((end - now) * 1000)) for packed, end in until.items()

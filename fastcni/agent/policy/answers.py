@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.sources.contract import Source
 
 POD_WAIT_S = 5.0                # how long an ADD waits for a Pod object, which the runtime may get before the agent
-# How long an ADD waits for the reader process to read the files that changed before the ADD. A small file takes some
-# milliseconds.
+# How long an ADD waits for the reader process to read the files that changed before the ADD: in general, and for small
+# files, which take some milliseconds.
 READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
 MAX_TOLD = 20                   # errors of documents in an answer or a log
 
@@ -72,8 +72,9 @@ class Answers:
         return {}
 
     def _pod(self, request: Asked) -> Mapping[str, str] | None:
-        """Return the labels of a pod, from its object, else from the runtime if the agent reads files. Return None if
-        the agent reads the API server, which has not shown this pod yet, or only an earlier pod with this name."""
+        """Return the labels of a pod: from its Pod object, or from the runtime if the agent reads files. Return None if
+        the agent reads the API server, and has not seen this pod yet, or has seen only an earlier pod with this
+        name."""
         said: Pod | None = self.compiler.said.get(request["pod"])
         if said and request["uid"] in ("", said.uid or request["uid"]):
             return said.labels
@@ -121,7 +122,7 @@ class Answers:
         return {"names": dict(sorted(found.items()))} if found else {}
 
     def _egress(self, text: str) -> Answer:
-        """Return {"egress_address": Egress.describe() of the pod's address `text`}, {} if that returns None."""
+        """Return {"egress_address": Egress.describe() of the pod's address `text`}; {} if describe() returns None."""
         found = self.settings.egress.describe(address.read_ip(text)) if self.settings.egress else None
         return {"egress_address": found} if found else {}
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = "pods"                     # below the agent's directory
 DAMAGED = ".damaged"                # suffix of damaged files, which read_all() renames
-MAX_BYTES = 1 << 20                 # of an attachment's file
+MAX_BYTES = 1 << 20                 # the maximum size of an attachment's file
 NOT_REGULAR = (errno.ELOOP, errno.EISDIR, errno.EOPNOTSUPP)     # errors of read_file() if the file is not regular
 
 
@@ -68,9 +68,9 @@ class AttachedCompiler(Compiler):
     """A Compiler that joins the pods of a source with the attachments of ADDs. The source calls put_pod() and
     delete_pod(); ADDs and DELs call the other methods.
 
-    said: {key: pod} of the source. sequence: the number of the latest ADD. replaced: attachments that settle() has
-    ended. The caller removes their files, or writes the file again if the attachment is still in `attachments`.
-    link_of(name): returns the index of a link, 0 if the link does not exist.
+    said: {key: the pod as the source describes it}. sequence: the number of the latest ADD. replaced: attachments that
+    settle() has ended. The caller removes their files, or writes the file again if the attachment is still in
+    `attachments`. link_of(name): returns the index of a link, 0 if the link does not exist.
     """
 
     def __init__(self, node: str = "", link_of: Callable[[str], int] = lambda name: 0) -> None:
@@ -254,7 +254,7 @@ class AttachedCompiler(Compiler):
         if before != (packed in self.state.elements.get(map_name, ())):
             for key in self._local.get(packed, ()):
                 for id in self._of.get(key, ()):
-                    if id in self._written:             # a new port: attach() puts its elements
+                    if id in self._written:             # attach() puts the elements of a new port
                         self._put_port(id)
 
 

@@ -36,9 +36,9 @@ VERDICTS = {ALLOW: ACCEPT, DENY: DROP, PASS: RETURN}
 
 
 class Compiled:
-    """One direction of a policy as rules. name, chain: the policy's chain without rules by HTTP requests. http_name,
-    http: the chain with its rules by HTTP requests; "" if it has none. That chain comes after the chains of all
-    policies, because a rule without HTTP allows every request.
+    """One direction of a policy as rules. name, chain: the policy's chain of rules that do not match HTTP requests.
+    http_name, http: the policy's chain of rules that match HTTP requests; "" without such rules. The HTTP chains come
+    after the chains of all policies, because a rule without HTTP allows every request.
 
     sets: {name: set of blocks or ports}. groups, nodes, domains, named: the peers and named ports of the rules, {set
     name: peer}; a named port is (name, protocol).
@@ -105,8 +105,8 @@ class Compiled:
                 yield length, self._constant(f"b{VERSIONS[length]}", Set("block", length, found))
 
     def _ports(self, rule: Rule, length: int) -> Iterator[dict[str, object]]:
-        """Yield the fields of a Line that compare protocol and port, one dict for each Line. length: of the peer's
-        addresses, 0: both families."""
+        """Yield the fields of a Line that compare protocol and port, one dict for each Line. length: the length of the
+        peer's addresses in bytes; 0 for both families."""
         if not rule.ports:
             yield {}
         for protocol in sorted({port.protocol for port in rule.ports}):

@@ -164,7 +164,8 @@ def read_group(reader: Reader) -> Group:
 
 
 def limited(reader: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, ...]:
-    """Return Reader.each() of a list. Raises PolicyError if the list has not `least` to MAX_ITEMS items."""
+    """Return Reader.each() of a list. Raises PolicyError if the list has fewer than `least` or more than MAX_ITEMS
+    items."""
     count = len(reader.get(key, list, []))
     if not least <= count <= MAX_ITEMS:
         reader.wrong(f"expected {least} to {MAX_ITEMS} items, got {count}", key)

@@ -51,7 +51,7 @@ LEADING = (*((PREFIXES[direction], direction) for direction in DIRECTIONS), (TO_
 
 
 class Compiler:
-    """The nftables state of one node, computed from the objects that put_...() gives.
+    """The nftables state of one node, computed from the objects that the put_...() methods store.
 
     node: the node on whose pods the state enforces policies; "": on all pods. The state also covers pods whose node is
     unknown. cluster: the objects that were put. state: the wanted nftables state. domains: {set name: the domain name

@@ -94,7 +94,7 @@ class Etcd:
                 if damaged:
                     self._tell_restored(own)
                 return joined
-        raise SubnetLost(f"no subnet after {TRIES} tries: each time another program changed the record or was faster")
+        raise SubnetLost(f"no subnet after {TRIES} tries: in each try, another program changed the record first")
 
     def _list(self) -> list[Pair]:
         """Return all records. watch() continues from the last list, so that an agent lists only once at its start."""
@@ -169,11 +169,11 @@ class Etcd:
             intact = pair is not None and pair.value == records.value_of(me)
             if self._write(me, pair, pair.lease if pair and intact else self.lease):
                 if pair is None and not self._is_alone(me):
-                    raise SubnetLost(f"while the record of {me.name} was gone, another node has taken an address of it")
+                    raise SubnetLost(f"the record of {me.name} was missing, and another node has a part of its subnet")
                 if pair is not None and not intact:
                     self._tell_restored(pair)
                 return KEEP_S
-        raise Away(f"another program changes the record of {me.name} each time while this node writes it")
+        raise Away(f"another program changes the record of {me.name} each time that this node writes it")
 
     def _is_of_another(self, pair: Pair, me: Node) -> bool:
         """Return whether the record at this node's key belongs to another node.

@@ -111,7 +111,7 @@ class Kubernetes:
     def keep(self, me: Node) -> float:
         document, subnets = self._own()
         if any(subnets.get(family) != subnet for family, subnet in me.subnets.items()):
-            raise SubnetLost(f'node "{self.node}" has other podCIDRs now: {", ".join(map(str, subnets.values()))}')
+            raise SubnetLost(f'node "{self.node}" now has other podCIDRs: {", ".join(map(str, subnets.values()))}')
         for name, value in self._publish(document, me).items():
             self.log.warning("record_restored", key=name, found=value[:MAX_SHOWN])
         return KEEP_S

@@ -51,7 +51,7 @@ def read(key: str, value: str) -> Node:
 def read_subnets(key: str) -> dict[int, Prefix]:
     subnets = [ip_network(part.replace("-", "/")) for part in key.split("&") if part != NO_IPV4]
     if not subnets or len({subnet.version for subnet in subnets}) != len(subnets):
-        raise ValueError(f"subnets of one family each are expected in {key!r}")
+        raise ValueError(f"{key!r}: expected one subnet for each address family")
     return {subnet.version: subnet for subnet in subnets}
 
 

@@ -54,7 +54,7 @@ class Static:
 
     def keep(self, me: Node) -> float:
         if self._own().subnets != me.subnets:
-            raise SubnetLost(f'{self.path}: node "{self.name}" has other subnets now')
+            raise SubnetLost(f'{self.path}: node "{self.name}" now has other subnets')
         return 3600.0
 
     def leave(self, me: Node) -> None:

@@ -1,4 +1,5 @@
-"""Open the store of claims, next to the nodes' records. A claim says which node holds an egress address."""
+"""Open the store of claims: etcd, Kubernetes or a file, as for the nodes' records. A claim says which node holds an
+egress address."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 2                     # the shortest lease that etcd grants
 RENEW_S = 0.5                   # seconds between two renewals, so that three renewals in a row may fail
-REQUEST_S, ENDPOINT_S = 1.0, 0.4        # timeouts of a request: in all, and at one of several endpoints
+REQUEST_S, ENDPOINT_S = 1.0, 0.4        # timeouts in seconds: of a request, and of its try at one of several endpoints
 
 
 class Claims(Protocol):
@@ -23,7 +23,7 @@ class Claims(Protocol):
 
     def renew(self, held: Collection[bytes]) -> Mapping[bytes, float]:
         """Renew the claims of this node. held: the addresses that this node has claimed. Return {address: the monotonic
-        time until which no other node can claim it}, without lost claims."""
+        time until which no other node can claim it}. A lost claim is not in the result."""
         ...
 
     def claim(self, address: bytes) -> float:
@@ -40,8 +40,9 @@ class Claims(Protocol):
         ...
 
     def free_at(self, address: bytes) -> float:
-        """Return the monotonic time from which claim() may succeed. 0.0: no node holds the address, or this node has
-        held it since before a restart. inf: only a change that watch() reports can end another node's claim."""
+        """Return the monotonic time from which claim() may succeed. 0.0: no node holds the address, or this node
+        claimed the address before the agent restarted. inf: claim() must wait until watch() reports a
+        change."""
         ...
 
     def watch(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:

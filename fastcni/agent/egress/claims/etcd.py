@@ -1,7 +1,7 @@
 """Store claims in etcd: the value of the key <prefix>/egress/<address> is the name of the node that holds the address.
 
 All keys of a node have one lease of LEASE_S. So a node renews only one lease, and etcd deletes all keys of a node that
-no longer renews.
+no longer renews its lease.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastcni.clients.etcd import Pair
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0           # seconds before a lost watch is opened again: the pause doubles
-IDLE_S = 1500.0                                 # the longest silence of a watch; etcd reports progress every 10 minutes
+IDLE_S = 1500.0         # a watch ends after this many seconds without a message; etcd reports progress every 10 minutes
 
 
 class Etcd:
@@ -61,7 +61,7 @@ class Etcd:
         began, key = monotonic(), self._key(address)
         if not (self._lease and began < self._until):
             self._lease, self._until = self.client.grant(LEASE_S), began + LEASE_S
-        for condition in (revision_is(key, 0), value_is(key, self.node)):       # no claim; this node's claim
+        for condition in (revision_is(key, 0), value_is(key, self.node)):       # no node has a claim; this node has
             try:
                 if self.client.txn([condition], [put(key, self.node, self._lease)]).done:
                     self._holders[address] = self.node
@@ -95,8 +95,8 @@ class Etcd:
                 self._pause.wait(random.uniform(0.5, 1.5) * pause)
 
     def _follow(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:
-        """List all claims, then follow the changes, until stop() or until requests use another endpoint than the
-        watch."""
+        """List all claims, then follow the changes until stop() is true, or until requests use another endpoint than
+        the watch."""
         http, endpoint = self.client.http, ""
 
         def leave() -> bool:

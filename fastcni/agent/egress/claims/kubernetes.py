@@ -1,8 +1,8 @@
 """Store claims as Lease objects (coordination.k8s.io/v1) in kube-system, one for each egress address.
 
-A node renews each of its Leases. Another node takes over a Lease after LEASE_S, by its own clock, without a renewal. It
-takes over only the version of the Lease that it has last seen (resourceVersion), so a node with a slow watch takes
-nothing from a live node.
+A node renews each of its Leases. Another node takes over a Lease if it has seen no renewal for LEASE_S, by its own
+clock. The takeover names the resourceVersion that the node has last seen. So if the holder has renewed the Lease, and
+the watch of the other node is slow, the API server rejects the takeover.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 PREFIX = "fastcni-egress-"
 LABEL, ADDRESS = "fastcni.dev/egress-address", "fastcni.dev/address"    # the Leases' label; annotation with the address
 SELECTOR = "labelSelector=fastcni.dev%2Fegress-address%3Dtrue"
-GRACE_S = 0.1                   # wait after a lease's end: the holder's kernel removes the address about 30 ms late
+GRACE_S = 0.1           # seconds to wait after a lease's end: the holder's kernel removes the address about 30 ms late
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0           # seconds before a lost watch is opened again: the pause doubles
 
 
@@ -74,7 +74,7 @@ class Kubernetes:
             try:
                 if seen and seen.holder == self.node and self._write(address, seen):
                     found[address] = began + LEASE_S
-            except Rejected as e:       # this node gives the address up; the next claim() raises the error, too
+            except Rejected as e:       # this node gives the address up; the next claim() raises this error again
                 rejected = e
         if rejected and not found:
             raise rejected
@@ -128,8 +128,8 @@ class Kubernetes:
     # -- Leases --------------------------------------------------------------------------------------------------------
 
     def _note(self, document: Object, gone: bool = False) -> bool:
-        """Record a Lease. gone: it was deleted. Return whether its holder has changed. A version that was seen before
-        keeps its time, so that a new list does not prolong a lease."""
+        """Record a Lease. gone: the Lease was deleted. Return whether the Lease's holder has changed. A version that is
+        already recorded keeps its time of arrival, so that a new list does not prolong a lease."""
         try:
             address = ip_address((document["metadata"].get("annotations") or {}).get(ADDRESS, "")).packed
         except ValueError:
@@ -146,8 +146,8 @@ class Kubernetes:
             return not old or old.holder != new.holder
 
     def _write(self, address: bytes, seen: Seen, holder: str | None = None) -> bool:
-        """Renew or take over a Lease, or with holder="" release it. Return False if the Lease has changed since it was
-        seen."""
+        """Renew or take over a Lease; with holder="", release the Lease. Return False if the Lease has another version
+        than `seen`."""
         now, spec = timestamp(), seen.document.get("spec") or {}
         changes: Object = {"holderIdentity": self.node if holder is None else holder, "renewTime": now,
                            "leaseDurationSeconds": LEASE_S}
