@@ -48,8 +48,8 @@ def read_once(req: Request, read: Callable[[Section], T]) -> T:
 
 
 def read_own_dns(conf: Section) -> dict[str, Any] | None:
-    """Return the configuration's top-level dns in the shape of a result. None if that dns is absent or empty: the
-    result then keeps the IPAM plugin's dns."""
+    """Return the configuration's top-level dns in the shape of a result. Return None if that dns is absent or empty;
+    the result keeps the IPAM plugin's dns in that case."""
     section = conf.section("dns")
     return read_dns(section) if any(section.has(key) for key in (*DNS_LISTS, "domain")) else None
 
@@ -84,10 +84,12 @@ def check_families(ipv6: bool, result: dict[str, Any]) -> None:
 
 
 def read_requested_mac(req: Request, own: str = "", *, strict: bool = True) -> bytes | None:
-    """Return the requested MAC as 6 bytes, or None if no MAC is requested. The MAC is the first that is set of
-    runtimeConfig.mac, args.cni.mac, MAC= of CNI_ARGS, and `own`, the value of the plugin's own key. Raises CniError 7,
-    and CniError 4 for bad CNI_ARGS. strict=False accepts bad CNI_ARGS, for plugins whose reference plugin does not read
-    CNI_ARGS."""
+    """Return the requested MAC as 6 bytes, or None if no MAC is requested.
+
+    A set value has precedence over the following ones: runtimeConfig.mac, args.cni.mac, MAC= of CNI_ARGS, `own` (the
+    value of the plugin's own key). Raises CniError 7, and CniError 4 for bad CNI_ARGS. strict=False accepts bad
+    CNI_ARGS, for plugins whose reference plugin does not read CNI_ARGS.
+    """
     text = req.conf.once(read_runtime_mac)
     # Read CNI_ARGS even if runtimeConfig or args.cni has the MAC, so that malformed CNI_ARGS are an error.
     if req.args:

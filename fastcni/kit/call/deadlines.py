@@ -4,8 +4,8 @@ The build writes the launcher's deadlines into each plugin file. They must be lo
 server abandons a request before the launcher gives up.
 """
 
-UNREAD_S = 10                   # launcher: limit until the server has read the request; usually this is immediate
-ANSWER_S = 400                  # launcher: limit from then to the answer
+UNREAD_S = 10                   # launcher: limit until the server has read the request; usually immediately
+ANSWER_S = 400                  # launcher: limit from the server's read to the answer
 QUICK_ANSWER_S = 30             # launcher: replaces ANSWER_S for VERSION and STATUS, which change nothing
 # Server: limit from reading a request to its end. A request waits at most 60 s in the queue, and at most 240 s for an
 # IPAM plugin that is not fastcni's. Must be less than ANSWER_S.

@@ -1,15 +1,15 @@
 """Run delegates (spec section 4): call fastcni's own plugins as functions, and execute other plugins by the rules of
 the Go library.
 
-If CNI_PATH has fastcni's launcher for the delegate, this process already has the plugin's code. So it calls the code,
-and does not execute the launcher. A delegate whose name is not in CNI_PATH is an error in both cases.
+If CNI_PATH has fastcni's launcher for the delegate, this process calls the plugin's code, and does not execute the
+launcher. A delegate without a file in CNI_PATH is an error, even if the delegate is a plugin of fastcni.
 
 In this module `req` is the delegate's request, as Request.delegate() returns it.
 """
 
 from __future__ import annotations
 
-from fastcni import plugins  # only this module of the kit imports from a higher layer
+from fastcni import plugins  # no other module of the kit imports from a higher layer
 from fastcni.kernel import waiting
 from fastcni.kit.call import search
 from fastcni.spec import errors, version
@@ -59,7 +59,8 @@ def prepare(req: Request, command: str) -> list[Step]:
 
 
 def _execute_other(req: Request, path: str, command: str) -> None:
-    if command == "GC" and not version.at_least(req.version, "1.1.0"):      # see REPORT in handle.py
+    # The spec has GC since 1.1.0. fastcni's own runtime also runs GC with older versions, see REPORT in handle.py.
+    if command == "GC" and not version.at_least(req.version, "1.1.0"):
         req.warn(f'{req.plugin} ({path}) is not asked for GC: cniVersion "{req.version}" has none')
         return
     waiting.admit(waiting.PROGRAM)
@@ -82,8 +83,8 @@ def status(req: Request) -> None:
 
 
 def restore(req: Request) -> None:
-    """Restore the host's firewall state of the delegate, if it is a plugin of fastcni. Other plugins have no such
-    command."""
+    """Restore the delegate's firewall state on the host, if the delegate is a plugin of fastcni. Other plugins have no
+    command that restores state."""
     plugin = plugins.load(req.plugin) if req.plugin in plugins.BUILT_IN else None
     if plugin and hasattr(plugin, "restore"):
         plugin.restore(req, plugin.read(req))

@@ -1,9 +1,9 @@
 """Delete links, and wait until the kernel notifies that they no longer exist.
 
 The kernel notifies the deletion of a veth within a millisecond. The kernel acknowledges the request about 20 ms later,
-after an RCU grace period, and sendmsg(2) blocks until then. So another thread or process sends the request, while the
-caller listens for the notification on the same socket. There the caller also receives the kernel's error. Each link has
-a request of its own, because within one request the kernel deletes the second link only after the first link's grace
+after an RCU grace period, and sendmsg(2) blocks until the acknowledgement. So another thread or process sends the
+request, while the caller listens on the same socket for the notification or the kernel's error. Each link has a request
+of its own: in a request for two links, the kernel would begin the second deletion only after the first one's grace
 period.
 """
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     Send = Callable[[Socket, bytes, "DeleteRequest"], None]
 
-DELETE_TIMEOUT_S = 30           # the kernel notifies the deletion of a veth within a millisecond
-LOOK_S = 0.1                    # interval at which the waiter checks whether the sending has failed
+DELETE_TIMEOUT_S = 30           # limit of the wait for the notification, which usually arrives within a millisecond
+LOOK_S = 0.1                    # interval at which the waiter checks whether the request could not be sent
 
 
 def delete(watcher: Socket, send: Send, *links: tuple[int, str]) -> None:
@@ -38,7 +38,7 @@ def delete(watcher: Socket, send: Send, *links: tuple[int, str]) -> None:
     Returns when the kernel has notified that the links no longer exist. `send`: a mode's send_deletion(). Raises
     NetlinkError, CallerGone, and CniError 11 if there is no notification within DELETE_TIMEOUT_S.
     """
-    check_request()             # check here: send() uses a thread or process without a request
+    check_request()             # the thread or process that send() uses cannot check the request
     deletions = [Deletion(*link) for link in links]
     try:
         Deleter(watcher, send).run(DeleteRequest(deletions))
@@ -55,7 +55,7 @@ def raise_first(deletions: Iterable[Deletion]) -> None:
 
 
 class Deletion:
-    """A link to be deleted. error: why the kernel did not delete it, or None."""
+    """A link to be deleted. error: why the kernel did not delete the link, or None."""
 
     __slots__ = ("index", "name", "error")
 
@@ -98,8 +98,8 @@ class Deleter:
     def run(self, request: DeleteRequest) -> None:
         """Send the request, unless it has been sent, and wait until each link is deleted or has its error.
 
-        After CallerGone or a BaseException such as KeyboardInterrupt, run() may be called again with the same request,
-        and continues the wait.
+        If run() was interrupted by CallerGone or by a BaseException such as KeyboardInterrupt, a second call with the
+        same request continues the wait.
         """
         try:
             if not request.sent:
@@ -128,8 +128,8 @@ class Deleter:
 
     def send(self, request: DeleteRequest, deletions: Sequence[Deletion],
              write: Callable[..., dict[int, Sequence[Deletion]]]) -> None:
-        """Send one request to the kernel. write(batch, deletions) appends its messages to the batch, and returns the
-        value of `asked`."""
+        """Send one request to the kernel. write(batch, deletions) appends the messages that delete the links, and
+        returns {sequence number of a message: its deletions}."""
         batch = Batch(self.sequence)
         asked = write(batch, deletions)
         request.asked |= asked
@@ -165,7 +165,7 @@ class Deleter:
 
 
 def send_out(watcher: Socket, data: bytes, request: DeleteRequest) -> None:
-    """Send the request, and return when the kernel has carried it out. Store an error in the request, for the thread
+    """Send the request, and return when the kernel has deleted the links. Store an error in `request`, for the thread
     that waits. (If that thread has closed the watcher, nothing reads the error.)"""
     try:
         wire.send(watcher, data)

@@ -1,8 +1,8 @@
 """Read, write and remove small files of plugins. A kernel error becomes CniError 5 with the path and the kernel's
 message.
 
-A pipe, a device or a directory at the file's path is an error; open(2) does not block on a pipe. details: the details
-of the CniError.
+A pipe, a device or a directory at the file's path is an error; open(2) does not block on a pipe. The parameter
+`details` is the details of the CniError.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ MAX_SHOWN = 8192                # most bytes of a failed plugin's output that an
 def child_env(base_env: Mapping[str, str], command: str, **cni: str) -> dict[str, str]:
     """Return a copy of `base_env` for a plugin, with CNI_COMMAND and the keyword arguments as variables.
 
-    For a delegate, which inherits all other CNI variables: child_env(env, "ADD"). A runtime sets every CNI variable, so
-    that the plugin inherits no variable: child_env(env, "ADD", CNI_CONTAINERID=..., CNI_NETNS="", ...).
+    child_env(env, "ADD") is for a delegate, which inherits all other CNI variables. A runtime sets every CNI variable,
+    so that the plugin inherits none: child_env(env, "ADD", CNI_CONTAINERID=..., CNI_NETNS="", ...).
     """
     return {**base_env, "CNI_COMMAND": command, **cni}
 
 
 class Late(CniError):
-    """The error if a plugin was killed because it took longer than its timeout."""
+    """The error for a plugin that fastcni has killed at the end of its timeout."""
 
 
 def execute(path: str, env: Mapping[str, str], stdin: bytes, timeout: float | None = None) -> tuple[bytes, bytes]:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def read_type(conf: Section) -> str:
-    """Return the name of the configuration's IPAM plugin, or "". Raises CniError 7 if the name is that of another kind
-    of plugin. For DEL, return "" instead, because an ADD with this name has failed."""
+    """Return the name of the configuration's IPAM plugin, or "". Raises CniError 7 if the named plugin is no IPAM
+    plugin. DEL gets "" instead of this error, because an ADD with this name has failed."""
     kind = named_type(conf)
     return kind if delegate.gives_addresses(kind) else conf.bad("ipam.type", f'"{kind}" is not an IPAM plugin', "")
 
@@ -51,10 +51,11 @@ def add_addresses(req: Request, undo: Undo, interface: int) -> dict[str, Any]:
 
 
 def prepare_delete(req: Request) -> list[Step]:
-    """Return the steps that run the delegate's DEL, [(function, argument, ...)]; [] if ADD ran no delegate.
+    """Return the steps that run the delegate's DEL, [(function, argument, ...)]; [] if ADD ran no delegate. A DEL that
+    needs the pod's link runs immediately, and the steps are [].
 
     Call prepare_delete() before the first deletion. If the delegate is not found, or does not know where its records
-    are, it raises CniError, so that the DEL fails and the pod stays unchanged.
+    are, prepare_delete() raises CniError, so that the DEL fails and the pod stays unchanged.
     """
     if not delegate.gives_addresses(req.conf.once(named_type)):
         return []

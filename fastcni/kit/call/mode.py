@@ -1,17 +1,17 @@
-"""Define Mode, whose methods do what differs between one-shot, in-process and warm requests.
+"""Define Mode. Its methods are the steps that differ between one-shot, in-process and warm requests.
 
-    mode        class                           when
-    one-shot    launcher.one_shot.OneShotMode   no server answers: a process for this request
-    in-process  runtime.mode.InProcessMode      a Python program calls a plugin as a function
+    mode        class                           what runs the plugin
+    one-shot    launcher.one_shot.OneShotMode   a process for this request, because no server answers
+    in-process  runtime.mode.InProcessMode      a Python program, which calls the plugin as a function
     warm        server.mode.WarmMode            the server, which keeps sockets and cached kernel state for the next
                 request
 
 handle() gets a mode as argument. Plugins and kit call the mode's methods, and never ask which mode they run in. The
 class Mode itself has no cache: it asks the kernel each time.
 
-A mode belongs to a request. The state of a thread is in kernel.waiting.Request: its waits, the caller's connection, and
-the netlink messages to print or time. It is in kernel/, which is below the kit: kernel/ does not know modes, and also
-works without a request.
+A mode belongs to a request. kernel.waiting.Request has the state of a request's thread: its waits, the caller's
+connection, and the netlink messages to print or time. That class is part of kernel/, because kernel/ does not know
+modes, and also works without a request.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Pair:
 
 
 class Mode:
-    """The contract of all modes, and the mode without any cache. A mode belongs to the network namespace that the
-    request comes from.
+    """The methods of every mode, in a version without any cache. A mode belongs to the network namespace of the
+    request's caller.
 
     home  a descriptor of that namespace; None: the mode opens the namespace when it needs a descriptor
     """
@@ -77,7 +77,7 @@ class Mode:
 
     def deliver(self, reply: Reply) -> None:
         """Send the result of an ADD to the caller before handle() returns. Raises OSError if the caller cannot receive
-        the result; the ADD is then rolled back. Mode.deliver() does nothing: handle() returns the result."""
+        the result; this error rolls back the ADD. Mode.deliver() does nothing: handle() returns the result."""
 
     def open_netns(self, path: str) -> int:
         """Open the pod's namespace and return the descriptor, which the request closes. Raises OSError,
@@ -85,12 +85,12 @@ class Mode:
         return netns.open_path(path)
 
     def is_home(self, fd: int) -> bool:
-        """Return whether `fd`, a descriptor of open_netns(), is the namespace that the request comes from."""
+        """Return whether `fd`, a descriptor of open_netns(), is the namespace of the request's caller."""
         return netns.is_own(fd, self.home)
 
     def find_plugin(self, name: str, directories: list[str], own: bool) -> str:
-        """Return the path of a delegate. "" for a plugin of fastcni (`own`) that is called as a function without a
-        search of `directories`. Raises CniError."""
+        """Return the path of a delegate. Return "" for a plugin of fastcni (`own`) if the mode calls it as a function
+        and does not search `directories`. Raises CniError."""
         from fastcni.kit.call import search
 
         return search.find(name, directories)
@@ -103,7 +103,7 @@ class Mode:
             fn(*args)
 
     def end_request(self) -> None:
-        """Close the descriptors and sockets that only this request uses. If the request continues, it opens them
+        """Close the descriptors and sockets that only this request uses. A request that continues opens them
         again."""
         self.close()
 
@@ -150,8 +150,8 @@ class Mode:
             self.stores.popitem()[1].close()
 
     def close_later(self, sock: Socket) -> None:
-        """Close a netfilter socket in parallel to the request. After any program has deleted an object of nftables,
-        close(2) waits for an RCU grace period of 7 to 15 ms."""
+        """Close a netfilter socket in another thread, because close(2) may take long: if any program has just deleted
+        an nftables object, close(2) waits for an RCU grace period of 7 to 15 ms."""
         self.defer(sock.close)
 
     # Cluster-wide addresses
@@ -170,20 +170,20 @@ class Mode:
         return self.cluster_store(key, open_objects)
 
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
-        """Record that the request has given or released these packed addresses of an address space. A server then
-        maintains the blocks of that space, see server/cluster/upkeep.py. keys: the configuration's keys, see
+        """Record that the request has allocated or released these packed addresses of an address space, so that a
+        server maintains the blocks of that space (server/cluster/upkeep.py). keys: the configuration's keys, see
         kit/ipam/cluster/conf.py."""
 
     # State of the namespace
 
     def recall(self, key: tuple[Any, ...], ask: Callable[[], T]) -> T:
-        """Return ask(), or the cached result of an earlier ask() if the kernel has notified no change since then. key:
-        names the cached state; its first member is the kind:
+        """Return ask(), or the cached result of an earlier ask() if the kernel has notified no change since that call.
+        key: the name of the cached state. The first member of `key` is the kind of state:
 
         ("link", name): a Link or None. (kind, index, ...): state of a link, such as "addresses" with a family
         ("sysctl", name): the text of a sysctl about forwarding
-        ("nftables", table, family, ...): state of an nftables table; with the family NFPROTO_UNSPEC, of all tables of
-        this name; ("nftables", ""): of all tables
+        ("nftables", table, family, ...): state of an nftables table. With the family NFPROTO_UNSPEC: state of all
+        tables of this name. ("nftables", ""): state of all tables
         ("nftables", table, family, "chain", name): whether the chain exists
         ("nftables", table, family, "rules", chain, ...): the rules of these chains
         ("nftables", table, family, "complete", chain, ...): whether these chains have their rules
@@ -196,7 +196,7 @@ class Mode:
         result: the ADD's result."""
 
     def find_pair(self, req: Request) -> Pair | None:
-        """Return the pair that an ADD recorded for this attachment. None: the caller has to search for the pair."""
+        """Return the pair that an ADD recorded for this attachment. None: no record, so the caller must search."""
         return None
 
     def take_pair(self, req: Request) -> Pair | None:
@@ -226,16 +226,17 @@ class Mode:
             self._announce()
 
     def read_iptables(self, program: str, table: str, read: Callable[[], list[str]]) -> list[str]:
-        """Return the lines of a table of iptables or ip6tables. read() reads them."""
+        """Return the lines of a table of iptables or ip6tables. read() reads the lines from the kernel."""
         return read()
 
     def change_iptables(self, program: str, table: str, commands: list[str], run: Callable[[], Finished]) -> Finished:
-        """Change a table by commands like "-A CHAIN ...". run() carries them out."""
+        """Change a table by commands like "-A CHAIN ...". run() runs the commands."""
         return run()
 
     def _ipv6_directory(self) -> int:
-        """Return a descriptor of /proc/sys/net/ipv6/conf, which stays open. The kernel keeps the net/ipv6 of all
-        namespaces in one hash chain, the oldest last: with 900 pods, opening the node's directory takes 1.2 ms."""
+        """Return a descriptor of /proc/sys/net/ipv6/conf, which stays open, because opening the directory is slow: 1.2
+        ms with 900 pods. The kernel searches the net/ipv6 of all namespaces in one list, whose last entry is the
+        node's."""
         if self.ipv6 is None:
             self.ipv6 = sysctl.open_directory(IPV6)
         return self.ipv6

@@ -18,8 +18,8 @@ MAX_CHAIN_LENGTH = 28           # XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_t
 
 def digest(text: str, length: int, prefix: str = "") -> str:
     """Return `prefix` and the SHA-512 of `text` in lower-case hex, cut to `length` characters."""
-    # hashlib would load OpenSSL. At the top, this import of a module outside the plugin file could begin the main phase
-    # of Python's start while the plugin file's own modules are half loaded.
+    # hashlib would load OpenSSL. The import stands here, because this module is outside the plugin file: at the top of
+    # the file, the import could begin the main phase of Python's start while the plugin file's modules are half loaded.
     if sys.hexversion >= 0x030C0000:
         from _sha2 import sha512
     else:
@@ -40,7 +40,8 @@ def container_chain(prefix: str, name: str, container_id: str) -> str:
 
 
 def read_chain(keys: Section, key: str, default: str = "") -> str:
-    """Return the name of an iptables chain in `key`, `default` if the key is absent or empty. Raises CniError 7."""
+    """Return the value of `key`, the name of an iptables chain, or `default` if the key is absent or empty. Raises
+    CniError 7."""
     name = keys.text(key) or default
     if name and not (is_name(name) and len(name) <= MAX_CHAIN_LENGTH):
         raise keys.wrong(key, f"not the name of a chain: {shown(name)}")
@@ -62,5 +63,5 @@ def mark(req: Request) -> str:
 
 
 def hashes(name: str, container_id: str, ifname: str) -> str:
-    """Return the hashes of a mark. fastcni compares only these: the text behind them may be cut."""
+    """Return the hashes of a mark. fastcni compares only the hashes, because the text after the hashes may be cut."""
     return f"{network_mark(name)}-{digest(f'{ifname}:{container_id}', 16)}"

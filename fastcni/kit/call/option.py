@@ -43,13 +43,14 @@ if TYPE_CHECKING:
         """An option that has state on the host for the pod."""
 
         def delete(self, req: Request, conf: C_contra, found: Sequence[bytes], given: Sequence[bytes]) -> None:
-            """Remove the pod's state; idempotent. found, given: packed addresses as remove.pod_link() returns them."""
+            """Remove the pod's state; a second call is no error. found, given: packed addresses, see
+            remove.pod_link()."""
 
         def gc(self, req: Request, conf: C_contra) -> None:
             """Remove the state of pods that no longer exist, and report this state by req.release()."""
 
     class Restored(Kept[C_contra, L_contra], Protocol[C_contra, L_contra]):
-        """An option whose state other programs can remove, as by a flush of nftables."""
+        """An option whose state other programs can remove, for example by `nft flush ruleset`."""
 
         def restore(self, req: Request, conf: C_contra, previous: dict[str, Any]) -> None:
             """Add again the state that another program removed. previous: prevResult."""

@@ -40,7 +40,7 @@ class Reply:
 class Request:
     """A CNI request, the argument of a plugin's functions.
 
-    mode          how the request runs: sockets and cached state of the caller's namespace, see kit.call.mode
+    mode          the Mode: sockets and cached state of the caller's namespace, see kit.call.mode
     plugin        the CNI type that was called
     command       "ADD", "DEL", "CHECK", "GC" or "STATUS"
     container_id, ifname, netns, args, path
@@ -54,10 +54,10 @@ class Request:
     links         links (index, name) of the host to be deleted, see delete_links(); None: delete_links() deletes them
                   immediately
     released      for GC: the objects that GC released, see release()
-    found_own     whether the caller already knows that the plugin in CNI_PATH is fastcni's
-    caller_listens  whether the caller itself listens on the host ports of portMappings, so that no other process can
-    prefers_own   whether a delegate that has the name of a plugin of fastcni runs as fastcni's, whatever file CNI_PATH
-                  has
+    found_own     whether the caller has already found fastcni's launcher for `plugin` in CNI_PATH
+    caller_listens  whether the caller listens on the host ports of portMappings, so that no other process can do so
+    prefers_own   whether a delegate named like a plugin of fastcni runs fastcni's code, even if CNI_PATH has another
+                  file of that name
     """
 
     def __init__(self, mode: Mode, *, plugin: str = "", command: str = "", container_id: str = "", netns: str = "",
@@ -114,13 +114,13 @@ class Request:
         self.warnings.append(text)
 
     def release(self, what: str, of: str = "") -> None:
-        """For GC: record that `what` was released. of: the attachment that had it, "" if unknown."""
+        """For GC: record that `what` was released. of: the attachment that had this object, "" if unknown."""
         self.released.append({"plugin": self.plugin, "what": what, "of": of})
 
     def delete_links(self, *links: tuple[int, str]) -> None:
-        """Delete links of the host that no other step of this DEL needs. A plugin in a chain deletes them later,
-        together with the pod's own link, because the kernel takes as long for several links as for one. Other plugins
-        delete the links immediately. Raises the errors of Mode.delete_links()."""
+        """Delete links of the host that no other step of this DEL needs. A plugin in a chain only stores the links in
+        `links`: the chain deletes them together with the pod's link, because the kernel takes as long for several links
+        as for one. Other plugins delete the links immediately. Raises the errors of Mode.delete_links()."""
         if self.links is None:
             if links:
                 self.mode.delete_links(*links)
@@ -149,7 +149,7 @@ class Request:
         return config.valid_attachments(self.conf)
 
     def open_netns(self) -> int:
-        """Return the descriptor of CNI_NETNS, which is opened once and closed by close() or leave_mount(). Raises
+        """Return the descriptor of CNI_NETNS. The first call opens it, close() or leave_mount() closes it. Raises
         CniError 8."""
         if "netns" not in self.fds:
             try:
@@ -181,7 +181,7 @@ class Request:
             self.warn(f'"{self.netns}" is not a network namespace any more; taken as gone')
             return True
         except (OSError, ValueError):
-            self.open_netns()       # raises the error text that runtimes know
+            self.open_netns()       # raises the error with the text that runtimes expect
         return False
 
     def leave_mount(self) -> None:
@@ -192,8 +192,8 @@ class Request:
             close_file(self.fds.pop("netns"))
 
     def close(self) -> None:
-        """Close all descriptors and sockets, because an open descriptor keeps the namespace of a deleted pod. May be
-        called again."""
+        """Close all descriptors and sockets, because an open descriptor keeps the namespace of a deleted pod. A second
+        call is no error."""
         while self.opened:
             self.opened.pop().close()
         while self.fds:

@@ -1,6 +1,6 @@
 """Find the executable of a plugin in CNI_PATH, by the rules and with the error texts of the Go library.
 
-This module is separate from invoke.py, because fastcni searches for its own plugins but does not execute them.
+This module is separate from invoke.py, because fastcni searches CNI_PATH for its own plugins without executing them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOTE = b"\x08\0\0\0" b"\0\0\0\0" b"\x01\0\0\0" b"fastcni\0"      # launcher.c's ELF note, little-endian
 HEAD_BYTES = 512                # bytes of a launcher's ELF header, program headers and note
-FORMER_MARK, EI_PAD, EI_NIDENT = b"fastcni", 9, 16      # until 0.1.0: in the padding of e_ident, elf(5)
+FORMER_MARK, EI_PAD, EI_NIDENT = b"fastcni", 9, 16      # launchers until 0.1.0: mark in e_ident's padding, elf(5)
 S_IFMT, S_IFREG = 0o170000, 0o100000        # stat(2)
 
 
@@ -53,8 +53,8 @@ def names_in(where: str) -> list[str]:
 
 
 def clean(path: str) -> str:
-    """Return the path, cleaned as Go's filepath.Join does. Usually the path needs no change, so the import of os.path
-    (0.9 ms) is avoided."""
+    """Return the path, cleaned as Go's filepath.Join does. Import os.path (0.9 ms) only for a path that needs a
+    change, which is rare."""
     if "//" not in path and "/." not in path:
         return path
     from posixpath import normpath
@@ -70,9 +70,9 @@ def is_file(path: str) -> bool:
 
 
 def is_own(path: str) -> bool:
-    """Return whether the file is one of fastcni's launchers. False for a missing file, a directory, or a file that this
-    process may not read. Raises CniError 5 or 11 if the read fails for another reason: the file may be a launcher of
-    fastcni, which must not run as another project's plugin."""
+    """Return whether the file is one of fastcni's launchers. Return False for a missing file, a directory, or a file
+    that this process may not read. Raises CniError 5 or 11 if the read fails for another reason: the file may be a
+    launcher of fastcni, which must not run as another project's plugin."""
     try:
         head = read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, HEAD_BYTES)
         return head.startswith(b"\x7fELF") and (NOTE in head or head[EI_PAD:EI_NIDENT] == FORMER_MARK)

@@ -31,8 +31,8 @@ class Undo:
         self.steps.append((fn, args))
 
     def unless_failed(self, fn: Callable[..., object], *args: Any) -> None:
-        """Like undo(fn, *args), but skip the step if an earlier step of the rollback has failed. For the removal of
-        files that tell a DEL what to remove."""
+        """Like undo(fn, *args), but skip the step if an earlier step of the rollback has failed. Use unless_failed() to
+        remove a file that tells a later DEL what to delete."""
         self.steps.append((self._run_unless_failed, (fn, args)))
 
     def _run_unless_failed(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -94,7 +94,7 @@ def every(*steps: tuple[Any, ...]) -> None:
             else:
                 errors.append(e)
     if errors:
-        raise errors.pop()              # see wire.exchange()
+        raise errors.pop()              # the list must not keep the error, see wire.raise_first()
 
 
 def steps_of(options: Iterable[object], command: str, *args: Any) -> list[tuple[Any, ...]]:

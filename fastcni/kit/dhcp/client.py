@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALLOCATE_TIMEOUT_S = waiting.DELEGATE_TIMEOUT_S         # must exceed the daemon's -resendtimeout
 RELEASE_TIMEOUT_S = 30.0
 STATUS_TIMEOUT_S = 5.0
-REPEAT_S = 0.2                                          # pause: a killed process closes its socket a little later
+REPEAT_S = 0.2          # pause before the second call: a killed daemon closes its socket a little later
 ENDED = "the daemon closed the connection before it answered"
 
 
@@ -26,7 +26,7 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """The daemon's answer is an error, whose text the exception has."""
+    """The error for a call that the daemon has answered with an error. The text is the daemon's."""
 
 
 class Late(Exception):
@@ -34,7 +34,7 @@ class Late(Exception):
 
 
 class Ended(Late):
-    """The error if the daemon ended before it answered. Nobody knows whether the daemon has carried out the call."""
+    """The error if the daemon ended before it answered. The daemon may have carried out the call."""
 
 
 def admit() -> None:

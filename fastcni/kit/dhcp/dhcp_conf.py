@@ -28,8 +28,8 @@ MAX_PRIORITY = 0xFFFFFFFF
 
 
 class Keys:
-    """The keys of a network. socket_path: of the daemon. provide: [(code, text, name in CNI_ARGS)] of the options to
-    send. request: the codes to request. priority: the metric of each route, 0: the kernel's default."""
+    """The keys of a network. socket_path: the daemon's socket. provide: [(code, text, name in CNI_ARGS)] of the options
+    to send. request: the codes to request. priority: the metric of each route, 0: the kernel's default."""
 
     __slots__ = ("priority", "provide", "request", "socket_path")
     socket_path: str

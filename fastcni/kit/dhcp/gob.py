@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # A type is the number of one of gob's own types, ("list", element) or ("struct", ((name, type), ...))
 INT, UINT, BYTES, STRING = 2, 3, 5, 6
 BOOL, FLOAT, COMPLEX = 1, 4, 7
-FIRST_ID = 65                   # the encoder's first type; any number from Go's first, 64, on is valid
+FIRST_ID = 65                   # number of the encoder's first type; gob allows numbers from 64
 SLICE_FIELD, STRUCT_FIELD = 1, 2                # field numbers in wireType: ArrayT, SliceT, StructT, MapT
 MAX_MESSAGE_BYTES = 40 << 20    # a GC's configuration may have up to 32 MiB
 MAX_DEPTH = 16

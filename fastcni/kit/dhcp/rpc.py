@@ -1,10 +1,10 @@
 """Encode and decode calls to the dhcp daemon, which use Go's net/rpc over a unix stream, like the reference's plugin
 and daemon.
 
-The client sends HELLO, the daemon WELCOME. Then a call is a header and the arguments, an answer a header and the
-result, all as gob. fastcni's plugin can call the reference's daemon, and the reference's plugin fastcni's daemon.
-STATUS and COLLECT are fastcni's own methods: the reference's daemon answers that it has no such method. This module
-handles only bytes, no sockets.
+The client sends HELLO, the daemon WELCOME. After this greeting, a call is a header and the arguments, and an answer is
+a header and the result, all as gob. fastcni's plugin can call the reference's daemon, and the reference's plugin
+fastcni's daemon. STATUS and COLLECT are fastcni's own methods: the reference's daemon answers that it has no such
+method. This module handles only bytes, no sockets.
 """
 
 from __future__ import annotations

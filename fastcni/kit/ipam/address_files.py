@@ -14,8 +14,9 @@ treats its address as free, and removes the file with a warning. A file with any
 the content may be an operator's remark. An empty file is read again after EMPTY_S seconds, because a program without
 the lock may have just created it.
 
-With sync=True (`ipam.fsync`), file and directory are written to disk before the request is answered. The default is
-off, as in the reference. On ext4 over a virtio disk, sync took ADD from 0.08 to between 0.4 and 1.5 ms (bench_ipam.py).
+With sync=True (`ipam.fsync`), fastcni writes file and directory to disk before it answers the request. The default is
+off, as in the reference. On ext4 over a virtio disk, an ADD takes 0.08 ms without and 0.4 to 1.5 ms with sync
+(bench_ipam.py).
 sync protects the addresses of pods that were added just before a power cut. Without it DEL and GC release these
 addresses after the power cut.
 """
@@ -93,7 +94,7 @@ class Unreadable(CniError):
 
 
 class AddressFiles:
-    """The directory of a network. Not for use by two threads at once.
+    """The directory of a network. Two threads must not use an object at the same time.
 
     path        the directory's path
     fd          the directory's descriptor while it is open, otherwise -1
@@ -102,7 +103,7 @@ class AddressFiles:
     warn        warn(text) prints a warning for the operator
     sync        whether to write changes to disk, see above
 
-    Methods raise CniError 5 with the path and the kernel's message, unless they say otherwise.
+    Methods raise CniError 5 with the path and the kernel's message, unless their docstring names another error.
     """
 
     __slots__ = ("changed", "data_dir", "fd", "path", "sync", "unreadable", "warn")
@@ -165,7 +166,7 @@ class AddressFiles:
             if e.errno in TRANSIENT:
                 raise self.error("read", name, e) from None
             raise Unreadable(IO_FAILURE, f"read {self.path}/{name}: {e.strerror} (errno {e.errno})",
-                             "it says which pod has the address; is the disk sound, may root read it?") from None
+                             "the file names the address's pod; is the disk sound, may root read the file?") from None
         return content.strip()
 
     def read_owner(self, name: str) -> bytes | None:
@@ -180,7 +181,7 @@ class AddressFiles:
     def create(self, name: str, owner: bytes) -> bytes | None:
         """Create the file of an address. Return None, or the owner of an existing file.
 
-        A torn file is replaced. After an error there is no new file.
+        A torn file is replaced. If create() raises an error, no new file is left.
         """
         self.changed = True             # also after a failure: the file may have existed for a moment
         for _ in range(3):
@@ -195,7 +196,7 @@ class AddressFiles:
                 wait_for_content()
                 content = self.read_owner(name)
             if content is None:
-                continue                        # a program without the lock has removed the file in between
+                continue                        # a program without the lock has just removed the file
             if not is_torn(content):
                 return content
             self.warn(f"{self.path}/{name}: empty or torn address file reclaimed")

@@ -73,7 +73,8 @@ def _take_next(store: Store, number: int, range_set: RangeSet, owner: bytes) -> 
     for first, last, gateway in search_order(range_set, store.files.read_cursor(number)):
         while (packed := store.index.next_free(first, last, gateway)) is not None:
             if store.take(packed, owner):
-                return packed           # another owner has the address, which the index now has recorded
+                return packed
+            # Another program has given the address to another pod. take() has recorded this owner in the index.
     return None
 
 

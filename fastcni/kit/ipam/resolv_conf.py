@@ -21,7 +21,7 @@ def read(path: str) -> dict[str, Any]:
         data = read_file(path, posix.O_RDONLY | posix.O_NONBLOCK, MAX_BYTES)
     except (OSError, ValueError) as e:
         why = posix.strerror(e.errno or 0).lower() if isinstance(e, OSError) else str(e)
-        raise CniError(IO_FAILURE, f"open {path}: {why}", "ipam.resolvConf names it") from None
+        raise CniError(IO_FAILURE, f"open {path}: {why}", "ipam.resolvConf names this file") from None
     dns: dict[str, Any] = {"nameservers": [], "domain": "", "search": [], "options": []}
     for line in data.decode("utf-8", "replace").split("\n"):
         words = line.split()

@@ -41,7 +41,7 @@ known_boot_id = b""                 # the boot id, read once per process
 
 
 class Store:
-    """A network's directory, open and locked inside `with`. Not for use by two threads at once.
+    """A network's directory, open and locked inside `with`. Two threads must not use an object at the same time.
 
     `with Store(...) as store` returns None if the directory does not exist and create is False. The first Store after a
     reboot releases the addresses of the previous boot, see former.py; `released` lists them as (packed, owner). With
@@ -92,8 +92,8 @@ class Store:
             if self.index is None:
                 return
             self.files.write_out()
-            # After a CniError files and index agree. After any other error the index is not written, so that the files
-            # of a changed directory are read again.
+            # A CniError leaves files and index in agreement. After any other error, do not write the index, so that the
+            # next request reads the files of a changed directory again.
             if self.signs and self.index.dirty and (kind is None or issubclass(kind, CniError)):
                 self.index.sign()
             if self.index.trouble:
@@ -103,8 +103,8 @@ class Store:
             self._close()
 
     def _is_of_another_kind(self) -> bool:
-        """Return whether this is a cluster-wide address space. Its files have more lines than an owner; requests for
-        that space release addresses of another boot and write the index."""
+        """Return whether this directory is that of a cluster-wide address space, whose files have more lines than an
+        owner. Only requests for that address space release its addresses of an earlier boot and write its index."""
         if not self.index.plain:
             self.index.plain = not posix.access(SPACE_DIRECTORY, posix.F_OK, dir_fd=self.files.fd)
         return not self.index.plain
@@ -182,10 +182,10 @@ class Store:
             raise self.files.unreadable[0]
 
     def recheck(self) -> bool:
-        """Read all files if their number differs from the index. Return True if that freed addresses. Call recheck()
-        before a range counts as full.
+        """Read all files if their number differs from the index. Return True if the index now has fewer addresses. Call
+        recheck() before a range counts as full.
 
-        Only names are counted, which takes 20 ms for 60,000 names.
+        recheck() counts the names in the directory, which takes 20 ms for 60,000 names.
         """
         before = len(self.index)
         if len(self.files.names()) == before:
@@ -196,15 +196,15 @@ class Store:
     # -- taking and releasing -------------------------------------------------------------------------
 
     def take(self, packed: bytes, owner: bytes) -> bool:
-        """Allocate the address to `owner`. Return False if another owner holds the address; the index then has that
-        owner."""
+        """Allocate the address to `owner`. If another owner holds the address, record that owner in the index and
+        return False."""
         self.index.reserve()
         holder = self.files.create(address.ip_text(packed), owner)
         if holder is not None:
             self.index.hold(packed, holder)
             return False
         if not self.index.hold(packed, owner):
-            self.read_all()         # the index had the address without a file: a program works without the lock
+            self.read_all()         # the index was wrong: a program without the lock had removed the file
         return True
 
     def release(self, packed: bytes, owner: bytes) -> bool:
@@ -241,7 +241,8 @@ class Store:
 
 
 def boot_id() -> bytes:
-    """Return the 36 bytes of this boot's id (random(4)). b"" without /proc: no index is used then."""
+    """Return the 36 bytes of this boot's id (random(4)). Return b"" without /proc; Store uses no index in this
+    case."""
     global known_boot_id
     if not known_boot_id:
         try:

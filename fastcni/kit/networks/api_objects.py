@@ -24,8 +24,8 @@ DEFINITIONS, PODS = f"{GROUP}/network-attachment-definitions", "/api/v1/pods"
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 RESOURCE = "k8s.v1.cni.cncf.io/resourceName"        # annotation of a definition: the resource of its devices
 MIRROR = "kubernetes.io/config.mirror"              # annotation of the API's copy of a static pod
-STATUS_TIMEOUT_S = 0.5                              # an ADD waits so long for the write of its pod's status
-RETRY_S = 5.0                                       # after a failure, send no request for so long
+STATUS_TIMEOUT_S = 0.5                              # an ADD waits at most this time for the write of its pod's status
+RETRY_S = 5.0                                       # time without requests after a failure
 
 
 class Pod:

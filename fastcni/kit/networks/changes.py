@@ -39,10 +39,12 @@ def make_plan(attached: Iterable[Network], selections: list[Selection], defaults
     """Find the changes by which a pod gets the networks of its annotation.
 
     attached: the pod's networks in the order of its list. defaults: titles of the configuration's `defaultNetworks`,
-    for pods that Multus added. A selection with an interface matches the network with that interface. A selection
-    without an interface matches the network at the same place in the list, otherwise any other attachment to the same
-    network, which keeps its interface. A network without a result was not added completely: it is detached and attached
-    again.
+    for pods that Multus added.
+
+    A selection matches an attachment to its network: the attachment with the selection's interface. If the selection
+    names no interface: the attachment whose interface has the selection's index, such as net1; otherwise any
+    attachment, which keeps its interface. An attachment without a result is incomplete, so the plan detaches the
+    network and attaches it again.
     """
     free: list[Network] = []
     plan, titles = Plan(), list(defaults)

@@ -149,8 +149,8 @@ def give_devices(req: Request, asked: Asked, networks: list[Network], used: Iter
 
 
 def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -> list[Network]:
-    """Return the networks that the pod gets from the configuration. The annotation DEFAULT_NETWORK replaces the
-    first."""
+    """Return the networks that the pod gets from the configuration. The annotation DEFAULT_NETWORK replaces the first
+    network."""
     found = standing_definitions(keys, known, asked.namespace not in keys.system_namespaces)
     if asked.default:
         selected = read_networks(asked.default, keys.namespace)
@@ -166,16 +166,16 @@ def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -
 
 
 def standing_definitions(keys: Keys, known: Definitions, with_defaults: bool = True) -> list[Definition]:
-    """Return the definitions of the networks that each pod gets. with_defaults: also those of `defaultNetworks`. Raises
-    CniError 7 and 11."""
+    """Return the definitions of the networks that each pod gets. with_defaults: include the networks of
+    `defaultNetworks`. Raises CniError 7 and 11."""
     if not keys.cluster_network:
         return list(keys.delegates)
     return [known.of_cluster(name) for name in (keys.cluster_network, *(keys.defaults if with_defaults else ()))]
 
 
 def standing(req: Request, keys: Keys, warn: Callable[[str], object] | None = None) -> list[Network]:
-    """For GC and STATUS: return the networks that each pod gets. If a network cannot be found, call warn(error), or
-    raise CniError 50 without `warn`."""
+    """For GC and STATUS: return the networks that each pod gets. For a network that cannot be found, call warn(error).
+    If `warn` is None, raise CniError 50."""
     try:
         return [Network(it, "") for it in standing_definitions(keys, definitions_of(req, keys))]
     except CniError as e:

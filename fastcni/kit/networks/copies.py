@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NEW = ".new-"                   # prefix of the name of an incomplete copy
-MAX_BYTES = 4 << 20             # of a copy: etcd's default limit of an object is 1.5 MiB, JSON escapes make it longer
+MAX_BYTES = 4 << 20             # limit of a copy: an object in etcd has at most 1.5 MiB, and JSON escapes add bytes
 
 
 class Stored:
     """A NetworkAttachmentDefinition. config: the text of its configuration, or "". resource: the device plugin's
-    resource that it names, or "". stale: "" if the API server has just returned the definition; for a copy, why fastcni
-    uses the copy."""
+    resource that the definition names, or "". stale: "" if the API server has just returned the definition; for a copy,
+    why fastcni uses the copy."""
 
     __slots__ = ("config", "resource", "stale")
 
@@ -34,8 +34,8 @@ class Stored:
 
 
 class Copies:
-    """The copies in a cniDir. Errors of writing and reading a copy are ignored, because fastcni needs no copy while the
-    API server answers."""
+    """The copies in a cniDir. Methods ignore errors of writing and reading a copy, because fastcni needs no copy while
+    the API server answers."""
 
     def __init__(self, cni_dir: str) -> None:
         self.directory = f"{cni_dir}/definitions"

@@ -45,8 +45,8 @@ class Definitions:
         """Return the network `namespace/name`. Raises CniError 7 if it does not exist, 11 if the API server does not
         answer and there is no copy.
 
-        selected: whether a pod names the network. As in Multus, the title of a selected network is `namespace/name`; of
-        any other network only if its definition is in the Kubernetes API.
+        selected: whether a pod names the network. As in Multus, a network has the title `namespace/name` if a pod names
+        the network or if its definition is in the Kubernetes API; otherwise the title is `name`.
         """
         title, stored = f"{namespace}/{name}", self._stored(namespace, name)
         if stored and stored.config.strip():
@@ -108,8 +108,8 @@ class Definitions:
 
 
     def auxiliary(self) -> Definition | None:
-        """Return the network `auxiliaryCNIChainName`: the plugins of the files *.conf in the directory of that name,
-        next to the file of `clusterNetwork`. None if the directory has no such file. Raises CniError 7."""
+        """Return the network of the key auxiliaryCNIChainName. Its plugins are in the files *.conf of the directory of
+        that name, next to the file of `clusterNetwork`. None if the directory has no such file. Raises CniError 7."""
         name = self.keys.auxiliary
         if not name:
             return None

@@ -1,5 +1,5 @@
 """Copy and read the device-information files. A device plugin writes a file for each device; the annotation
-network-status shows its content.
+network-status shows the file's content.
 
     ROOT/dp/<resource>-<device>-device.json             the device plugin's file
     ROOT/cni/<network>-<container id>_<interface>       a copy of that file, or the CNI plugin's own file

@@ -1,7 +1,7 @@
 """Find a pod's networks for DEL and GC if the file with the pod's list of networks is lost, damaged or incomplete.
 
 libcni's cache files name the networks that an ADD has added completely; the name of a damaged file still shows its
-network. These files may be lost, too. So a DEL without the list also takes the networks that the pod's annotation and
+network. These files may be lost, too. So a DEL without the list also deletes the networks that the pod's annotation and
 the configuration name.
 """
 
@@ -31,7 +31,8 @@ KERNELS_OWN = ("ipip", "sit", "gre", "gretap", "erspan", "vti", "ip6tnl", "ip6gr
 
 def complete(req: Request, keys: Keys, kept: State, listed: list[Network], results: list[Network],
              damaged: list[Damaged], for_gc: bool) -> tuple[list[Network], list[tuple[Any, ...]]]:
-    """Return (the pod's networks, steps to run after their DELs, which raise the errors of unknown networks).
+    """Return (the pod's networks, steps). Run the steps after the DELs of these networks: a step raises CniError if the
+    pod may have a further network.
 
     listed: the networks of the pod's list, [] without a list. results, damaged: libcni's other files of the container.
     for_gc: GC deletes the container, whose namespace no longer exists. Raises CniError 3, and CniError 5 if nothing
@@ -69,7 +70,7 @@ def asked_for(req: Request, keys: Keys, kept: State, known: bool) -> tuple[list[
     except CniError as e:
         if exists(kept.path) and not known:
             raise CniError(errors.IO_FAILURE, f"{kept.path} is damaged, and {e.msg}",
-                           "nothing says which networks the pod has; remove the file if they no longer exist") from None
+                           "the pod's networks are unknown; remove the file if they no longer exist") from None
         of_files = " and those with a file in results" if known else ""
         req.warn(f"multus: {kept.cni_dir} does not list the container's networks, and {e.msg}; only the networks "
                  f"that the configuration has{of_files} are deleted")
@@ -80,8 +81,8 @@ def asked_for(req: Request, keys: Keys, kept: State, known: bool) -> tuple[list[
 
 
 def described(req: Request, keys: Keys, wanted: list[Network], damaged: Damaged) -> Network | None:
-    """Return the network of a damaged file. Its definition comes from `wanted`, or from the definition of that name;
-    None if no definition has the name."""
+    """Return the network of a damaged file, or None if no definition has the network's name. Search the definition in
+    `wanted`, and then by definitions_of()."""
     for it in wanted:
         if (it.definition.name, it.ifname) == (damaged.network, damaged.ifname):
             return it
@@ -110,8 +111,8 @@ def look_for_rest(req: Request, kept: State, all_known: bool, for_gc: bool) -> N
     raise CniError 5 in two cases: the pod still has a link; or the pod has no namespace and its annotation is unknown.
     all_known: the annotation is known.
 
-    A missing list is no error, because no list exists after a DEL or before an ADD; remaining links are then a warning.
-    GC does not know the annotation, so it only warns.
+    A missing list is no error, because no list exists after a DEL or before an ADD; but warn if the pod still has links
+    such as net1. GC does not know the annotation, so for GC only warn.
     """
     links = None if req.netns_gone() else [
         it.name for it in find.all_links(Pod(req).inside)
@@ -119,11 +120,10 @@ def look_for_rest(req: Request, kept: State, all_known: bool, for_gc: bool) -> N
     if not exists(kept.path):
         left = [name for name in links or () if name[:3] == "net" and name[3:].isdigit()]
         if left:
-            req.warn(f"multus: {kept.path} is missing, and the pod still has {', '.join(left)}; nothing says of which "
-                     "network")
+            req.warn(f"multus: {kept.path} is missing, and the pod still has {', '.join(left)} of unknown networks")
     elif links:
-        raise CniError(errors.IO_FAILURE, f"{kept.path} is damaged", f"the pod still has {', '.join(links)}, and "
-                       "nothing says of which network; delete the interfaces and their addresses, then the file")
+        raise CniError(errors.IO_FAILURE, f"{kept.path} is damaged", f"the pod still has {', '.join(links)} of "
+                       "unknown networks; delete the interfaces and their addresses, then the file")
     elif for_gc:
         req.warn(f"multus: {kept.path} was damaged; networks of the container without a file in results may be left")
     elif links is None and not all_known:

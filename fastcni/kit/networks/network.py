@@ -80,9 +80,9 @@ class Network:
     """A pod's attachment to a network. The attributes after `ifname` are as in Selection.
 
     given     keys that this request adds to the plugins' configuration: prevResult, cni.dev/valid-attachments
-    cni_args  CNI_ARGS of the ADD, for the DEL; None: CNI_ARGS of the request
+    cni_args  for DEL: CNI_ARGS of the ADD; None: use CNI_ARGS of the request
     container_id, netns
-              the ADD's, from its cached result; "" without cached result
+              the ADD's container id and namespace, from its cached result; "" without cached result
     standing  False if the pod's annotation names the network: a change of the annotation can then detach it
     """
 
@@ -156,13 +156,14 @@ def with_plugins(definition: Definition, change: Callable[[dict[str, Any]], dict
 
 
 def without(document: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """Return the document without `keys`, which are in lower case: like Go, ignore the case of the document's keys."""
+    """Return the document without `keys`. As in Go, the case of the document's keys does not matter; `keys` are in
+    lower case."""
     return {key: value for key, value in document.items() if key.lower() not in keys}
 
 
 def own_args(args: str, first: bool) -> str:
     """Return CNI_ARGS for the plugins of a network. As in Multus, they contain IgnoreUnknown, so that plugins accept
-    unknown names. first: it is the pod's first network."""
+    unknown names. first: whether this is the pod's first network."""
     pairs = [pair for pair in args.split(";") if pair]
     kept = [pair for pair in pairs if pair.partition("=")[0] not in ((OWN_ARG,) if first else (OWN_ARG, *FIRST_ONLY))]
     if any(pair.startswith("IgnoreUnknown=") for pair in kept):
@@ -171,8 +172,8 @@ def own_args(args: str, first: bool) -> str:
 
 
 class Failing:
-    """A context manager, `with Failing(network, "add"):`. It replaces a plugin's error by one that also names the
-    network, with the same code and text."""
+    """A context manager, `with Failing(network, "add"):`. It replaces a plugin's error by a NetworkError, which has the
+    same code and text and also names the network."""
 
     __slots__ = ("network", "doing")
 

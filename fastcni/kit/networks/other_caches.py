@@ -1,4 +1,4 @@
-"""Find attachments to a network that the caller of a GC does not know. The runtime and the plugin multus may both
+"""Find a network's attachments that the caller of a GC does not know. The runtime and the plugin multus may both
 attach pods to a network, and each keeps only the results of its own pods."""
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Pair = tuple[str, str]                  # container id, ifname
 
 
 def living(network: str, cache_dirs: Iterable[str]) -> dict[Pair, str]:
-    """Return {attachment to the network: why a GC keeps it} of the libcni cache files in cache_dirs. Leave out an
-    attachment if its network namespace certainly no longer exists. Raises CniError 5."""
+    """Read the network's libcni cache files in cache_dirs, and return {attachment: why a GC keeps the attachment}.
+    Leave out an attachment if its network namespace certainly no longer exists. Raises CniError 5."""
     from fastcni.kernel.presence import GONE, state_of
 
     found: dict[Pair, str] = {}
@@ -48,16 +48,16 @@ def living(network: str, cache_dirs: Iterable[str]) -> dict[Pair, str]:
 
 
 def splits(name: str) -> Iterator[Pair]:
-    """Yield each (container id, ifname) that the text CONTAINERID-IFNAME can mean, because both parts may have a
-    hyphen. Of a damaged file only this text, in its name, is known."""
+    """Yield each (container id, ifname) that the text CONTAINERID-IFNAME can mean: both parts may have hyphens. This
+    text is part of a cache file's name, and all that is known if the file is damaged."""
     words = name.split("-")
     for place in range(1, len(words)):
         yield "-".join(words[:place]), "-".join(words[place:])
 
 
 def with_pods_of_multus(req: Request) -> Request:
-    """Return a GC request whose valid attachments include those that the plugin multus has made. The runtime does not
-    list them, because it only knows its own network, that of multus."""
+    """Return a GC request whose valid attachments include the attachments that the plugin multus has made. The runtime
+    does not list these: it only knows attachments to the network whose plugin is multus."""
     more = living(req.name, (keys.CNI_DIR,)).keys() - req.valid_attachments
     return req.delegate(req.plugin, with_valid(req.conf, more)) if more else req
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 RESULTS = "results"
 STANDING = "fastcniStanding"    # key of fastcni in the list, see Network.standing; Multus ignores it
-DAMAGED = (CniError, json.JsonError, ValueError)       # the errors for a file's content
+DAMAGED = (CniError, json.JsonError, ValueError)       # errors that a damaged file causes
 
 
 class State:
@@ -91,7 +91,7 @@ class State:
             return []
 
     def reject_list(self) -> None:
-        """Call this if listed() returns []: raise CniError 5, unless the container has no files at all."""
+        """Raise CniError 5 if the container has any file. Call reject_list() if listed() returns []."""
         is_there = exists(self.path)
         if is_there or any(self.kept_results()):
             raise CniError(errors.IO_FAILURE, f"{self.path} is {'damaged' if is_there else 'missing'}",
@@ -143,8 +143,8 @@ def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-",
                  others: Container[str] = ()) -> tuple[list[Network], list[Damaged]]:
     """Return (networks, damaged files) of the libcni cache files whose name contains `part` and is not in `others`.
 
-    containers: further containers that may have damaged files. Containers with a list or an undamaged result need not
-    be named.
+    A damaged file counts only if its name has the id of a known container: an id in `containers`, or the id of a
+    container with a list or a readable cache file.
     """
     directory = f"{cni_dir}/{RESULTS}"
     names = sorted(name for name in files.names(directory) if part in name and name not in others)
@@ -152,7 +152,7 @@ def kept_results(cni_dir: str, containers: Iterable[str], part: str = "-",
     networks = [network for network in found.values() if network is not None]
     unread = [name for name, network in found.items() if network is None and exists(f"{directory}/{name}")]
     known = {*containers, *(it.container_id for it in networks), *files.names(cni_dir)} if unread else ()
-    longest = sorted(known, key=len, reverse=True)          # one container's id may begin another container's id
+    longest = sorted(known, key=len, reverse=True)          # one id may be a prefix of another id
     damaged = []
     for name in unread:
         owner = next((it for it in longest if f"-{it}-" in name), "")
@@ -211,7 +211,7 @@ def read_result(path: str, definition: Definition | None = None) -> Network | No
             shaped = results.to_version(results.create_any(it.raw("result")), definition.conf.values["cniVersion"])
             network.given["prevResult"] = results.printed(shaped)
     except (*DAMAGED, TypeError):
-        return None             # DEL then uses the list of networks
+        return None             # DEL uses the list of networks instead
     return network
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.ovs.ovs_conf import OvsConf
 
-MAC_PREFIX = b"\x0a\x58"        # as in ovs-cni and ovn-kubernetes: the IPv4 address follows
+MAC_PREFIX = b"\x0a\x58"        # the IPv4 address follows, as in ovs-cni and ovn-kubernetes
 
 
 def add(req: Request, conf: OvsConf, undo: Undo) -> dict[str, Any]:
@@ -55,15 +55,15 @@ def complete_checksums(req: Request, pod: Pod, inside: Link) -> None:
 
 
 def set_up(pod: Pod, inside: Link, conf: OvsConf) -> None:
-    """Set the pod's link up, still without addresses, because the port is only up if the pod's link is up."""
+    """Set the pod's link up, without addresses. ovs-vswitchd reports the port up only if the pod's link is up."""
     configure.pod_link(pod, inside, {}, ipv6=conf.ipv6, dad=conf.enable_dad if conf.layer3 else None)
 
 
 def configure_link(pod: Pod, inside: Link, conf: OvsConf, result: dict[str, Any]) -> None:
     """Add addresses and routes to the pod's link, which is already up, and announce the addresses.
 
-    With arp_notify the kernel announces addresses when a link comes up or when its MAC is set. So set the MAC again, to
-    the same value.
+    With arp_notify the kernel announces addresses when a link comes up or when its MAC is set. This link is already up,
+    so set its MAC again, to the same value.
     """
     def announce(batch: Batch) -> None:
         rtnl.set_link(batch, inside.index, address=inside.address, what=f'failed to announce "{inside.name}"')

@@ -2,8 +2,8 @@
 file is missing.
 
 /var/lib/cni/ovs-cni/cache/CONTAINER-IFNAME is {"Netconf": {...}, "OrigIfName": "", ...}. fastcni writes the same file
-with one more member: the socket of the OVSDB that has the port. After ADD, somebody may change the network's
-configuration, and name another socket there.
+with one more member: the socket of the OVSDB that has the port. After ADD, the network's
+configuration may be changed and name another socket.
 """
 
 from __future__ import annotations
@@ -90,6 +90,6 @@ def addresses(directory: str, warn: Callable[[str], object]) -> set[str]:
 
 
 def address_in(net_conf: dict[str, Any] | None) -> str:
-    """Return the address of OVSDB in a file's Netconf. "": the file names none, so use the network's address."""
+    """Return the address of OVSDB in a file's Netconf. "": the file has no address, so use the network's."""
     found = (net_conf or {}).get("socket_file")
     return found if isinstance(found, str) else ""

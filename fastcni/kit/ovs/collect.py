@@ -1,8 +1,8 @@
 """Remove ports of fastcni and ovs-cni whose pod no longer exists: for GC, for DEL, and at the server's start.
 
 A port is stale if its link no longer exists: the kernel deletes both ends of a veth pair with the pod's namespace.
-Ports of the operator and of other programs are never changed. Only ports of bridges whose own link is in this network
-namespace are checked, because this process does not see the links of other namespaces' switches.
+fastcni never changes ports of the operator or of other programs. fastcni checks only the ports of bridges whose link is
+in this network namespace, because a process does not see the links of switches in other namespaces.
 
 ovs-cni finds stale ports by Interface.error, but in the userspace datapath this column stays empty until ovs-vswitchd
 restarts.

@@ -23,7 +23,7 @@ TIMEOUT_S = 1.0                 # short, because the restoration of lost firewal
 
 
 class Names:
-    """The ports and bridges of a database, or the error for which they could not be read.
+    """The ports and bridges of a database, or the error because of which they are unknown.
 
     ports: {name: its row, with its bridge's name as "bridge"}. trouble: why ovs-vswitchd forwards no packets, or "".
     See ports.trouble().
@@ -75,7 +75,7 @@ class Names:
 def restore(req: Request, conf: OvsConf, args: PodArgs, bridge: str, previous: dict[str, Any]) -> None:
     """Add the pod's port to the bridge again if it is missing, and restore the port's VLANs. previous: the result of
     the ADD. Raises CniError."""
-    address = cache.address_in(cache.read(req, conf)) or conf.address       # as for DEL
+    address = cache.address_in(cache.read(req, conf)) or conf.address       # the address that DEL uses
     names = req.mode.cluster_store(("ovs", address), lambda: Names(address))
     if names.error:
         raise CniError(names.error.code, names.error.msg, names.error.details)
@@ -89,7 +89,7 @@ def restore(req: Request, conf: OvsConf, args: PodArgs, bridge: str, previous: d
         elsewhere = [ports.removal(names.ports[host])] if host in names.ports else []
         operations: tuple[Operation, ...] = *elsewhere, *ports.operations(req, conf, args, bridge, host, vlan)
     elif not names.has_vlans(host, conf, vlan):
-        ids = [*ports.external_ids(req, args).items()]          # another program may have added the port without these
+        ids = [*ports.external_ids(req, args).items()]          # if another program added the port, it has no ids
         operations = ({"op": "update", "table": "Port", "where": [["name", "==", host]],
                        "row": ports.vlan_columns(conf, vlan)},
                       {"op": "mutate", "table": "Port", "where": [["name", "==", host]],

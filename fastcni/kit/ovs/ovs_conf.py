@@ -48,8 +48,8 @@ class OvsConf:
     vxlan           vxlanID, the key of tunnels of the bridge; the port gets these tunnels' VLAN. None: not configured
     ofport, kind    ofport_request (0: any), interface_type
     retries, interval_ms
-                    ovs-cni's number of checks of the port's state, and their interval. ADD waits for their product at
-                    most. 0: not given
+                    ovs-cni's number of checks of the port's state, and their interval. ADD waits at most retries *
+                    interval_ms. 0: not given
     """
 
     __slots__ = ("bridge", "vlan", "trunk", "vxlan", "mtu", "ofport", "kind", "socket_file", "path",

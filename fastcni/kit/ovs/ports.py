@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ovs.ovs_conf import OvsConf, PodArgs
 
-OWNER = "ovs-cni.network.kubevirt.io"           # the owner of ovs-cni's and of fastcni's ports: both delete them
+OWNER = "ovs-cni.network.kubevirt.io"           # owner of the ports of ovs-cni and fastcni, which both delete
 CONTAINER, NETWORK = "fastcni-container", "fastcni-network"
 USERSPACE = "netdev"            # datapath_type of a bridge of the userspace datapath
 COLUMNS = ["_uuid", "name", "external_ids"]
@@ -128,8 +128,8 @@ def add(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str, vlan
 
 def operations(req: Request, conf: OvsConf, args: PodArgs, bridge: str, name: str,
                vlan: int | None) -> tuple[Operation, ...]:
-    """Return the operations of the transaction that adds a port. It fails if the bridge does not exist, or if another
-    bridge has a port of that name."""
+    """Return the operations of the transaction that adds a port. The transaction fails if the bridge does not exist, or
+    if another bridge has a port of that name."""
     here = [["name", "==", bridge]]
     interface: Row = {"name": name}
     port: Row = {"name": name, "interfaces": ["named-uuid", "interface"], **vlan_columns(conf, vlan),
@@ -193,11 +193,11 @@ def error_of(state: Row) -> str:
 # -- DEL ------------------------------------------------------------------------------------------------------
 
 def find(db: Ovsdb, req: Request) -> list[Row]:
-    """Return the ports of the request's attachment, which fastcni added, or which ovs-cni added for CNI_NETNS."""
+    """Return the ports that fastcni added for the request's attachment, and those that ovs-cni added for CNI_NETNS."""
     ours = has_ids(owner=OWNER, contIface=req.ifname, **{CONTAINER: req.container_id})
     theirs = has_ids(owner=OWNER, contIface=req.ifname, contNetns=req.netns)
     first, second = db.transact(select("Port", ours, *COLUMNS), select("Port", theirs, *COLUMNS))
-    # Another container may now have this namespace path. fastcni's ports name their container, so skip them
+    # Of the second answer, skip fastcni's ports: they may be of another container that has had this namespace path.
     more = [row for row in second["rows"] if req.netns and CONTAINER not in as_dict(row["external_ids"])]
     return [*first["rows"], *more]
 

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fastcni.spec.config import Section
 
-BRIDGE = "podman-{:.8}"         # the bridge's name, from the network's id, if podman names no interface
+BRIDGE = "podman-{:.8}"         # the bridge's name if podman names no interface; {} is the network's id
 
 
 def complete(stdin: bytes) -> tuple[bytes, list[str]]:

@@ -25,8 +25,8 @@ class Network:
     """The keys of a podman network.
 
     name; bridge: network_interface, "" for none; internal; ipam: "host-local" or "none"; subnets: (packed, prefix
-    length, packed gateway or None); routes: as a CNI configuration has them; conflist: the name of a list, "" for none;
-    isolate, no_default_route; mtu, vlan: 0 for none.
+    length, packed gateway or None); routes: in the form of a CNI configuration; conflist: the name of a list, "" for
+    none; isolate, no_default_route: the options of these names; mtu, vlan: 0 for none.
     """
 
     __slots__ = ("name", "bridge", "internal", "ipam", "subnets", "routes", "conflist", "isolate", "no_default_route",
@@ -117,7 +117,7 @@ class Attachment:
 
     def leave_ports(self, lengths: set[int]) -> None:
         """Remove the port mappings of the families with these address lengths (4, 16), because another network of the
-        container has them."""
+        container has the mappings of these families."""
         if lengths:
             kept = [only(mapping, lengths) for mapping in self.capability_args.pop("portMappings")]
             if mappings := [mapping for mapping in kept if mapping]:
@@ -216,8 +216,8 @@ def plugins_of(network: Network, addresses: list[Subnet], ifname: str) -> list[d
 
 
 def tuning(ifname: str) -> dict[str, Any]:
-    """Return the configuration of the plugin tuning, which sets rp_filter as netavark's bridge driver does, because a
-    reply may arrive on another network's interface."""
+    """Return the configuration of the plugin tuning that sets rp_filter, with the value of netavark's bridge driver:
+    a reply may arrive on another network's interface."""
     return {"type": "tuning", "sysctl": {f"net/ipv4/conf/{ifname}/rp_filter": "2"}}
 
 

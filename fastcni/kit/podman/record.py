@@ -28,8 +28,8 @@ def path(req: Request, name: str) -> str:
 
 
 def write(req: Request, made: Attachment, result: dict[str, Any] | None = None) -> None:
-    """Write the file. result: of the ADD, in the shape of the newest cniVersion; None before the ADD. Raises CniError
-    5."""
+    """Write the file. result: the ADD's result in the shape of the newest cniVersion; None before the ADD. Raises
+    CniError 5."""
     outcome = None
     if result is not None:
         outcome = results.to_version({"cniVersion": version.CURRENT, **result}, made.document.get("cniVersion", ""))

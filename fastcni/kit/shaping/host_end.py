@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.shaping.limits import Limits
 
-ETH_HLEN = 14                   # linux/if_ether.h: bytes of the header, which the kernel counts
+ETH_HLEN = 14                   # linux/if_ether.h: bytes of the Ethernet header, which a qdisc counts, too
 
 
 def find_host_end(req: Request, pod: Pod, result: dict[str, Any]) -> Link:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-MARK = "fastcni "               # prefix of the alias; then comes the attachment's mark, as in nftables
+MARK = "fastcni "               # prefix of the alias; the attachment's mark follows, as in nftables
 ALIAS_BYTES = uapi.IFALIASZ - 1
 
 
@@ -37,8 +37,8 @@ def is_own(req: Request, link: Link) -> bool:
 
 
 def add(req: Request, mtu: int, undo: Undo) -> Link:
-    """Create an ifb and return its Link, up. Replace an ifb that an earlier ADD without DEL has left. Raises CniError
-    999 if other links have the names, NetlinkError."""
+    """Create an ifb, set it up, and return its Link. Replace an ifb that an earlier ADD without DEL has left. Raises
+    CniError 999 if other links have the names, NetlinkError."""
     for name in names_of(req):
         link = create(req, name, mtu, undo)
         left = None if link else find.link(req.mode.route, name)

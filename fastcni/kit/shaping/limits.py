@@ -25,8 +25,8 @@ class Limit:
     rate, burst     in bytes/s, in bytes
     subnets         [(packed, prefix)]: the limit is for traffic with these subnets; []: for all traffic
     exempt          True: the limit is for all traffic except that with the subnets
-    offsets         tc.SOURCE or tc.DESTINATION: which address of a packet is compared with the subnets, that of the
-                    pod's peer
+    offsets         tc.SOURCE or tc.DESTINATION: where a packet has the address of the pod's peer, which the kernel
+                    compares with the subnets
     """
 
     __slots__ = ("rate", "burst", "subnets", "exempt", "offsets")
@@ -93,7 +93,7 @@ def read_subnets(*sections: Section) -> tuple[list[Subnet], bool]:
         exempt, shaped = section.texts("unshapedSubnets"), section.texts("shapedSubnets")
         if exempt and shaped:
             raise invalid("unshapedSubnets and shapedSubnets exclude each other",
-                          "each of them alone says of all traffic whether it is limited")
+                          "use one of them: each key alone decides which traffic is limited")
         if exempt or shaped:
             return read_cidrs(section, "unshapedSubnets" if exempt else "shapedSubnets", exempt or shaped), bool(exempt)
     return [], False

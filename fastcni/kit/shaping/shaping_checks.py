@@ -35,7 +35,7 @@ def check_limit(sock: Socket, link: Link, limit: Limit) -> None:
     wanted, found = qdiscs.shape(limit), read(sock, link, limit)
     for name in ("rate", "limit", "buffer"):
         actual, asked = getattr(found, name), getattr(wanted, name)
-        # where the reference plugin's value has wrapped around, fastcni's has its maximum
+        # Accept any value if the wanted value is the maximum: the reference plugin's value has wrapped around.
         if asked not in (actual, tc.MAX_U32):
             raise wrong(f"{name.capitalize()} doesn't match", f"{link.name} has {actual}, configured are {asked}")
 
@@ -44,7 +44,7 @@ def check_redirect(sock: Socket, link: Link, ifb: Link) -> None:
     """Raise CniError 999 unless the packets that a link receives are redirected to the ifb."""
     if qdiscs.redirect_filter(ifb) not in filters_of(sock, link, tc.INGRESS):
         raise wrong("Failed to find the filter that redirects to the ifb",
-                    f"what {link.name} receives does not go to {ifb.name}")
+                    f"packets that {link.name} receives are not redirected to {ifb.name}")
 
 
 def read(sock: Socket, link: Link, limit: Limit) -> tc.Shape:

@@ -1,4 +1,4 @@
-"""Check sysctls against the administrator's list of those that networks may set. Each line is an unanchored regular
+"""Check sysctls against the administrator's list of sysctls that networks may set. Each line is an unanchored regular
 expression."""
 
 from __future__ import annotations

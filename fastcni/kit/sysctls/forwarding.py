@@ -21,7 +21,7 @@ def enable(mode: Mode, result: dict[str, Any]) -> None:
     for length in {len(packed) for packed, _ in results.ips_of(result)}:
         try:
             name = SYSCTLS[length]
-            if mode.recall(("sysctl", name), lambda: sysctl.read(name)) != "1":     # noqa: B023 - asked here and now
+            if mode.recall(("sysctl", name), lambda: sysctl.read(name)) != "1":     # noqa: B023 - called in this iteration
                 sysctl.write(name, "1")
         except OSError as e:
             raise CniError(errors.INTERNAL, f"Could not enable IP forwarding: {SYSCTLS[length]}: {e.strerror}") from e

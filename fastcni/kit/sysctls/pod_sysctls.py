@@ -99,5 +99,5 @@ def read(name: str) -> str | None:
 
 def sysctl_error(name: str, verb: str, error: OSError) -> CniError:
     return CniError(errors.INTERNAL, f"{verb} {sysctl.path(name)}: {posix.strerror(error.errno or 0).lower()}",
-                    "in the pod's network namespace; is the value one that this sysctl takes?" if verb == "write" else
+                    "in the pod's network namespace; does this sysctl accept the value?" if verb == "write" else
                     "in the pod's network namespace; does this kernel have it, and is /proc/sys mounted writable?")
