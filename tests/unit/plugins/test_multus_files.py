@@ -126,11 +126,11 @@ def test_a_damaged_list_and_a_missing_result_fail_the_check_and_the_del(node, po
     error = node.refused("CHECK", conf, pod)
     assert (error["code"], error["msg"]) == (5, f"{path} is {'missing' if content is None else 'damaged'}")
     if content is None:                 # as after a DEL, or before an ADD
-        assert b"is missing, and the pod still has net2; nothing says" in node.call("DEL", known, pod).stderr
+        assert b"is missing, and the pod still has net2 of unknown networks" in node.call("DEL", known, pod).stderr
     for _ in range(2) if content else ():
         error = node.refused("DEL", known, pod)
         assert (error["code"], error["msg"]) == (5, f"{path} is damaged")
-        assert "the pod still has net2, and" in error["details"]
+        assert "the pod still has net2 of unknown networks; delete" in error["details"]
     assert (list(links(pod)), held(node, *"abc")) == (["lo", "net2"], [0, 0, 1])
     node.delete(conf, pod)              # the annotation names the network
     assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
