@@ -11,7 +11,7 @@ from simulate.addresses import mac_of, public_of, subnet_of
 from simulate.wire import Connection, Streams, compose
 
 from fastcni.agent.contract import Node
-from fastcni.agent.registries import records
+from fastcni.agent.registries import flannel_records
 from fastcni.agent.registries.etcd import KEEP_S, LEASE_S, PREFIX
 from fastcni.clients.etcd import MAX_OPERATIONS, below, encode, get, put, revision_is
 
@@ -25,7 +25,7 @@ def record_of(number):
     """Return (key, value) of a node's record."""
     node = Node("", {4: subnet_of(number)}, {4: public_of(number)}, "vxlan",
                 {4: {"VNI": 1, "VtepMAC": mac_of(number)}})
-    return DIRECTORY + records.key_of(node.subnets), records.value_of(node)
+    return DIRECTORY + flannel_records.key_of(node.subnets), flannel_records.value_of(node)
 
 
 class EtcdNodes:

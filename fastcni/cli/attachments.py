@@ -15,9 +15,9 @@ from fastcni.node import confs
 from fastcni.node.attachments import documents
 from fastcni.node.attachments.adopt import FAILED
 from fastcni.node.attachments.adopt import adopt as run_adopt
+from fastcni.node.attachments.attachment import LOOPBACK, STATES, Inventory
 from fastcni.node.attachments.inspect import find, inspect_one
 from fastcni.node.attachments.inventory import Places, collect
-from fastcni.node.attachments.records import LOOPBACK, STATES, Inventory
 
 
 @click.command(name="list")

@@ -133,10 +133,10 @@ def follow_flows(collector: Collector, chosen: Chosen, count: int | None, as_jso
 
 def kept(path: str) -> list[Document]:
     """Return the flows that the server has stored, the oldest first. path: the server's socket. Raises CniError."""
-    from fastcni.flows import kept as flows_kept
+    from fastcni.flows import last_flows
 
     with asking(path, "`fastcni flows --follow` needs none; `fastcni serve --flows` keeps flows"):
-        found = flows_kept.ask(path)
+        found = last_flows.ask(path)
     if found is None:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {path} keeps no flows",
                        "start it with `fastcni serve --flows`, or follow them: `fastcni flows --follow`")

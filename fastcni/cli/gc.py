@@ -10,8 +10,8 @@ from fastcni.cli.options.settings import Settings, network_command
 from fastcni.cli.text import reports
 from fastcni.cli.text.output import printable, put_document
 from fastcni.node.attachments import inventory
+from fastcni.node.attachments.attachment import RUNNING
 from fastcni.node.attachments.cache_dirs import known_cache_dirs
-from fastcni.node.attachments.records import RUNNING
 from fastcni.runtime import CNI, GcReport, collect
 from fastcni.runtime.records import Attachment
 from fastcni.runtime.report import Judged

@@ -15,8 +15,8 @@ from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.kit.call.similar import meant_id
+from fastcni.node.attachments.attachment import GONE, LOOPBACK, RUNNING, UNKNOWN, NodeAttachment
 from fastcni.node.attachments.inventory import Places, collect
-from fastcni.node.attachments.records import GONE, LOOPBACK, RUNNING, UNKNOWN, NodeAttachment
 from fastcni.runtime import (
     CNI,
     Bandwidth,

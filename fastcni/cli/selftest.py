@@ -23,8 +23,8 @@ from fastcni.cli.text.output import json_option, printable, put_document
 from fastcni.daemon.listening import PATH
 from fastcni.node import confs, server_process
 from fastcni.runtime import CNI, NetworkList
+from fastcni.selftest.check import ONE_SHOT, WARM, Check
 from fastcni.selftest.peer import find
-from fastcni.selftest.records import ONE_SHOT, WARM, Check
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.agent.metrics import AgentCollector
     from fastcni.daemon.log import Logger, LogOptions
     from fastcni.dhcp.daemon import Daemon
-    from fastcni.flows.kept import Kept
+    from fastcni.flows.last_flows import LastFlows
     from fastcni.flows.metrics import FlowsCollector
     from fastcni.server.service import Beside
 
@@ -90,7 +90,7 @@ def serve(path: str, cache_dir: str, dhcp: bool, dhcp_socket: str, dhcp_leases: 
         log = leave_caller(log)
     beside: list[Callable[[Logger], Beside]] = [partial(dhcp_daemon, dhcp_socket, dhcp_leases)] if dhcp else []
     collectors = agent_collectors() if agent_options is not None and options["metrics"] else []
-    parts = [kept_flows(cache_dir)] if keep_flows else []
+    parts = [last_flows(cache_dir)] if keep_flows else []
     if agent_options is not None:
         from fastcni.cli.agent import make_agent_thread
 
@@ -128,21 +128,21 @@ def agent_collectors() -> "list[AgentCollector]":
     return [AgentCollector()]
 
 
-def kept_flows(cache_dir: str) -> "Kept":
+def last_flows(cache_dir: str) -> "LastFlows":
     """Return the part of the server that stores flows (--flows)."""
     from fastcni.cli.flows import open_collector
-    from fastcni.flows.kept import Kept
+    from fastcni.flows.last_flows import LastFlows
 
-    return Kept(lambda: open_collector("", [cache_dir] if cache_dir else ()))
+    return LastFlows(lambda: open_collector("", [cache_dir] if cache_dir else ()))
 
 
-def flow_collectors(kept: "Iterable[Kept]") -> "list[FlowsCollector]":
+def flow_collectors(last_flows: "Iterable[LastFlows]") -> "list[FlowsCollector]":
     """Return the Prometheus collectors of --flows; [] if prometheus_client is not installed."""
     try:
         from fastcni.flows.metrics import FlowsCollector
     except ImportError:
         return []
-    return [*map(FlowsCollector, kept)]
+    return [*map(FlowsCollector, last_flows)]
 
 
 def dhcp_daemon(path: str, leases: str, log: Logger) -> "Daemon":

@@ -20,7 +20,7 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 if TYPE_CHECKING:
-    from fastcni.why.records import Redirect, Report
+    from fastcni.why.report import Redirect, Report
 
 MAX_PORT = 65535
 

@@ -8,9 +8,9 @@
     policies     finds the names of policies
     connections  reads the events of conntrack
     requests     reads the HTTP requests that an agent's proxy has allowed or denied
-    records      Flow, one line of the output
+    flow         Flow, one line of the output
     collector    collects flows from all these sources
-    kept         `fastcni serve --flows`: stores the last flows, and counts all
+    last_flows   `fastcni serve --flows`: stores the last flows, and counts all
     metrics      the number of flows for Prometheus
 
 While no process collects flows, fastcni has no rules, sockets or threads for them. The collecting process writes the

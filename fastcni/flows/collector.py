@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from fastcni.agent.policy.state import TIER_CHAINS
 from fastcni.flows import packets, table
 from fastcni.flows.connections import Connections
+from fastcni.flows.flow import ALLOWED, DROPPED, HTTP, ISOLATION, POLICY, End, Flow
 from fastcni.flows.isolation import Isolation
 from fastcni.flows.pods import Pods
 from fastcni.flows.policies import Policies
-from fastcni.flows.records import ALLOWED, DROPPED, HTTP, ISOLATION, POLICY, End, Flow
 from fastcni.flows.requests import Requests
 from fastcni.flows.traces import Asking, Drop, Traces
 from fastcni.kernel import conntrack, nft_trace, uapi, wire

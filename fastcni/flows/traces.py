@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
 from fastcni.flows import packets
-from fastcni.flows.records import FIREWALL, ISOLATION, POLICY
+from fastcni.flows.flow import FIREWALL, ISOLATION, POLICY
 from fastcni.flows.table import ASKED, PREFIX, name
 from fastcni.kernel import nft
 from fastcni.kit.firewall import table

@@ -1,6 +1,6 @@
 """`fastcni selftest`: add two pods to each network, and test packets between them, the node and an outside host.
 
-    records     Check, one line of the report, and Failed, which a probe raises
+    check       Check, one line of the report, and Failed, which a probe raises
     node        finds, before the first ADD, faults that an ADD would repair silently
     namespaces  makes network namespaces that end with this process
     outside     makes a host outside of the node: a namespace behind a veth link

@@ -18,7 +18,7 @@ from fastcni.node.ranges import ranges_of
 from fastcni.runtime import CNI, NetworkList
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import PluginConf
-from fastcni.selftest.records import Check, Failed
+from fastcni.selftest.check import Check, Failed
 from fastcni.spec.address import ip_text
 
 FORWARDING = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}

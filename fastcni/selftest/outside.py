@@ -10,7 +10,7 @@ from fastcni._rtnetlink import rtmsg
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.links import find
 from fastcni.selftest import namespaces, sockets
-from fastcni.selftest.records import Failed
+from fastcni.selftest.check import Failed
 from fastcni.spec import address as addresses
 
 INSIDE = "eth0"                 # the name of the outside host's link

@@ -10,7 +10,7 @@ from fastcni.kernel import wire
 from fastcni.kit.links import find
 from fastcni.runtime import CNI, NetworkList, RuntimeConf
 from fastcni.selftest import namespaces, sockets
-from fastcni.selftest.records import Failed
+from fastcni.selftest.check import Failed
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results

@@ -13,7 +13,7 @@ from pathlib import Path
 from fastcni.kit import policies
 from fastcni.runtime import NetworkList
 from fastcni.runtime.parse import flattened
-from fastcni.selftest.records import Failed
+from fastcni.selftest.check import Failed
 from fastcni.spec.errors import CniError
 
 PREFIX = "fastcni-selftest-"    # the beginning of names of files and Kubernetes namespaces; the process ID follows

@@ -16,10 +16,10 @@ from fastcni.runtime.exec import Exec
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import PluginConf
 from fastcni.selftest import icmp, node, policies, sockets
+from fastcni.selftest.check import ONE_SHOT, Check, Failed
 from fastcni.selftest.outside import Outside
 from fastcni.selftest.peer import Peer
 from fastcni.selftest.pods import Pod, leftovers
-from fastcni.selftest.records import ONE_SHOT, Check, Failed
 
 PROBE_S = 1.5                   # the longest wait of a probe; probes run at the same time
 BULK_S = 1.2                    # the duration of the TCP stream of the bandwidth check

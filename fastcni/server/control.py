@@ -3,7 +3,7 @@ requests are not queued, so the server answers them even if all workers are busy
 
     fastcni-status    see status.py
     fastcni-history   see history.py
-    fastcni-flows     see flows/kept.py
+    fastcni-flows     see flows/last_flows.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Follow one connection for `fastcni why`, and report where it ends, whose rule ends it, and what mends the fault.
 
-    records      Fault, Redirect and Report, the records of the report
+    report       Fault, Redirect and Report, the records of the report
     ends         the two ends of the connection: pods of this node, the node, outside addresses
     path         what the hops examine: both ends, the links, the results of the packet
     probe        sends one real packet from the pod's namespace, and receives the answer

@@ -10,13 +10,13 @@ from contextlib import closing
 from fastcni.kernel import conntrack, nft_trace, uapi, wire
 from fastcni.kernel.rtnl import family_of
 from fastcni.node.attachments import listeners
-from fastcni.node.attachments.records import Inventory
+from fastcni.node.attachments.attachment import Inventory
 from fastcni.spec import address as addresses
 from fastcni.why import echo, firewalls, links, packet_path
 from fastcni.why.ends import ITSELF, NODE, OUTSIDE, POD, End, own_addresses
 from fastcni.why.path import Path, setting
 from fastcni.why.probe import CONNECTED, REFUSED
-from fastcni.why.records import Fault
+from fastcni.why.report import Fault
 from fastcni.why.spy import LEFT, ON_NODE, Seen
 
 COUNT, MAX = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"

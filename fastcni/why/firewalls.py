@@ -15,7 +15,7 @@ from fastcni.spec import address as addresses
 from fastcni.why import legacy, owners, queues, tracer
 from fastcni.why.ends import End
 from fastcni.why.path import Path
-from fastcni.why.records import Fault
+from fastcni.why.report import Fault
 from fastcni.why.spy import ON_NODE, SOURCE, TARGET, Seen
 
 TIMEOUT_S = 2.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fastcni.why import answers, firewalls, layer2, links, openvswitch, routes
 from fastcni.why.ends import BRIDGE, ITSELF, NODE, OUTSIDE, OVS, PARENT, POD, End
 from fastcni.why.path import Path
-from fastcni.why.records import Fault
+from fastcni.why.report import Fault
 from fastcni.why.spy import (
     ACCEPTED,
     ARRIVED,

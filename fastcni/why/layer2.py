@@ -10,7 +10,7 @@ from fastcni.kernel import kinds, uapi
 from fastcni.kit.links import find
 from fastcni.why.ends import BRIDGE, OVS, POD
 from fastcni.why.path import Path
-from fastcni.why.records import Fault
+from fastcni.why.report import Fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fastcni.spec import address as addresses
 from fastcni.why import firewalls, packet_path
 from fastcni.why.ends import POD, End
 from fastcni.why.path import Path, setting
-from fastcni.why.records import Fault
+from fastcni.why.report import Fault
 from fastcni.why.spy import START
 
 BRIDGE_FILTER = "net/bridge/bridge-nf-call-iptables"

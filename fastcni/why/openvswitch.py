@@ -16,7 +16,7 @@ from fastcni.node.checks.ovs import host_of, is_usual, place_of, restart
 from fastcni.spec import address as addresses
 from fastcni.spec.errors import CniError
 from fastcni.why.ends import OVS
-from fastcni.why.records import Fault
+from fastcni.why.report import Fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

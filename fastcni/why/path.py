@@ -16,7 +16,7 @@ from fastcni.why.inject import Injected
 from fastcni.why.legacy import Counters
 from fastcni.why.packet_path import Tracked, Way
 from fastcni.why.probe import Probe
-from fastcni.why.records import Redirect
+from fastcni.why.report import Redirect
 from fastcni.why.spy import ACCEPTED, FILTERED, LEFT, SENT, START, Spy
 
 PROTOCOLS = {"tcp": 6, "udp": 17}

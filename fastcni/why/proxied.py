@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fastcni.agent.policy.http.redirect import DIVERT
 from fastcni.agent.policy.ruleset import TABLE
 from fastcni.kernel import nft, nft_trace
-from fastcni.why.records import Report
+from fastcni.why.report import Report
 from fastcni.why.spy import ON_NODE
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from fastcni.kit.datapath import filters, pins
 from fastcni.kit.datapath.maps import IPPROTO_TCP, POD_BYTES, RESTRICTED, Flow, mapped, u32
 from fastcni.kit.datapath.redirect import flows
 from fastcni.why.ends import POD
-from fastcni.why.records import Redirect
+from fastcni.why.report import Redirect
 
 if TYPE_CHECKING:
     from fastcni.kit.datapath.pins import Pins

@@ -18,7 +18,7 @@ from fastcni.why import layer2, packet_path
 from fastcni.why.ends import BRIDGE, NODE, PARENT, POD, End
 from fastcni.why.links import with_gateways
 from fastcni.why.path import Path, setting
-from fastcni.why.records import Fault
+from fastcni.why.report import Fault
 
 SPECIAL = {packet_path.RTN_BLACKHOLE: "blackhole", packet_path.RTN_UNREACHABLE: "unreachable",
            packet_path.RTN_PROHIBIT: "prohibit"}

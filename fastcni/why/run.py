@@ -8,7 +8,7 @@ from functools import partial
 
 from fastcni.kernel import netns, uapi, wire
 from fastcni.kernel.rtnl import family_of
-from fastcni.node.attachments.records import Inventory
+from fastcni.node.attachments.attachment import Inventory
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 from fastcni.why import answers, ends, firewalls, hops, legacy, links, packet_path, proxied, redirected
@@ -16,7 +16,7 @@ from fastcni.why.ends import ITSELF, NODE, OUTSIDE, POD, End
 from fastcni.why.inject import Injected
 from fastcni.why.path import Path
 from fastcni.why.probe import CONNECTED, REFUSED, SILENT, Probe
-from fastcni.why.records import Fault, Report
+from fastcni.why.report import Fault, Report
 from fastcni.why.spy import (
     ACCEPTED,
     ARRIVED,

@@ -24,7 +24,7 @@ from simulate.wire import Traffic
 
 from fastcni.agent.contract import Node
 from fastcni.agent.registries import etcd as etcd_registry
-from fastcni.agent.registries import open_registry, records
+from fastcni.agent.registries import flannel_records, open_registry
 from fastcni.clients.etcd import Client, put
 from fastcni.clients.http import Http
 from fastcni.testing.witnesses import eventually
@@ -110,7 +110,7 @@ def test_a_simulated_node_asks_etcd_what_an_agent_asks(etcd_alone, tmp_path, mon
     wanted = requests_of_agent(
         lambda wait: etcd_registry.Etcd({"endpoints": etcd_alone.endpoints, "kept": str(tmp_path / "nodes")},
                                         structlog.get_logger(), wait),
-        records.read(key.removeprefix(etcd_nodes.DIRECTORY), value), monkeypatch)
+        flannel_records.read(key.removeprefix(etcd_nodes.DIRECTORY), value), monkeypatch)
     for key in etcd_alone.keys(etcd_nodes.DIRECTORY):
         with_conf.txn([], [etcd_registry.etcd_client.delete(key)])
     with_conf.close()

@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastcni.agent.backends.host_gw import direct_route
-from fastcni.agent.backends.kept import derived_mac, kept_mac
 from fastcni.agent.backends.keys import chosen_families, read_keys
+from fastcni.agent.backends.vxlan_mac import derived_mac, kept_mac
 from fastcni.agent.contract import ConfigurationError, Link, Neighbour, Node, Route, State, Station
 from fastcni.kernel.devices.vxlan import DEFAULT_PORT
 

@@ -35,9 +35,9 @@ from fastcni.agent.policy.ruleset import (
     see_bridged_traffic,
     sees_bridged_traffic,
 )
+from fastcni.agent.policy.sources.document_file import DocumentFile
 from fastcni.agent.policy.sources.events import UnreadableEvents
 from fastcni.agent.policy.sources.files import Files
-from fastcni.agent.policy.sources.kept import Kept
 from fastcni.agent.policy.sources.kubernetes import Kubernetes
 from fastcni.agent.policy.sources.unreadable import SUFFIX
 from fastcni.daemon.listening import ListenError
@@ -163,8 +163,8 @@ class Policies:
 
     def _open_source(self) -> Source:
         settings, compiler = self.settings, self.compiler
-        kept = Kept(settings.kept or os.path.join(os.path.dirname(settings.state), "policies.kept"),
-                    settings.directory or "kubernetes", self.log, f"{settings.state}.outdated")
+        kept = DocumentFile(settings.kept or os.path.join(os.path.dirname(settings.state), "policies.kept"),
+                            settings.directory or "kubernetes", self.log, f"{settings.state}.outdated")
         if settings.directory:
             return Files(settings.directory, compiler, kept)
         assert settings.api

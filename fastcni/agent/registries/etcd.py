@@ -1,7 +1,7 @@
 """Use etcd as the registry, in flannel's own layout, so that flanneld and fastcni's agent can run in one cluster.
 
     <prefix>/config               the network's configuration
-    <prefix>/subnets/<subnets>    a node's record (records.py), with a lease of a day
+    <prefix>/subnets/<subnets>    a node's record (flannel_records.py), with a lease of a day
 
 Differences from flanneld: the agent renews its lease instead of replacing it, and writes a record only if the record
 has not changed since this node read it. So a node that was unavailable for longer than its lease never overwrites a
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from fastcni.agent import conf as confs
 from fastcni.agent import subnets
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
-from fastcni.agent.registries import records
+from fastcni.agent.registries import flannel_records
 from fastcni.agent.registries.etcd_view import View
-from fastcni.agent.registries.kept import Kept, start_pause
+from fastcni.agent.registries.record_file import RecordFile, start_pause
 from fastcni.clients import etcd as etcd_client
 from fastcni.clients.away import Away
 from fastcni.clients.etcd import Client, Refused, put, revision_is
@@ -58,7 +58,7 @@ class Etcd:
         self.prefix = settings.get("prefix", PREFIX).rstrip("/")
         self.directory = f"{self.prefix}/subnets/"
         self.unreadable: set[str] = set()       # keys of unreadable records that the log has already named
-        self.kept = Kept(settings.get("kept", ""), self.directory, log)
+        self.kept = RecordFile(settings.get("kept", ""), self.directory, log)
         self.listed: View | None = None         # the records that join() has read, until watch() takes them
         self.watched = False
         # lease: the id of the record's lease; 0: no lease; None: not known. created: the revision that created its key
@@ -84,7 +84,7 @@ class Etcd:
             own = self._find_own(conf, me, pairs, taken)
             if own is None:
                 chosen = subnets.choose(conf, me.subnets, taken.values())
-                joined = Node(records.key_of(chosen), chosen, me.public, me.backend, me.data)
+                joined = Node(flannel_records.key_of(chosen), chosen, me.public, me.backend, me.data)
                 if self._write(joined, None, None) and self._is_alone(joined):
                     return joined
                 continue
@@ -113,7 +113,7 @@ class Etcd:
                   taken: Mapping[str, Mapping[int, Prefix]]) -> Pair | None:
         """Return the record that names this node; without it, the record of its previous subnets if that names no
         node. None without a record whose subnets fit the configuration."""
-        former = self.directory + records.key_of(me.subnets) if me.subnets else ""
+        former = self.directory + flannel_records.key_of(me.subnets) if me.subnets else ""
         candidates = []
         for pair in pairs:
             common = len(identities(self._parse(pair)) & identities(me))
@@ -129,7 +129,7 @@ class Etcd:
         lease: the id of the record's lease; 0: no lease, for a reservation; None: make a new lease. A missing record
         always gets a lease.
         """
-        key, value = self.directory + me.name, records.value_of(me)
+        key, value = self.directory + me.name, flannel_records.value_of(me)
         if (lease and not self.client.renew(lease, key)) or not (lease or seen):
             lease = None
         if lease is None:
@@ -166,7 +166,7 @@ class Etcd:
             if pair is not None and self._is_of_another(pair, me):
                 raise SubnetLost(f"another node has {me.name}: {pair.value[:MAX_SHOWN]}")
             # An unchanged record without a lease is a reservation by an operator: it stays without a lease
-            intact = pair is not None and pair.value == records.value_of(me)
+            intact = pair is not None and pair.value == flannel_records.value_of(me)
             if self._write(me, pair, pair.lease if pair and intact else self.lease):
                 if pair is None and not self._is_alone(me):
                     raise SubnetLost(f"the record of {me.name} was missing, and another node has a part of its subnet")
@@ -271,7 +271,7 @@ class Etcd:
     def _parse(self, pair: Pair) -> Node | None:
         """Return the Node that a record describes; None if the record is unreadable."""
         try:
-            return records.read(pair.key.removeprefix(self.directory), pair.value)
+            return flannel_records.read(pair.key.removeprefix(self.directory), pair.value)
         except ValueError:
             return None
 
@@ -285,7 +285,7 @@ class Etcd:
         found: dict[str, Mapping[int, Prefix]] = {}
         for pair in pairs:
             with suppress(ValueError):
-                found[pair.key] = records.read_subnets(pair.key.removeprefix(self.directory))
+                found[pair.key] = flannel_records.read_subnets(pair.key.removeprefix(self.directory))
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import starmap
 from typing import TYPE_CHECKING
 
-from fastcni.agent.registries import records
+from fastcni.agent.registries import flannel_records
 from fastcni.clients.etcd import Pair, below, read_pair
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class View:
         self._unread = set(self.pairs)
 
     def stored(self) -> list[Fields]:
-        """Return the fields of all records, for the file of registries/kept.py."""
+        """Return the fields of all records, for the file of record_file.py."""
         return [pair.fields() for pair in self.pairs.values()]
 
     def refresh(self, client: Client) -> None:
@@ -80,7 +80,7 @@ class View:
         records; nodes() updates this set."""
         for key in self._unread & self.pairs.keys():
             try:
-                self._nodes[key] = records.read(key.removeprefix(self.directory), self.pairs[key].value)
+                self._nodes[key] = flannel_records.read(key.removeprefix(self.directory), self.pairs[key].value)
                 unreadable.discard(key)
             except ValueError as e:
                 if key not in unreadable:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastcni.agent import conf as confs
 from fastcni.agent.contract import FAMILIES, ConfigurationError, Node, SubnetLost
-from fastcni.agent.registries.kept import Kept, start_pause
-from fastcni.agent.registries.records import read_address, read_json
+from fastcni.agent.registries.flannel_records import read_address, read_json
+from fastcni.agent.registries.record_file import RecordFile, start_pause
 from fastcni.agent.subnets import within
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes import Conflict, Expired, Missing, number_of, open_api
@@ -77,7 +77,7 @@ class Kubernetes:
         self.log, self.wait = log, wait
         self.unreadable: dict[str, str] = {}
         self.uid = ""                                   # of this node's Node object, from join()
-        self.kept = Kept(settings.get("kept", ""), f"{NODES} {self.prefix}", log)
+        self.kept = RecordFile(settings.get("kept", ""), f"{NODES} {self.prefix}", log)
         self._asked: dict[str, dict[int, Any]] = {}     # {uid of a Node without POD_CIDRS: its podCIDRs by family}
 
     def close(self) -> None:

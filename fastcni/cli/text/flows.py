@@ -1,4 +1,4 @@
-"""Format flows, the documents of fastcni/flows/records.py, as lines of text."""
+"""Format flows, the documents of fastcni/flows/flow.py, as lines of text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from fastcni.cli.text.inventory import SHORT_ID
 from fastcni.cli.text.output import printable
-from fastcni.node.attachments.records import bracketed
+from fastcni.node.attachments.attachment import bracketed
 
 Document = dict[str, Any]               # JSON values that Flow.document() returns
 

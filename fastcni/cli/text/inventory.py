@@ -13,9 +13,7 @@ from rich.text import Text
 
 from fastcni.cli.text.output import printable
 from fastcni.node.attachments.adopt import FAILED, WOULD_BUILD, Adoption
-from fastcni.node.attachments.explain import Explanation
-from fastcni.node.attachments.inspect import Details, HostLink
-from fastcni.node.attachments.records import (
+from fastcni.node.attachments.attachment import (
     GO,
     GONE,
     LOOPBACK,
@@ -26,6 +24,8 @@ from fastcni.node.attachments.records import (
     Inventory,
     NodeAttachment,
 )
+from fastcni.node.attachments.explain import Explanation
+from fastcni.node.attachments.inspect import Details, HostLink
 from fastcni.node.checks.findings import plural
 from fastcni.spec import json
 

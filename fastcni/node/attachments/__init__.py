@@ -2,7 +2,7 @@
 state.
 
     inventory     the complete inventory, from all readers
-    records       the records of sightings and attachments
+    attachment    the records of sightings and attachments
     merge         decides which sightings belong to one attachment, and its state
     caches        sightings in the result caches of runtimes
     cache_dirs    the directories of cached results

@@ -12,7 +12,7 @@ from fastcni.kit.ipam.cluster.conf import DATA_DIR as CLUSTER_DIR
 from fastcni.kit.ipam.cluster.contract import IMPORTED
 from fastcni.kit.ipam.cluster.node_state import KEPT_OWNER
 from fastcni.kit.ipam.host_local_conf import DATA_DIR
-from fastcni.node.attachments.records import ADDRESS_FILE, Sighting
+from fastcni.node.attachments.attachment import ADDRESS_FILE, Sighting
 from fastcni.spec.errors import CniError
 
 CLUSTER_KINDS = ("cluster", "whereabouts")          # CNI types of the plugin

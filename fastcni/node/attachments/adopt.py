@@ -12,9 +12,17 @@ from fastcni.kit.networks.keys import CNI_DIR
 from fastcni.kit.networks.network import RUNS_NETWORKS
 from fastcni.node import confs
 from fastcni.node.attachments.address_dirs import sections
+from fastcni.node.attachments.attachment import (
+    ADDRESS_FILE,
+    GONE,
+    ORPHANED,
+    RUNNING,
+    UNKNOWN,
+    Inventory,
+    NodeAttachment,
+)
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
-from fastcni.node.attachments.records import ADDRESS_FILE, GONE, ORPHANED, RUNNING, UNKNOWN, Inventory, NodeAttachment
 from fastcni.runtime import NetworkList
 from fastcni.spec.errors import CniError
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fastcni.node.attachments.records import CACHE, Cached, HostPort, Sighting
+from fastcni.node.attachments.attachment import CACHE, Cached, HostPort, Sighting
 from fastcni.plugins import chain
 from fastcni.runtime.cache import Cache, read_document, read_file
 from fastcni.spec import address, json

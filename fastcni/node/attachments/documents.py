@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastcni.node.attachments.records import HostPort, NodeAttachment, Sighting
+from fastcni.node.attachments.attachment import HostPort, NodeAttachment, Sighting
 
 Document = dict[str, Any]
 

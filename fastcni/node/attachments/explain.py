@@ -15,11 +15,11 @@ from fastcni.kit.firewall.masquerade import nftables as masquerade_nftables
 from fastcni.kit.firewall.portmap import nftables_rules
 from fastcni.node import confs, pod_policies
 from fastcni.node.attachments import listeners, tables
+from fastcni.node.attachments.attachment import ELEMENT, GONE, ORPHANED, RULE, Inventory, NodeAttachment
 from fastcni.node.attachments.inspect import matching
 from fastcni.node.attachments.inventory import Places, Seen, look
 from fastcni.node.attachments.links import VETH
 from fastcni.node.attachments.merge import merge
-from fastcni.node.attachments.records import ELEMENT, GONE, ORPHANED, RULE, Inventory, NodeAttachment
 from fastcni.node.cluster import site
 from fastcni.node.ranges import ranges_of
 from fastcni.runtime.parse import flattened

@@ -10,8 +10,8 @@ from fastcni.kernel import wire
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.call.similar import meant_id
 from fastcni.kit.links import find as find_links
+from fastcni.node.attachments.attachment import LOOPBACK, Inventory, NodeAttachment
 from fastcni.node.attachments.links import counters
-from fastcni.node.attachments.records import LOOPBACK, Inventory, NodeAttachment
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 

@@ -27,8 +27,8 @@ from fastcni.node.attachments import (
     refusals,
     tables,
 )
+from fastcni.node.attachments.attachment import FASTCNI, MAP, REDIRECTED, RESTRICTED, Inventory, Sighting
 from fastcni.node.attachments.merge import Facts, merge
-from fastcni.node.attachments.records import FASTCNI, MAP, REDIRECTED, RESTRICTED, Inventory, Sighting
 from fastcni.node.own import datapath
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.cni import DEFAULT_CONF_DIR

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fastcni.kernel import process
 from fastcni.kit.firewall.iptables import USUAL_PATH, behind, target
-from fastcni.node.attachments.records import RULE, HostPort, Sighting
+from fastcni.node.attachments.attachment import RULE, HostPort, Sighting
 
 PROGRAMS = ("iptables-save", "ip6tables-save")
 VARIANTS = ("iptables-nft-save", "iptables-legacy-save", "ip6tables-nft-save", "ip6tables-legacy-save")

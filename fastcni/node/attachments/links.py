@@ -10,7 +10,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.shaping.ifbs import MARK
-from fastcni.node.attachments.records import FASTCNI, LINK, Sighting
+from fastcni.node.attachments.attachment import FASTCNI, LINK, Sighting
 from fastcni.node.attachments.tables import read_mark
 
 VETH = re.compile(r"veth[0-9a-f]{8}")           # names of host ends, by fastcni and by the reference plugins

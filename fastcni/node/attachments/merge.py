@@ -9,9 +9,7 @@ from fastcni.kernel import presence
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.call import names
 from fastcni.node.attachments import drops, refusals
-from fastcni.node.attachments.caches import types_of
-from fastcni.node.attachments.namespaces import Interface
-from fastcni.node.attachments.records import (
+from fastcni.node.attachments.attachment import (
     ADDRESS_FILE,
     CACHE,
     FILE,
@@ -26,6 +24,8 @@ from fastcni.node.attachments.records import (
     NodeAttachment,
     Sighting,
 )
+from fastcni.node.attachments.caches import types_of
+from fastcni.node.attachments.namespaces import Interface
 from fastcni.runtime.records import Attachment
 from fastcni.runtime.replaced import replaced, successors
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastcni.kit.links.attribute_backup import DIRECTORY as TUNING
 from fastcni.node.attachments.address_dirs import sections
-from fastcni.node.attachments.records import FASTCNI, FILE, Sighting
+from fastcni.node.attachments.attachment import FASTCNI, FILE, Sighting
 from fastcni.plugins.flannel import DATA_DIR as FLANNEL
 from fastcni.plugins.host_device import DIRECTORY as HOST_DEVICE
 from fastcni.spec.config import is_name

@@ -22,7 +22,7 @@ from fastcni.kit.firewall.masquerade import nftables as masquerade_nftables
 from fastcni.kit.firewall.owners import Addresses
 from fastcni.kit.firewall.portmap import nftables as portmap_nftables
 from fastcni.kit.firewall.spoofcheck import mac
-from fastcni.node.attachments.records import ELEMENT, FASTCNI, FLOWTABLE, GO, RULE, HostPort, Sighting
+from fastcni.node.attachments.attachment import ELEMENT, FASTCNI, FLOWTABLE, GO, RULE, HostPort, Sighting
 from fastcni.spec import address
 
 PROTOCOLS = {6: "tcp", 17: "udp", 132: "sctp"}

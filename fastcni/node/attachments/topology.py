@@ -24,10 +24,10 @@ from fastcni.kernel.rtnl import Link
 from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
 from fastcni.node import confs
 from fastcni.node.attachments import documents
+from fastcni.node.attachments.attachment import LOOPBACK, NodeAttachment
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.namespaces import addresses
-from fastcni.node.attachments.records import LOOPBACK, NodeAttachment
 
 MAX_ATTACHMENTS = 2000          # attachments in one document
 BRIDGE, OVS, ROUTED, NONE = "bridge", "ovs", "routed", "none"       # kinds of parents, in addition to kinds of links

@@ -12,7 +12,7 @@ from fastcni.kernel.wire import Socket
 from fastcni.kit.call.conf import EBPF
 from fastcni.kit.datapath import filters, pins
 from fastcni.node.attachments.address_dirs import sections
-from fastcni.node.attachments.records import RUNNING
+from fastcni.node.attachments.attachment import RUNNING
 from fastcni.node.checks.denied import denied
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.node.own import datapath as own

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import fastcni
+from fastcni.node.attachments.attachment import LOOPBACK
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
-from fastcni.node.attachments.records import LOOPBACK
 from fastcni.node.checks import cluster, conf, datapath, dhcp, kernel, networks, ovs, path, policy, state
 from fastcni.node.checks.conf import own_files
 from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from fastcni.kernel import sysctl
 from fastcni.kernel.rtnl import Link
 from fastcni.node import confs
+from fastcni.node.attachments.attachment import Inventory
 from fastcni.node.attachments.inventory import Places, Seen
-from fastcni.node.attachments.records import Inventory
 from fastcni.node.checks.pods import PodLink, read_all
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import NetworkList

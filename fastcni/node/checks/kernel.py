@@ -11,8 +11,8 @@ from fastcni.agent.policy.ruleset import BRIDGED
 from fastcni.kernel import nft, uapi, wire
 from fastcni.kit.firewall.table import COMMENT, FAMILY, TABLE
 from fastcni.node.attachments import tables
+from fastcni.node.attachments.attachment import RUNNING, NodeAttachment
 from fastcni.node.attachments.drops import FIREWALL, ROUTED
-from fastcni.node.attachments.records import RUNNING, NodeAttachment
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.runtime.parse import flattened
 

@@ -13,8 +13,8 @@ from fastcni.kernel import rtnl, wire
 from fastcni.kernel.uapi import AF_INET
 from fastcni.kit.links import find
 from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
+from fastcni.node.attachments.attachment import LOOPBACK, RUNNING, NodeAttachment
 from fastcni.node.attachments.drops import ROUTED
-from fastcni.node.attachments.records import LOOPBACK, RUNNING, NodeAttachment
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, some
 from fastcni.node.checks.pods import in_namespace
 from fastcni.node.cluster.site import stores_of

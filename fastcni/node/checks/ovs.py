@@ -15,7 +15,7 @@ from fastcni.kit.ovs import cache, ovs_conf
 from fastcni.kit.ovs.lost import Names
 from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
 from fastcni.node.attachments.address_dirs import sections
-from fastcni.node.attachments.records import RUNNING, NodeAttachment
+from fastcni.node.attachments.attachment import RUNNING, NodeAttachment
 from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
 from fastcni.node.checks.pods import PAUSE_S
 from fastcni.spec import result as results

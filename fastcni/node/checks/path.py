@@ -11,7 +11,7 @@ from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import find, routing
 from fastcni.node.attachments import listeners
 from fastcni.node.attachments.address_dirs import sections
-from fastcni.node.attachments.records import RUNNING
+from fastcni.node.attachments.attachment import RUNNING
 from fastcni.node.attachments.topology import ON_A_LINK
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.node.checks.pods import PodLink, names_of

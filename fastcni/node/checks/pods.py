@@ -12,8 +12,8 @@ from fastcni.kernel import netns, wire
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import checks, find
 from fastcni.kit.networks.network import RUNS_NETWORKS
+from fastcni.node.attachments.attachment import RUNNING, Inventory, NodeAttachment
 from fastcni.node.attachments.inventory import Seen
-from fastcni.node.attachments.records import RUNNING, Inventory, NodeAttachment
 from fastcni.spec import address
 from fastcni.spec import result as results
 

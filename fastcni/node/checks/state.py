@@ -13,8 +13,7 @@ from fastcni.kernel import nft, uapi, wire
 from fastcni.kit.firewall import backends, doubled
 from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.adopt import gc_command, gc_networks
-from fastcni.node.attachments.caches import addresses_of, types_of
-from fastcni.node.attachments.records import (
+from fastcni.node.attachments.attachment import (
     ADDRESS_FILE,
     CACHE,
     ELEMENT,
@@ -26,6 +25,7 @@ from fastcni.node.attachments.records import (
     RUNNING,
     NodeAttachment,
 )
+from fastcni.node.attachments.caches import addresses_of, types_of
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.node.ranges import ranges_of
 from fastcni.server import status

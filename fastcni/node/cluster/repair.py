@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastcni.kit.ipam.cluster.contract import ALIVE, ASKED, DEAD, KEPT, LOST, REFUSED, Changed, Node
-from fastcni.node.attachments.records import ADDRESS_FILE, GONE, ORPHANED, RUNNING, UNKNOWN, Inventory
+from fastcni.node.attachments.attachment import ADDRESS_FILE, GONE, ORPHANED, RUNNING, UNKNOWN, Inventory
 from fastcni.node.cluster.survey import USED, HeldBlock, Holder, Place, Survey
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from fastcni.kit.links.attribute_backup import DIRECTORY as TUNING
 from fastcni.node.attachments.adopt import INDEX
-from fastcni.node.attachments.records import GONE, ORPHANED
+from fastcni.node.attachments.attachment import GONE, ORPHANED
 from fastcni.node.own.state import OwnState
 from fastcni.plugins.host_device import DIRECTORY as HOST_DEVICE
 

@@ -21,9 +21,9 @@ from fastcni.kit.firewall.forward import iptables as forward_iptables
 from fastcni.kit.firewall.portmap import nftables_rules
 from fastcni.kit.firewall.table import BRIDGE_FAMILY, FAMILY, NETDEV_FAMILY, TABLE
 from fastcni.node.attachments import tables
+from fastcni.node.attachments.attachment import ADDRESS_FILE, CACHE, ELEMENT, GONE, ORPHANED, RUNNING, NodeAttachment
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import Facts, merge
-from fastcni.node.attachments.records import ADDRESS_FILE, CACHE, ELEMENT, GONE, ORPHANED, RUNNING, NodeAttachment
 
 FAMILIES = (FAMILY, BRIDGE_FAMILY, NETDEV_FAMILY)
 

@@ -17,8 +17,8 @@ from fastcni.launcher.identify import is_own_file
 from fastcni.launcher.uninstall import Uninstalled, uninstall_plugins
 from fastcni.node import confs, dhcp_leases, server_process
 from fastcni.node.attachments import address_dirs
+from fastcni.node.attachments.attachment import RUNNING, UNKNOWN, NodeAttachment
 from fastcni.node.attachments.inventory import Places
-from fastcni.node.attachments.records import RUNNING, UNKNOWN, NodeAttachment
 from fastcni.node.checks.findings import plural, some
 from fastcni.node.cluster import state as cluster_state
 from fastcni.node.own import datapath as own_datapath

@@ -9,9 +9,9 @@ import structlog
 from cluster.agent.etcd_network import CONF, PREFIX, Registry, node
 from cluster.etcd import Etcd
 
-from fastcni.agent.registries import kept, open_registry
+from fastcni.agent.registries import open_registry, record_file
 from fastcni.agent.registries.etcd_view import LIST_WAIT_S, View
-from fastcni.agent.registries.kept import Kept
+from fastcni.agent.registries.record_file import RecordFile
 from fastcni.clients.etcd import below, delete, put
 from fastcni.testing.witnesses import eventually
 
@@ -76,15 +76,15 @@ def test_a_restarted_agent_gets_only_the_records_that_have_changed(network, tmp_
 def test_restarted_agents_ask_after_a_random_time_that_grows_with_the_records(network, tmp_path, monkeypatch):
     """The test replaces random.uniform() and the wait."""
     waited = []
-    monkeypatch.setattr(kept.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(record_file.random, "uniform", lambda low, high: high)
     monkeypatch.setattr(threading.Event, "wait", lambda self, seconds=None, wait=threading.Event.wait: (
         waited.append(seconds), wait(self, seconds))[1])
     for start, records in enumerate((0, 1)):
         with Life(network, tmp_path / "nodes") as life:
             assert eventually(lambda life=life: life.seen is not None)
-        assert kept.START_S_OF_A_RECORD * records in waited, start
+        assert record_file.START_S_OF_A_RECORD * records in waited, start
         waited.clear()
-    assert kept.start_pause(100_000) == kept.MAX_START_S
+    assert record_file.start_pause(100_000) == record_file.MAX_START_S
 
 
 def test_a_record_that_was_deleted_while_the_agent_did_not_run_is_not_known(network, tmp_path):
@@ -150,7 +150,7 @@ def test_what_is_kept_and_what_has_changed_are_together_all_records(network, tmp
     decide, client = random.Random(39), network.client
     directory = f"{network.prefix}/subnets/"
     for _ in range(60):
-        file = Kept(str(tmp_path / "nodes"), directory, network.open().log)
+        file = RecordFile(str(tmp_path / "nodes"), directory, network.open().log)
         view = View(directory, file.read() or ())
         view.refresh(client)
         pairs, _ = client.read_range(*below(directory))

@@ -8,7 +8,7 @@ from cluster.agent.kubernetes_nodes import ME, P, stored
 from cluster.agent.test_kubernetes_watch import Watching, member
 from cluster.kubernetes.api_server import merged
 
-from fastcni.agent.registries import kept, kubernetes
+from fastcni.agent.registries import kubernetes, record_file
 from fastcni.testing.witnesses import eventually
 
 LISTED = "limit=500&resourceVersion=0"
@@ -110,7 +110,7 @@ def test_restarted_agents_ask_after_a_random_time_that_grows_with_the_nodes(mock
     live(mock, agent(), ALL)
     again, waited = agent(), []
     wait = again.wait
-    monkeypatch.setattr(kept.random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(record_file.random, "uniform", lambda low, high: high)
     monkeypatch.setattr(again, "wait", lambda seconds: (waited.append(seconds), wait(seconds))[1])
     live(mock, again, ALL)
-    assert waited[0] == kept.START_S_OF_A_RECORD * len(ALL)
+    assert waited[0] == record_file.START_S_OF_A_RECORD * len(ALL)

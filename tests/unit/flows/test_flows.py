@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from fastcni.flows import kept
+from fastcni.flows import last_flows
 from fastcni.launcher.install import install_plugins
 from fastcni.runtime import CNI, RuntimeConf
 from fastcni.server import status
@@ -296,11 +296,12 @@ def test_a_server_keeps_flows_and_counts_them_if_it_is_asked_to(node, pod_netns,
         "add rule inet other f tcp dport 99 drop")
     b, path = node.addresses["b"][0], str(tmp_path / "server.sock")
     with serving(node, path):
-        assert kept.ask(path) is None and rules() == []
+        assert last_flows.ask(path) is None and rules() == []
     with serving(node, path, "--flows", "--metrics", tmp_path / "metrics.sock"):
         with send(pods["a"], b, 99), send(pods["a"], b, 80):
-            assert eventually(lambda: {flow["verdict"] for flow in kept.ask(path)["flows"]} == {"allowed", "dropped"})
-        drops = [flow for flow in kept.ask(path)["flows"] if flow["verdict"] == "dropped"]
+            assert eventually(
+                lambda: {flow["verdict"] for flow in last_flows.ask(path)["flows"]} == {"allowed", "dropped"})
+        drops = [flow for flow in last_flows.ask(path)["flows"] if flow["verdict"] == "dropped"]
         assert short(drops[0]) == ("dropped", "firewall", "", "tcp", "shop/a", "shop/b")
         found = status.ask(path)["flows"]
         assert found["dropped"] >= 1 and short(found["last"][0]) == short(drops[0])

@@ -9,9 +9,9 @@ from fastcni.cli import entry_point
 from fastcni.kernel.presence import ALIVE
 from fastcni.node import confs, dhcp_leases
 from fastcni.node.attachments import address_dirs, pod_files
+from fastcni.node.attachments.attachment import CACHE, Cached, Sighting
 from fastcni.node.attachments.inventory import Places, Seen
 from fastcni.node.attachments.merge import Facts, merge
-from fastcni.node.attachments.records import CACHE, Cached, Sighting
 from fastcni.node.checks.findings import Node
 from fastcni.runtime import CNI, RuntimeConf
 from fastcni.runtime.exec import Exec, InProcess

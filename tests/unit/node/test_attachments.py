@@ -21,9 +21,9 @@ from fastcni.kit.call.mode import Mode
 from fastcni.kit.call.request import Request
 from fastcni.node import confs
 from fastcni.node.attachments import address_dirs, caches, iptables, namespaces, pod_files, tables
+from fastcni.node.attachments.attachment import ADDRESS_FILE, CACHE, ELEMENT, FASTCNI, HostPort, Sighting
 from fastcni.node.attachments.inventory import Places, collect
 from fastcni.node.attachments.merge import Facts, Group, merge
-from fastcni.node.attachments.records import ADDRESS_FILE, CACHE, ELEMENT, FASTCNI, HostPort, Sighting
 from fastcni.runtime.cache import Cache
 from fastcni.testing.namespaces import run
 from fastcni.testing.witnesses import eventually

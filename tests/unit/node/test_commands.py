@@ -11,8 +11,8 @@ from unit.node.conftest import LIST
 from fastcni.cli.text.inventory import age, broken, put, put_row, short_ids, size
 from fastcni.kit.ipam.store import Store
 from fastcni.node.attachments.adopt import gc_command
+from fastcni.node.attachments.attachment import Cached, Inventory, NodeAttachment
 from fastcni.node.attachments.inventory import Places
-from fastcni.node.attachments.records import Cached, Inventory, NodeAttachment
 from fastcni.testing.namespaces import run
 
 LONG_ID = "8f" * 32

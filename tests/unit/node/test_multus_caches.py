@@ -14,8 +14,8 @@ from fastcni.node import served
 from fastcni.node.activity.pools import count
 from fastcni.node.attachments import cache_dirs
 from fastcni.node.attachments.adopt import gc_networks
+from fastcni.node.attachments.attachment import Inventory, NodeAttachment
 from fastcni.node.attachments.cache_dirs import known_cache_dirs
-from fastcni.node.attachments.records import Inventory, NodeAttachment
 from fastcni.runtime import CNI
 from fastcni.spec.cached_result import to_base64
 

@@ -7,8 +7,8 @@ import pytest
 from fastcni.agent import masquerade
 from fastcni.agent.policy import ruleset as policy_ruleset
 from fastcni.kernel import deletions
+from fastcni.node.attachments.attachment import GONE, RUNNING, NodeAttachment
 from fastcni.node.attachments.inventory import Places
-from fastcni.node.attachments.records import GONE, RUNNING, NodeAttachment
 from fastcni.node.own import files as own_files
 from fastcni.node.own import tables as own_tables
 from fastcni.node.own import uninstall

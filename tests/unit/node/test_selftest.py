@@ -12,7 +12,7 @@ import pytest
 
 from fastcni.launcher.install import install_plugins
 from fastcni.selftest import policies
-from fastcni.selftest.records import Failed
+from fastcni.selftest.check import Failed
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually, set_sysctl
 

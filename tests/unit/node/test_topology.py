@@ -7,7 +7,7 @@ import pytest
 
 from fastcni.kernel.rtnl import Link
 from fastcni.node.attachments import topology
-from fastcni.node.attachments.records import Cached, NodeAttachment
+from fastcni.node.attachments.attachment import Cached, NodeAttachment
 from fastcni.node.attachments.topology import NONE, ROUTED, ROUTES, UNKNOWN, Parent, parent_of
 from fastcni.testing.namespaces import run
 

@@ -11,8 +11,8 @@ import pytest
 from fastcni.agent.files import CONFLISTS
 from fastcni.cli import entry_point
 from fastcni.kit.call.search import NOTE
+from fastcni.node.attachments.attachment import RUNNING, Cached, NodeAttachment
 from fastcni.node.attachments.caches import types_of
-from fastcni.node.attachments.records import RUNNING, Cached, NodeAttachment
 from fastcni.node.checks.state import IPV4, masqueraded
 from fastcni.node.own import uninstall
 from fastcni.node.ranges import ranges_of

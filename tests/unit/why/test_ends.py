@@ -1,6 +1,6 @@
 """fastcni why: the ends of a connection of a pod with several networks."""
 
-from fastcni.node.attachments.records import RUNNING, Cached, Inventory, NodeAttachment
+from fastcni.node.attachments.attachment import RUNNING, Cached, Inventory, NodeAttachment
 from fastcni.why import ends
 
 SHOP_WEB = (("K8S_POD_NAMESPACE", "shop"), ("K8S_POD_NAME", "web"))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fastcni.agent.policy.evaluate import Cluster
-    from fastcni.agent.policy.sources.kept import Kept
+    from fastcni.agent.policy.sources.document_file import DocumentFile
     from fastcni.agent.policy.sources.reader import Read
     from fastcni.daemon.log import Logger
     from fastcni.daemon.stamp import Stamp
@@ -65,15 +65,16 @@ class Files:
 
     Another process reads the files that have changed and that no program has open for writing (reader.py). The
     constructor waits some seconds for all files. While the directory is missing, all policies stay as they were; after
-    a restart, the stored policies apply (kept.py). Without stored policies, `complete` stays False while the directory
-    is missing or a file is unreadable, because its previous policies are unknown; `away` says why. If the directory was
-    a mount point and no longer is one, it counts as missing, because the directory below the mount is another one.
+    a restart, the stored policies apply (document_file.py). Without stored policies, `complete` stays False while the
+    directory is missing or a file is unreadable, because its previous policies are unknown; `away` says why. If the
+    directory was a mount point and no longer is one, it counts as missing, because the directory below the mount is
+    another one.
 
     former: whether the Compiler began with stored objects. errors: {place: texts}. due: when to call attend() without a
     change, in monotonic seconds.
     """
 
-    def __init__(self, directory: str, compiler: Compiler, kept: Kept | None = None) -> None:
+    def __init__(self, directory: str, compiler: Compiler, kept: DocumentFile | None = None) -> None:
         self.directory, self.kept = directory, kept
         self.content = Content(compiler, kept.changed if kept else None)
         self.complete, self.former, self.due = False, False, 0.0

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.evaluate import Cluster
     from fastcni.agent.policy.sources.content import Place
+    from fastcni.agent.policy.sources.document_file import DocumentFile
     from fastcni.agent.policy.sources.documents import Entry
     from fastcni.agent.policy.sources.events import UnreadableEvents
-    from fastcni.agent.policy.sources.kept import Kept
     from fastcni.clients.kubernetes import Api
 
     # (path, key, document, version) of an object, document None: deleted. (path, keys, None, 0): a list has ended
@@ -90,7 +90,7 @@ class Kubernetes:
 
     small = False                   # see contract.Source
 
-    def __init__(self, api: Api, compiler: Compiler, kept: Kept | None = None,
+    def __init__(self, api: Api, compiler: Compiler, kept: DocumentFile | None = None,
                  events: UnreadableEvents | None = None) -> None:
         self.api, self.kept, self.events = api, kept, events
         self.content = Content(compiler, kept.changed if kept else None)

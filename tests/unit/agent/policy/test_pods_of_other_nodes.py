@@ -6,7 +6,7 @@ from unit.agent.policy.test_from_kubernetes import ADDRESS, FakeApi, policy, wai
 
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import Pod
-from fastcni.agent.policy.sources.kept import Kept
+from fastcni.agent.policy.sources.document_file import DocumentFile
 from fastcni.agent.policy.sources.kubernetes import (
     ELSEWHERE,
     NAMESPACES,
@@ -34,7 +34,8 @@ def apart(monkeypatch, tmp_path):
     opened = []
 
     def start(*policies, node="here", closed=False):
-        it = Kubernetes(FakeApi(), Compiler(node), Kept(str(tmp_path / "kept"), "kubernetes", structlog.get_logger()))
+        file = DocumentFile(str(tmp_path / "kept"), "kubernetes", structlog.get_logger())
+        it = Kubernetes(FakeApi(), Compiler(node), file)
         it.api.objects[PODS] = [pod_of("here", "a", "10.0.0.1", app="a"), pod_of("there", "b", "10.0.0.2", app="b")]
         it.api.objects[POLICIES] += policies
         if closed:

@@ -1,7 +1,7 @@
 """Store the last documents of a source in a file, so that a restarted agent enforces the same policies while the source
 is unreadable.
 
-    kept = Kept("/var/lib/fastcni/agent/policies", "/etc/fastcni/policies", log)
+    kept = DocumentFile("/var/lib/fastcni/agent/policies", "/etc/fastcni/policies", log)
     for place, lines in (kept.read() or {}).items(): ...
     kept.follow(content)
     kept.changed()                              # the thread writes the content to the file soon
@@ -36,7 +36,7 @@ SHARE = 10                      # the thread spends at most 1/SHARE of the time 
 RETRY_S = 10.0                  # until the next attempt after an error
 
 
-class Kept:
+class DocumentFile:
     """The file with the last documents of a source. path: the file's path. source: the source's name; read() ignores
     the file of another source. outdated: the path of a mark on another file system; the mark exists if the file has
     old policies and cannot be removed.

@@ -1,6 +1,6 @@
 """Store the last flows of the node, and count all flows, for `fastcni serve --flows`.
 
-The server answers the control request NAME with the stored flows (records.py), the oldest first:
+The server answers the control request NAME with the stored flows (flow.py), the oldest first:
 
     {"flows": [{"time": 1763900000.123, ...}]}
 
@@ -18,7 +18,7 @@ from time import time
 from typing import TYPE_CHECKING, Any
 
 from fastcni.daemon.background import start_thread
-from fastcni.flows.records import DROPPED, Flow
+from fastcni.flows.flow import DROPPED, Flow
 from fastcni.server import control
 from fastcni.spec.errors import CniError
 
@@ -37,7 +37,7 @@ MAX_COUNTS = 1000               # the most combinations of labels; further combi
 OTHER = "other"
 
 
-class Kept:
+class LastFlows:
     """The server's store of flows. open_collector(): returns a Collector; raises OSError."""
 
     def __init__(self, open_collector: Callable[[], Collector]) -> None:

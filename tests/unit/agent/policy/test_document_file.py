@@ -13,11 +13,11 @@ from unit.agent.policy.test_service import DB, WEB_ONLY, Api, Running, allowed, 
 
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.ruleset import TABLE
-from fastcni.agent.policy.sources import kept as module
+from fastcni.agent.policy.sources import document_file as module
 from fastcni.agent.policy.sources import reader
 from fastcni.agent.policy.sources.content import Content
+from fastcni.agent.policy.sources.document_file import DocumentFile
 from fastcni.agent.policy.sources.documents import encode, foreign
-from fastcni.agent.policy.sources.kept import Kept
 from fastcni.spec.address import read_ip
 from fastcni.spec.errors import CniError
 from fastcni.testing.namespaces import run
@@ -40,7 +40,7 @@ def content(**places):
 
 
 def write(path, found, source="x"):
-    it = Kept(str(path), source, Log())
+    it = DocumentFile(str(path), source, Log())
     it.follow(found)
     it.close()
     return it.log
@@ -49,22 +49,23 @@ def write(path, found, source="x"):
 def test_what_was_kept_is_read_again(tmp_path):
     path = tmp_path / "new" / "directory" / "kept"
     assert write(path, content(a=LINES, b=LINES[:1])) == []
-    assert Kept(str(path), "x", Log()).read() == {"a": LINES, "b": LINES[:1]}
+    assert DocumentFile(str(path), "x", Log()).read() == {"a": LINES, "b": LINES[:1]}
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     write(path, content())
-    assert Kept(str(path), "x", Log()).read() == {}
+    assert DocumentFile(str(path), "x", Log()).read() == {}
     assert [each.name for each in path.parent.iterdir()] == ["kept"]
 
 
 def test_each_change_is_soon_in_the_file(tmp_path):
     found, path = content(), tmp_path / "kept"
-    it = Kept(str(path), "x", Log())
+    it = DocumentFile(str(path), "x", Log())
     found.changed = it.changed
     it.follow(found)
     try:
         for lines in (LINES, LINES[:1], []):
             list(found.replace("a", [("", line) for line in lines]))
-            assert eventually(lambda lines=lines: Kept(str(path), "x", Log()).read() == ({"a": lines} if lines else {}))
+            assert eventually(lambda lines=lines: DocumentFile(str(path), "x", Log()).read() == (
+                {"a": lines} if lines else {}))
     finally:
         it.close()
 
@@ -78,7 +79,7 @@ def test_a_file_that_is_damaged_is_not_used(tmp_path, damage):
     write(path, content(a=LINES))
     path.write_bytes(damage(path.read_bytes()))
     log = Log()
-    assert Kept(str(path), "x", log).read() is None
+    assert DocumentFile(str(path), "x", log).read() is None
     assert [event for event, _ in log] == ["policies_not_kept"]
 
 
@@ -89,7 +90,8 @@ def test_what_is_no_file_holds_up_nothing(tmp_path, make):
         make(path := tmp_path / name)
         log = Log()
         if name == "kept":
-            assert Kept(str(path), "x", log).read() is None and [event for event, _ in log] == ["policies_not_kept"]
+            assert DocumentFile(str(path), "x", log).read() is None
+            assert [event for event, _ in log] == ["policies_not_kept"]
         else:
             assert [event for event, _ in write(tmp_path / "other" / ".." / "kept", content(a=LINES))] == [
                 "policies_not_kept"]
@@ -98,23 +100,23 @@ def test_what_is_no_file_holds_up_nothing(tmp_path, make):
 def test_a_file_of_another_source_or_version_is_not_used(tmp_path, monkeypatch):
     path = tmp_path / "kept"
     write(path, content(a=LINES))
-    assert Kept(str(path), "y", Log()).read() is None
+    assert DocumentFile(str(path), "y", Log()).read() is None
     monkeypatch.setattr(module, "FORMAT", 99)
-    assert Kept(str(path), "x", Log()).read() is None
-    assert Kept(str(tmp_path / "none"), "x", log := Log()).read() is None and not log
+    assert DocumentFile(str(path), "x", Log()).read() is None
+    assert DocumentFile(str(tmp_path / "none"), "x", log := Log()).read() is None and not log
 
 
 def test_a_mount_point_of_another_source_does_not_count(tmp_path):
-    it = Kept(str(tmp_path / "kept"), "x", Log())
+    it = DocumentFile(str(tmp_path / "kept"), "x", Log())
     it.mounted = True
     it.follow(content(a=LINES))
     it.close()
     for source in "xy":
-        again = Kept(str(it.path), source, Log())
+        again = DocumentFile(str(it.path), source, Log())
         again.read()
         assert (again.mounted, again.lost) == (source == "x", False)
     it.path.write_bytes(it.path.read_bytes()[:-9])
-    again = Kept(str(it.path), "x", Log())
+    again = DocumentFile(str(it.path), "x", Log())
     assert again.read() is None and again.mounted and again.lost
 
 
@@ -122,13 +124,13 @@ def test_policies_of_other_programs_are_not_kept(tmp_path):
     """Once, an agent could not read its own file with such policies again."""
     line = encode(foreign({"kind": "AdminNetworkPolicy", "metadata": {"name": "x"}}))
     write(path := tmp_path / "kept", content(a=[*LINES, line], b=[line]))
-    assert Kept(str(path), "x", Log()).read() == {"a": LINES}
+    assert DocumentFile(str(path), "x", Log()).read() == {"a": LINES}
 
 
 def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     (tmp_path / "file").write_text("")
-    it = Kept(str(tmp_path / "file" / "kept"), "x", Log())
+    it = DocumentFile(str(tmp_path / "file" / "kept"), "x", Log())
     it.follow(content(a=LINES))
     try:
         assert eventually(lambda: it.log)
@@ -150,7 +152,7 @@ def test_what_was_kept_before_is_not_used_when_the_disk_takes_no_more(tmp_path):
     write(path := tmp_path / "kept", content(a=LINES[:1]))
     (tmp_path / ".kept.new").mkdir()
     assert [event for event, _ in write(path, content(a=LINES))] == ["policies_not_kept"]
-    assert Kept(str(path), "x", log := Log()).read() is None and not log
+    assert DocumentFile(str(path), "x", log := Log()).read() is None and not log
 
 
 @pytest.mark.needs("root")
@@ -160,7 +162,7 @@ def test_what_was_kept_before_is_not_used_if_it_could_not_be_removed(tmp_path):
     run("mount", "-t", "tmpfs", "tmpfs", str(directory))
     try:
         def kept():
-            return Kept(str(directory / "kept"), "x", Log(), str(tmp_path / "outdated"))
+            return DocumentFile(str(directory / "kept"), "x", Log(), str(tmp_path / "outdated"))
 
         def follow(found):
             it = kept()
@@ -214,7 +216,7 @@ def protected(running, node):  # noqa: F811
     running.add("b", app="db")
     assert eventually(lambda: allowed(node, "a"))
     path = running.settings.state.replace("pods", "policies.kept")
-    assert eventually(lambda: Kept(path, str(running.directory), Log()).read())
+    assert eventually(lambda: DocumentFile(path, str(running.directory), Log()).read())
     return running
 
 
@@ -267,7 +269,8 @@ def test_what_nobody_can_read_any_longer_stays_in_the_kernel(protected, node, da
     protected.write(CLOSED)
     assert eventually(lambda: protected.it.ready) and not protected.it.errors
     protected.add("d", app="web")
-    assert allowed(node, "a", "d") and eventually(lambda: Kept(str(kept), str(protected.directory), Log()).read())
+    assert allowed(node, "a", "d")
+    assert eventually(lambda: DocumentFile(str(kept), str(protected.directory), Log()).read())
 
 
 def test_a_directory_without_policies_opens_no_pod_while_what_was_kept_cannot_be_read(protected, node):  # noqa: F811
@@ -387,7 +390,7 @@ def test_a_directory_that_is_no_longer_mounted_opens_no_pod(running, node, mount
     running.add("a", app="web")
     running.add("b", app="db")
     path = running.settings.state.replace("pods", "policies.kept")
-    assert eventually(lambda: (it := Kept(path, str(running.directory), Log())).read() and it.mounted)
+    assert eventually(lambda: (it := DocumentFile(path, str(running.directory), Log())).read() and it.mounted)
     run("umount", str(running.directory))
     said = f"{running.directory}: it was a mount point and is none now: mount it again"
     assert eventually(lambda: said in str(running.it.errors)) and allowed(node, "a")

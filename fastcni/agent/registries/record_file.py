@@ -32,7 +32,7 @@ def start_pause(records: int) -> float:
     return random.uniform(0.0, min(START_S_OF_A_RECORD * records, MAX_START_S))
 
 
-class Kept:
+class RecordFile:
     """The file with the records of all nodes. path: the file's path; "": store nothing. directory: the records'
     directory in the registry; a file of another directory is not read."""
 

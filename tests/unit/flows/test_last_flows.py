@@ -3,10 +3,10 @@
 import json
 
 from fastcni.cli.text.top import View, frame
-from fastcni.flows import kept
-from fastcni.flows.kept import MAX_COUNTS, OTHER, SIZE, Kept
+from fastcni.flows import last_flows
+from fastcni.flows.flow import ALLOWED, DROPPED, POLICY, End, Flow
+from fastcni.flows.last_flows import MAX_COUNTS, OTHER, SIZE, LastFlows
 from fastcni.flows.pods import Pods
-from fastcni.flows.records import ALLOWED, DROPPED, POLICY, End, Flow
 from fastcni.node.activity import summary
 
 
@@ -16,7 +16,7 @@ def flow(number, verdict=DROPPED, policy="shop/db", time=0.0):
 
 
 def test_the_newest_flows_are_kept_and_all_are_counted():
-    it = Kept(lambda: None)
+    it = LastFlows(lambda: None)
     it.note([flow(number) for number in range(SIZE + 5)])
     found = json.loads(it.document())["flows"]
     assert [found[0]["source"]["port"], found[-1]["source"]["port"], len(found)] == [5, SIZE + 4, SIZE]
@@ -24,15 +24,15 @@ def test_the_newest_flows_are_kept_and_all_are_counted():
 
 
 def test_too_many_policies_are_counted_together():
-    it = Kept(lambda: None)
+    it = LastFlows(lambda: None)
     it.note([flow(1, policy=f"shop/{number}") for number in range(MAX_COUNTS + 3)])
     assert len(it.copy_counts()) == MAX_COUNTS + 1
     assert it.copy_counts()[DROPPED, POLICY, OTHER, OTHER] == 3
 
 
 def test_top_shows_how_many_flows_are_dropped_and_the_last_one(monkeypatch):
-    monkeypatch.setattr(kept, "time", lambda: 100.0)
-    it = Kept(lambda: None)
+    monkeypatch.setattr(last_flows, "time", lambda: 100.0)
+    it = LastFlows(lambda: None)
     it.note([flow(1, time=39.0), flow(2, time=41.0), flow(3, ALLOWED, time=42.0), flow(4, time=43.0)])
     server = {"version": "1", "pid": 1, "uptimeSeconds": 1.0, "running": 0, "waiting": 0, "queueSize": 1, "workers": 1}
     for flows, seen in ((it.summary(), True), (None, False)):
