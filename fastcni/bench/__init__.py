@@ -11,8 +11,8 @@ removes these namespaces at its end.
     sides.py    the plugins and servers               floor.py    the kernel's own part; echo.py: the launcher's part
     churn.py    latency and rate                      density.py  latency by the number of pods
     idle.py     latency after a pause, and in turn with another program
-    cost.py     processor time, processes             memory.py   the server's memory
-    guard.py    refusal on a busy node, and what is touched; isolation.py: what servers and plugins must not reach
+    cost.py     processor time, number of processes   memory.py   the server's memory
+    guard.py    detects a busy node, lists what the run changes; isolation.py: hides the node's files from the run
     peer.py     the Go plugins of the node            estimate.py, progress.py  the time that a run takes
     tables.py, plots.py, report.py                    the output
     verdict.py, web_page.py, web_plots.py, web_style.py, svg.py  the page, with the verdict in words

@@ -61,7 +61,8 @@ def curve(bench: Bench, case: Case, data: dict[str, Any], step: Callable[..., No
         stack.callback(lambda: bench.floor.empty(shared, there))
         for level in bench.plan.levels:
             if case.type == "bridge" and level + bench.plan.burst > MAX_PORTS:
-                bench.note(f"{title(case.name)}, {level} pods there, is left out: a bridge has {MAX_PORTS:,} ports")
+                bench.note(f"{title(case.name)} with {level} existing pods is left out: "
+                           f"a bridge has {MAX_PORTS:,} ports")
                 continue
             step(0, f"{title(case.name)}, {level} pods there")
             mine = pods_of(bench, sides)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
 GONE_SECONDS = 30
-SENDERS = 32                    # threads that wait for ACKs; more than the link deletions in 20 ms
+SENDERS = 32                    # threads that wait for ACKs: more than the links that are deleted in 20 ms
 TABLE, MAP, CHAIN = "fcni-bench", "pods", "masquerade"
 ANYWHERE = bytes(4)
 UNFLOODED = "disableFlooding"
@@ -83,7 +83,8 @@ class Floor:
         wire.exchange(self.host, rtnl.new_bridge(Batch(), network.bridge, snooping=snooping))
         bridge = find.link(self.host, network.bridge)
         assert bridge is not None
-        batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)   # so its MAC stays
+        # A bridge keeps a MAC that was set
+        batch = rtnl.set_link(Batch(), bridge.index, up=True, address=bridge.address)
         wire.exchange(self.host, rtnl.new_address(batch, bridge.index, network.gateway, 16))
         return bridge.index
 
@@ -201,7 +202,7 @@ class Floor:
         while not any(kind == uapi.RTM_DELLINK and rtnl.is_of_link(payload) and rtnl.read_index(payload) == index
                       for kind, _, _, _, payload in wire.watch(self.watcher, GONE_SECONDS)):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"link {index} is not announced gone after {GONE_SECONDS} s")
+                raise TimeoutError(f"the kernel did not notify the deletion of link {index} within {GONE_SECONDS} s")
         self._del_host_local(network, pod, fd)
         if network.case.keys.get("ipMasq"):
             self._element(nft_elements.del_element, network, pod)

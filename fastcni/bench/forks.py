@@ -78,8 +78,8 @@ class Forks:
             self.sock.close()
 
     def _read(self, sock: Socket) -> None:
-        """Count events, until an event is later than the end of the body, or no event arrives after it. On a busy node
-        a later event always arrives."""
+        """Count events. Stop at the first event that is later than the end of the body, which always arrives on a busy
+        node, or when the body has ended and no event arrives in time."""
         while True:
             try:
                 data = sock.recv(65536)

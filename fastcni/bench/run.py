@@ -33,7 +33,7 @@ MEASURE = {"latency": churn.latency, "idle": idle.idle, "rate": churn.rate, "cos
 WIDTH = 180                     # columns of the tables if stdout is no terminal
 STOPPED = 128 + signal.SIGINT       # the exit status that a shell shows after Ctrl-C
 MEMORY = "/dev/shm"
-FILE_BYTES, SPARE_FILES = 4096, 10_000      # bytes of a file in memory; files that are not of held addresses
+FILE_BYTES, SPARE_FILES = 4096, 10_000      # bytes that an address file takes in memory; the number of other files
 
 
 def run(options: Options) -> int:

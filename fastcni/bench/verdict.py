@@ -244,8 +244,8 @@ def counted(mode: str, tones: dict[str, list[str]]) -> str:
 
 
 def spread(data: Data) -> dict[str, float]:
-    """Return {side: how much the rounds differ} for calls one at a time: the range of the medians of nine in ten
-    rounds, as a share of their median, for the median call."""
+    """Return {side: how much the rounds differ} in the part latency. For each call, this is the range of the medians of
+    nine in ten rounds, divided by the median of all rounds. The result is the median of all calls."""
     shares: dict[str, list[float]] = {}
     for series in data.get("latency", {}).values():
         for side, calls in series.items():

@@ -157,7 +157,7 @@ class Connection:
             raise Gone(f"{self.where}: the bus has closed the connection")
         self.received += data
         if len(self.received) > MAX_UNASKED_BYTES:
-            raise Gone(f"{self.where}: the bus sends too much")
+            raise Gone(f"{self.where}: the bus sends too many bytes before its answer")
 
     def read_boolean(self) -> bool:
         """Return the boolean answer to a request: the first return message with a body of four bytes."""

@@ -105,10 +105,10 @@ def deletions() -> Program:
 
 
 def neighbours() -> Program:
-    """Return the filter that passes each message about a sticky FDB entry. About neighbours with fastcni's protocol
-    (kernel/neighbours.py) the filter passes RTM_DELNEIGH, and the RTM_NEWNEIGH of a program that adds the neighbour,
-    which has the program's port. The kernel's own RTM_NEWNEIGH, which reports each minute that a neighbour's state has
-    changed, has port 0.
+    """Return the filter that passes each message about a sticky FDB entry. For neighbours with fastcni's protocol
+    (kernel/neighbours.py), the filter passes RTM_DELNEIGH, and the RTM_NEWNEIGH of a program, which has the program's
+    port. The filter drops the kernel's own RTM_NEWNEIGH, which have port 0: each minute they report a neighbour's new
+    state.
     """
     return [
         (LDB, 0, 0, FAMILY),

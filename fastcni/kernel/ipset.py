@@ -18,7 +18,7 @@ IPSET_CMD_CREATE, IPSET_CMD_DESTROY, IPSET_CMD_ADD, IPSET_CMD_DEL, IPSET_CMD_TES
     NFNL_SUBSYS_IPSET << 8 | it for it in (2, 3, 9, 10, 11))
 NFNL_MSG_COMPAT_GET = NFNL_SUBSYS_NFT_COMPAT << 8
 
-IPSET_PROTOCOL_MIN = 6          # sufficient for this module; Linux 4.20 has 7
+IPSET_PROTOCOL_MIN = 6          # this module needs protocol version 6; Linux 4.20 has version 7
 (IPSET_ATTR_PROTOCOL, IPSET_ATTR_SETNAME, IPSET_ATTR_TYPENAME, IPSET_ATTR_REVISION, IPSET_ATTR_FAMILY,
  IPSET_ATTR_FLAGS, IPSET_ATTR_DATA) = range(1, 8)
 IPSET_ATTR_IP, IPSET_ATTR_MAXELEM = 1, 19               # attributes in IPSET_ATTR_DATA
@@ -30,7 +30,8 @@ IPSET_ERR_PROTOCOL, IPSET_ERR_FIND_TYPE, IPSET_ERR_BUSY, IPSET_ERR_EXIST = 4097,
 NFTA_COMPAT_NAME, NFTA_COMPAT_REV, NFTA_COMPAT_TYPE = 1, 2, 3
 IPSET_INV_MATCH, IPSET_DIM_ONE_SRC = 1 << 0, 1 << 1
 
-FAMILIES = {4: (NFPROTO_IPV4, IPSET_ATTR_IPADDR_IPV4), 16: (NFPROTO_IPV6, IPSET_ATTR_IPADDR_IPV6)}      # by length
+# By length of an address
+FAMILIES = {4: (NFPROTO_IPV4, IPSET_ATTR_IPADDR_IPV4), 16: (NFPROTO_IPV6, IPSET_ATTR_IPADDR_IPV6)}
 
 
 def _begin(batch: Batch, command: int, flags: int, name: str, what: str) -> Batch:
@@ -63,12 +64,12 @@ def _member(batch: Batch, command: int, flags: int, name: str, packed: bytes, ve
 
 
 def add(batch: Batch, name: str, packed: bytes) -> Batch:
-    """Add a member, which may exist. The kernel answers ENOENT if the set does not exist."""
+    """Add a member. An existing member is no error. The kernel answers ENOENT if the set does not exist."""
     return _member(batch, IPSET_CMD_ADD, 0, name, packed, "add to")
 
 
 def delete(batch: Batch, name: str, packed: bytes) -> Batch:
-    """Delete a member, which may be missing. The kernel answers ENOENT if the set does not exist."""
+    """Delete a member. A missing member is no error. The kernel answers ENOENT if the set does not exist."""
     return _member(batch, IPSET_CMD_DEL, 0, name, packed, "delete from")
 
 

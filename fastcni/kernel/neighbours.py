@@ -98,7 +98,7 @@ class Neighbour:
 
     @property
     def static(self) -> bool:
-        """Return whether this is an FDB entry like those that new_station() makes."""
+        """Return whether this is a static FDB entry, as new_station() makes."""
         return self.state == uapi.NUD_NOARP and bool(self.flags & uapi.NTF_STICKY)
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ORDER = sys.byteorder
 NFPROTO_UNSPEC, NFPROTO_INET, NFPROTO_IPV4, NFPROTO_NETDEV, NFPROTO_BRIDGE, NFPROTO_IPV6 = 0, 1, 2, 5, 7, 10
 FAMILIES = {NFPROTO_INET: "inet", NFPROTO_IPV4: "ip", NFPROTO_NETDEV: "netdev", NFPROTO_BRIDGE: "bridge",
-            NFPROTO_IPV6: "ip6"}        # as nft prints them
+            NFPROTO_IPV6: "ip6"}        # the names that nft prints
 NO_FAMILY = (EAFNOSUPPORT, EOPNOTSUPP)  # errnos for a family that the kernel does not support
 
 NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END = 0x10, 0x11

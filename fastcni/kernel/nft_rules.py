@@ -162,7 +162,7 @@ def meta(key: int, register: int = NFT_REG_1) -> Expression:
 
 
 def compare(value: bytes, op: int = NFT_CMP_EQ) -> Expression:
-    """Continue if register 1 is equal to `value`, or as `op` says. NFTA_CMP_SREG 1, NFTA_CMP_OP 2, NFTA_CMP_DATA 3"""
+    """Continue if register 1 compares with `value` as `op` (NFT_CMP_*) says. NFTA_CMP_SREG 1, _OP 2, _DATA 3"""
     return "cmp", lambda b: b.be32(1, NFT_REG_1).be32(2, op).nest(3).raw(nft.NFTA_DATA_VALUE, value).end()
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ALIVE, GONE, UNKNOWN = "alive", "gone", "unknown"
 PF_KTHREAD = 0x00200000                 # linux/sched.h
 INIT_TIME_NAMESPACE = 0xEFFFFFFA        # PROC_TIME_INIT_INO, linux/proc_ns.h
-SETTLE_S, PAUSE_S = 0.5, 0.05           # how long a file must have no mount; pause between checks
+SETTLE_S, PAUSE_S = 0.5, 0.05           # seconds for which a file must have no mount; seconds between two checks
 USUAL_DIRECTORIES = ("/run/netns", "/run/docker/netns")
 MOUNTS = "are these the mounts and the processes of the node?"
 

@@ -1,7 +1,7 @@
 """Run one program until it ends. Its input and output are bytes.
 
-The three standard streams are memory files, not pipes. So no thread has to read while the program runs, and a full
-pipe never blocks it. run() returns when the program ends, also if a grandchild keeps a stream open. A program that
+The three standard streams are memory files, not pipes. So no thread has to read while the program runs, and a full pipe
+never blocks the program. run() returns when the program ends, also if a grandchild keeps a stream open. A program that
 opens /dev/stdout again writes from the beginning of the file.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_OUTPUT = 16 << 20      # limit of the bytes of each stream; a CNI result has about 1 kB
 
-KILL_TIMEOUT_S = 5.0        # seconds for a killed program to end, as it may be in a long system call
+KILL_TIMEOUT_S = 5.0        # seconds until a killed program must have ended, which may first finish a long system call
 
 # The names of signals that end programs, as a shell prints them. Other signals are printed by number.
 SIGNALS = {

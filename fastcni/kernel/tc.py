@@ -51,7 +51,7 @@ class Shape:
 
     rate    bytes per second
     limit   bytes that may be queued
-    buffer  the burst, as the number of ticks in which this rate sends it
+    buffer  the burst, as the number of ticks that sending the burst takes at this rate
     """
 
     __slots__ = ("rate", "limit", "buffer")

@@ -165,7 +165,7 @@ def has_link(index: int) -> bool:
 
 def exchange(sock: Socket, batch: Batch | Batches, harmless: Collection[int] = ()) -> Replies:
     """Send a batch, read all replies, then raise the first error. harmless: errnos of errors that are ignored. In a
-    transaction one error may cause others, and each of them counts.
+    transaction, one error may cause further errors; exchange() ignores only those whose errno is in `harmless`.
 
     Returns [(type, payload)] of all messages but ACKs: echoes and answers to RTM_GET*.
     Raises NetlinkError for the first request that failed, AnswerLost if a reply cannot be read, ProtocolError for a

@@ -140,7 +140,7 @@ class Table:
         for rule in self.rules(chain):
             verdict = self._verdict(rule)
             if verdict is not None and verdict >= 0:
-                # Before the first rule of a chain is the entry with its name; name[30] and padding end that entry
+                # The entry before a chain's first rule has the chain's name; name[30] and padding end that entry
                 yield text(self.entries, ENTRIES_BYTES + verdict - ERROR_NAME_BYTES, ERROR_NAME_BYTES)
 
     def matches(self, rule: bytes, name: str) -> Iterator[bytes]:

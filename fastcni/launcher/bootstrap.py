@@ -235,7 +235,8 @@ def main(name: str, fd: int, contents: tuple[Index, bytes, str, Packed, Parts]) 
         finder = Finder(fd, index, late, extensions)
         sys.meta_path.insert(2, finder)  # after the finders of built-in and frozen modules
         preload(packed + finder.read(parts.get("chain" if name == "netavark" else name, ())), finder)
-        posix.set_inheritable(fd, False)  # only now: until here python_core.c may execute the interpreter
+        # Not earlier, because python_core.c may execute the interpreter before this line
+        posix.set_inheritable(fd, False)
         words = daemon_words(sys.argv) if name == "dhcp" else []
         status = run_daemon(words[1:]) if words else answer(name)
     except BaseException as error:

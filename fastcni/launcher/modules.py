@@ -27,10 +27,11 @@ DAEMON_DIRECTORY, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listeni
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/netavark.py",
           "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # modules that bootstrap.py calls
-LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_processes", "_rtnetlink", "_run_token", "_system")  # in leaves.so
+# The extension modules in leaves.so
+LEAVES = ("_abandoned", "_ipam_bitmap", "_netlink", "_processes", "_rtnetlink", "_run_token", "_system")
 # Modules of Python that python_core.elf needs to decode invalid UTF-8 before it finds the standard library
 CODECS = ("encodings/__init__.py", "encodings/aliases.py", "encodings/utf_8.py")
-LIBRARY = "jeepney"  # D-Bus, for pods behind firewalld; imported for such a pod only
+LIBRARY = "jeepney"  # encodes D-Bus messages; imported only for pods behind firewalld
 
 
 class PackError(Exception):

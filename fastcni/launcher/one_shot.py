@@ -53,8 +53,8 @@ class OneShotMode(Mode):
     def close_later(self, sock: Socket) -> None:
         """Let another process make the last close() of a socket.
 
-        Both processes have the socket, and the kernel makes the process wait that closes it last. So the other process
-        ends later than this process: it reads a pipe until this process has closed the pipe's other end.
+        Both processes have the socket. The process that closes the socket last must wait in the kernel. So the other
+        process ends later than this process: it reads a pipe until this process has closed the pipe's other end.
         """
         try:
             hold_files(*posix.pipe())

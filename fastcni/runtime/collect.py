@@ -34,8 +34,8 @@ Pair = tuple[str, str]
 class Plan:
     """The plan of a GC of one network. kept, stale: the cached attachments that GC keeps or deletes. valid: (container
     id, ifname) of attachments that the plugins must keep, even if they are not in the cache. of_multus: directories
-    with the results of multus, whose pods may be in the network, too. taken: attachments whose namespace's path a later
-    attachment has: with this path, DEL would delete the interface of the later attachment."""
+    with the results of multus, whose pods may be in the network, too. taken: attachments whose namespace path a later
+    attachment uses now: a DEL with this path would delete the later attachment's interface."""
 
     kept: tuple[Judged, ...]
     stale: tuple[Judged, ...]
@@ -76,10 +76,10 @@ def link_kinds() -> dict[str, str]:
 
 
 def find_others(cni: "CNI", net: NetworkList, of_multus: Sequence[str]) -> tuple[Judged, ...]:
-    """Return the living attachments that the plugins must keep although another network's ADD has made them. In any
-    network: pods that multus has attached to it. In a network of multus: pods that the runtime has attached directly to
-    one of the networks that multus attaches pods to. Only a GC of that other network deletes these attachments. Raises
-    OSError, and CniError 5."""
+    """Return the living attachments that the plugins must keep although the ADD of another network has made them: only
+    a GC of that other network deletes these attachments. Multus has attached their pods to this network; or this
+    network is multus's own, and the runtime has attached their pods directly to a network to which multus attaches
+    pods. Raises OSError, and CniError 5."""
     own = cni.cache.directory or DEFAULT_DIR
     found = {(net.name, pair): why for pair, why in
              other_caches.living(net.name, [it for it in of_multus if it != own]).items()}
@@ -208,5 +208,6 @@ def read_released(stdout: bytes) -> tuple[Released, ...] | None:
         found = json.read(stdout)["released"]
         return tuple(Released(it["plugin"], it["what"], it["of"]) for it in found)
     except (json.JsonError, KeyError, TypeError):
-        raise CniError(errors.DECODING_FAILURE, "its report of GC cannot be read", f"{stdout[:200]!r}") from None
+        raise CniError(errors.DECODING_FAILURE, "the plugin's report of GC cannot be read",
+                       f"{stdout[:200]!r}") from None
 

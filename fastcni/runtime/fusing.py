@@ -69,7 +69,7 @@ def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
     raw = read_conf(kept)
     net = read_list(kept, raw)
     if not force and read_conf(path) != fused(raw, net):
-        raise CniError(errors.INVALID_CONFIG, f"{path} is not what `fastcni fuse` wrote: it was changed since",
+        raise CniError(errors.INVALID_CONFIG, f"{path} is not what `fastcni fuse` wrote: the file was changed since",
                        f"--force replaces it by {kept}; if that is outdated, remove it")
     if not dry_run:
         try:

@@ -55,7 +55,8 @@ class NetworkDirectory:
 
     def __init__(self, path: str):
         self.path = path
-        self._read: tuple[Signature, Listing] | None = None      # one assignment replaces both: no lock
+        # One assignment replaces both values, so no lock is needed
+        self._read: tuple[Signature, Listing] | None = None
 
     def listing(self) -> Listing:
         """Return the networks that the directory has now. Raises ConfError if it cannot be listed."""

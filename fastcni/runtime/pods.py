@@ -61,12 +61,11 @@ class PodNetwork:
 class Pod:
     """A pod, for PodNetworks.
 
-    container_id: the id of its sandbox. netns: the path of its network namespace, "" if that no longer exists (only for
-    tear_down_pod). name, namespace, uid: the metadata of the Kubernetes pod, "" outside of Kubernetes; plugins get
-    these as K8S_POD_NAME and so on.
-    networks: the networks in order; if empty, the pod gets the node's default network. host_ports, bandwidth, ips and
-    mac are for the first network. dns, cgroup_path and annotations are for all networks. A plugin gets only the values
-    that its configuration declares in "capabilities".
+    container_id: the id of its sandbox. netns: the path of its network namespace, "" if the namespace no longer exists
+    (only for tear_down_pod). name, namespace, uid: the metadata of the Kubernetes pod, "" outside of Kubernetes;
+    plugins get these as K8S_POD_NAME and so on. networks: the networks in order; if empty, the pod gets the node's
+    default network. host_ports, bandwidth, ips and mac are for the first network. dns, cgroup_path and annotations are
+    for all networks. A plugin gets only the values that its configuration declares in "capabilities".
     """
 
     container_id: str

@@ -1,4 +1,4 @@
-"""Find pods that ended without DEL, and whose namespace's path a later pod has."""
+"""Find pods that ended without DEL, and whose namespace path a later pod uses."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LOOPBACK = "lo"
 
 
 def successors(cached: Iterable[Attachment]) -> list[tuple[Attachment, Attachment]]:
-    """Return (attachment, the last attachment of another container) for each attachment at whose namespace's path a
-    later ADD of another container made an interface of the same name."""
+    """Return [(attachment, its successor)]. The successor has the same namespace path and interface name: it is the
+    last attachment there, and belongs to another container. Attachments without a successor are left out."""
     found = [it for it in cached if it.netns and it.ifname != LOOPBACK]
     newest: dict[tuple[str, str], Attachment] = {}
     for it in sorted(found, key=lambda it: it.since):
@@ -29,7 +29,7 @@ def successors(cached: Iterable[Attachment]) -> list[tuple[Attachment, Attachmen
 def replaced(pairs: Sequence[tuple[Attachment, Attachment]],
              kinds: Callable[[], Mapping[str, str]]) -> dict[Key, tuple[str, str]]:
     """Return {attachment: (GONE or UNKNOWN, why)} of the attachments with a successor and without a veth link on the
-    host. The namespace at their path says nothing about them.
+    host. The namespace at their path belongs to their successors.
 
     pairs: the result of successors(). kinds(): returns {name: kind} of the host's links; called only if an attachment
     has a successor. GONE: a link on the host that the result names no longer exists, because the kernel

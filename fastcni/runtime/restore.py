@@ -107,8 +107,8 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
         except CniError as e:
             failed.append(Failure(it, "", e))
             continue
-        except OSError as e:            # from the pod's namespace, or a link name in the result
-            failed.append(Failure(it, "", CniError(errors.INTERNAL, f"look at its network namespace: {e}")))
+        except OSError as e:            # the pod's namespace cannot be read, or the result has an invalid link name
+            failed.append(Failure(it, "", CniError(errors.INTERNAL, f"read the pod's network namespace: {e}")))
             continue
         if is_older(cache, it, deleted_at(it)):
             continue
@@ -187,7 +187,7 @@ def inputs(cache: Cache, attachment: Attachment) -> Iterable[tuple[str, bytes]]:
     """Yield (type, stdin of CHECK) for each plugin of the attachment that has rules in the firewall. Raises
     CniError."""
     if not attachment.config:
-        raise CniError(errors.INVALID_CONFIG, "its result cache has no network configuration",
+        raise CniError(errors.INVALID_CONFIG, "its cache file has no network configuration",
                        "libcni before 0.8 wrote the result alone: delete and add the pod again")
     net = network_of(attachment)
     found = [plugin for plugin in net.plugins if restores(plugin)]

@@ -32,7 +32,7 @@ class Trace:
                                  f"got {text!r:.80}")
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables for a plugin. Of the trace flags, only "sampled" is passed."""
+        """Return the environment variables for a plugin. Only the trace flag "sampled" is passed on."""
         _, trace_id, span_id, flags = self.traceparent.split("-")
         if not trace_id.strip("0") or not span_id.strip("0"):
             return {}

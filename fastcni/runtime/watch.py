@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from fastcni.runtime.directory_changes import DirectoryChanges
 from fastcni.runtime.network_directory import NetworkDirectory
 
-SETTLE_S = 0.05                 # wait so long after a change, because several files are often written together
+SETTLE_S = 0.05                 # seconds to wait after a change, because several files are often written together
 
 T = TypeVar("T")
 

@@ -66,8 +66,8 @@ def forget_own(path: Path) -> None:
 
 
 def last_translation(path: Path, hooks: tuple[str, ...]) -> Seen | None:
-    """Return the trace message of the last rule of another program that translated the packet: in one of these hooks,
-    it ended a chain without dropping the packet. None: the trace shows no such rule."""
+    """Return the trace message of the last rule of another program that translated the packet: the rule ended a chain
+    in one of these hooks without dropping the packet. None: the trace shows no such rule."""
     if path.spy is None:
         return None
     return next((it for it in reversed(path.spy.seen) if it.where == ON_NODE and it.hook in hooks and not it.reply
@@ -95,7 +95,7 @@ def destination_nat(path: Path) -> Fault | None:
 
 
 def source_nat(path: Path) -> Fault | None:
-    """Return the Fault if the packet leaves the node with a source address to which answers cannot find back."""
+    """Return the Fault if the packet leaves the node with a source address to which the other hosts have no route."""
     if path.target.kind != OUTSIDE or path.source.kind != POD or not path.sent_from or path.progress < LEFT:
         return None
     seen, own = path.seen_as, {ip for _, ip in own_addresses()}
@@ -204,7 +204,8 @@ def outside(path: Path) -> Fault | None:
 
 
 def mtu(path: Path) -> Fault | None:
-    """Return the Fault if a packet as long as the pod's MTU is lost, and the pod does not learn that it is too long."""
+    """Return the Fault if a packet as long as the pod's MTU is lost, and the pod does not learn that the packet is too
+    long."""
     end = path.source
     if end.kind != POD or end.link is None or path.target.kind in (NODE, ITSELF) or not path.sent_from:
         return None

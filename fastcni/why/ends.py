@@ -187,7 +187,8 @@ def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
     Raises CniError 4 if `text` names no pod, or several pods.
     """
     found = matching(inventory.attachments, text)
-    if found and len({it.container_id for it in found}) == 1 and found[0].pod == text:     # also networks of multus
+    # The container id also finds the attachments that multus has made
+    if found and len({it.container_id for it in found}) == 1 and found[0].pod == text:
         found += [it for it in matching(inventory.attachments, found[0].container_id) if it not in found]
     ids = sorted({it.container_id for it in found})
     if not ids:
@@ -200,8 +201,8 @@ def pods_named(inventory: Inventory, text: str) -> list[NodeAttachment]:
 
 
 def passes_on(attachment: NodeAttachment) -> bool:
-    """Return whether a plugin such as multus made an attachment, by running networks. For the same interface there is
-    an attachment of the network, whose configuration names the plugin that made the interface."""
+    """Return whether a plugin such as multus made an attachment by running other networks. Each of these networks has
+    an attachment of its own for the same interface, whose configuration names the plugin that made the interface."""
     return not set(RUNS_NETWORKS).isdisjoint(attachment.plugins)
 
 

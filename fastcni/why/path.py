@@ -110,7 +110,8 @@ class Path:
         if way.errno or way.index != source.link.index or self.to_node:
             return None
         switch = source.switch
-        lost = way.gateway and source.has_gateway and switch and switch.kind == BRIDGE      # the bridge's own address
+        # The pod sends to its gateway, but the node's bridge lacks the gateway's address
+        lost = way.gateway and source.has_gateway and switch and switch.kind == BRIDGE
         return None if lost else switch
 
     @property

@@ -28,7 +28,8 @@ LOAD = "`fastcni datapath load` adds them again"
 
 def forget_verdicts(path: Path) -> None:
     """Delete the datapath's records of first packets to the target's port, so that the node sees the probe. Otherwise
-    the datapath would redirect a probe within a second after another connection, past a rule that was added since."""
+    the datapath would redirect a probe that follows another connection within a second, and the probe would not meet a
+    rule that was added in between."""
     try:
         opened = pins.open_maps(path.node)
         if opened is None:

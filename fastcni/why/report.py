@@ -26,9 +26,9 @@ class Fault:
 class Redirect:
     """The treatment of a connection between two pods by the datapath ebpf.
 
-    redirected: whether the datapath redirects the packets after the first ones. why: why it does not; "" also if the
-    packet does not arrive. flows: number of other connections from the source to the target's port that are redirected
-    now. packets, bytes: sums over these connections, (from the source, back to the source).
+    redirected: whether the datapath redirects the packets after the first ones. why: why the datapath does not redirect
+    them; "" also if the probe does not arrive. flows: number of other connections from the source to the target's port
+    that are redirected now. packets, bytes: sums over these connections, (from the source, back to the source).
     """
 
     redirected: bool

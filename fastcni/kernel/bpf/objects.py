@@ -26,12 +26,12 @@ MAP_TYPE_HASH, PROG_TYPE_SCHED_CLS = 1, 3
 F_NO_PREALLOC = 1
 PSEUDO_MAP_FD = 1               # the source register of a 64-bit load whose value is a map's descriptor
 INSTRUCTION_BYTES = 8
-BATCH = 4096                    # elements in one answer, in which a bucket of the hash table must fit
+BATCH = 4096                    # the most elements in one answer; each bucket of the hash table must fit in one answer
 LOG_BYTES = 1 << 18
 
 
 class Refused(OSError):
-    """The kernel's verifier rejected a program. why: the last line of its log."""
+    """The kernel's verifier rejected a program. why: the last line of the verifier's log."""
 
     def __init__(self, error: OSError, why: str) -> None:
         super().__init__(error.errno, f"{error.strerror}: {why}" if why else error.strerror)
@@ -85,7 +85,7 @@ def load(instructions: bytes, relocations: tuple[tuple[int, str], ...], maps: Ma
     try:
         return bpf(PROG_LOAD, bytearray(head))
     except OSError as e:
-        if e.errno != EACCES:               # the verifier's errno; other errors are about rights and memory
+        if e.errno != EACCES:               # only the verifier answers EACCES; other errors are about rights and memory
             raise
         log = bytearray(LOG_BYTES)
         try:

@@ -49,8 +49,8 @@ def create_tap(name: str, *, multi_queue: bool = False, owner: int | None = None
     link has that name; ContextRefused.
 
     owner, group: ids of the user and the group that may open the device without CAP_NET_ADMIN; without both, any user
-    may. Packet information and vnet_hdr are off; a program that opens the device chooses them again. multi_queue cannot
-    be changed later.
+    may. Packet information and vnet_hdr are off, and a program that opens the device can switch them on. multi_queue
+    cannot be changed later.
 
     context: the device's SELinux context. The kernel gives a device the context of the task that makes it
     (selinux_tun_dev_alloc_security), and uses neither attr/sockcreate nor attr/fscreate. A thread of this process
@@ -103,7 +103,7 @@ def call_in_context(calls: list[tuple[int, int | bytes]], context: str) -> None:
                            [sys.executable, "-I", "-S", "-c", CHILD.format(path=PATH, calls=calls)],
                            timeout=waiting.PROGRAM_TIMEOUT_S)
     finally:
-        set_next_context(b"\n")             # none
+        set_next_context(b"\n")             # a newline: no context
     if done.late:
         raise OSError(errno.ETIMEDOUT, posix.strerror(errno.ETIMEDOUT))
     if done.status:

@@ -120,7 +120,7 @@ def test_unfuse_refuses_a_list_that_was_edited(conflist):
     fuse(conflist)
     edited = conflist.read_bytes().replace(b"10.85.", b"10.86.")
     conflist.write_bytes(edited)
-    with pytest.raises(CniError, match="it was changed since; --force replaces it by"):
+    with pytest.raises(CniError, match="the file was changed since; --force replaces it by"):
         fusing.unfuse(str(conflist))
     assert conflist.read_bytes() == edited
     fusing.unfuse(str(conflist), force=True)

@@ -138,7 +138,7 @@ def test_fastcnis_plugins_collect_in_every_version_and_report_it(stage, cni, net
 def test_a_report_of_gc_that_cannot_be_read_is_an_error(stage, cni, net_of):
     cni.runner = Own()
     stage.answer("a", "GC", out='{"released":5}')
-    with pytest.raises(ManyErrors, match=r"its report of GC cannot be read"):
+    with pytest.raises(ManyErrors, match=r"the plugin's report of GC cannot be read"):
         cni.gc(net_of("a"), [])
 
 
