@@ -12,7 +12,7 @@ import struct
 
 from fastcni.daemon.listening import ATTEMPT
 
-STOP_S = 100                    # seconds; a server answers its running requests for at most 80 s
+STOP_S = 100                    # seconds until stop() gives up; a server answers its running requests for at most 80 s
 UCRED = struct.Struct("iII")    # pid, uid, gid
 
 

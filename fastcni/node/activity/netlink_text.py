@@ -125,9 +125,9 @@ def line(kind_: int, flags: int, payload: bytes) -> str:
         return acknowledgement(kind_, flags, payload)
     if kind_ == uapi.NLMSG_DONE:
         return "end of the dump"
-    if kind_ in (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END) and len(payload) < LINK[0]:      # also RTM_NEWLINK's number
+    if kind_ in (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END) and len(payload) < LINK[0]:  # as RTM_NEWLINK
         return "begin transaction" if kind_ == NFNL_MSG_BATCH_BEGIN else "commit transaction"
-    if kind_ == uapi.SOCK_DIAG_BY_FAMILY and is_sock_diag(payload):         # also RTM_NEWADDR's number
+    if kind_ == uapi.SOCK_DIAG_BY_FAMILY and is_sock_diag(payload):         # as RTM_NEWADDR
         return sock_diag(payload)
     return netfilter(kind_, payload) if kind_ >= 1 << 8 else routing(kind_, payload)
 
@@ -173,7 +173,7 @@ def routing(kind_: int, payload: bytes) -> str:
     texts = [f"{label} {show(found[what])}" for what, (label, show) in shown.items() if what in found]
     if shown is LINK[1] or shown is TRAFFIC[1]:
         texts.insert(0, f"index {int.from_bytes(head[4:8], sys.byteorder, signed=True)}")
-        if shown is LINK[1] and integer(head[12:16]) & uapi.IFF_UP:         # ifi_change
+        if shown is LINK[1] and integer(head[12:16]) & uapi.IFF_UP:         # field ifi_change
             texts.append("up" if integer(head[8:12]) & uapi.IFF_UP else "down")
     elif shown is ADDRESS[1]:
         texts = [f"index {number(head[4:8])}", *texts, f"prefixlen {head[1]}"]

@@ -84,8 +84,8 @@ class Request:
 
     @property
     def timed(self) -> bool:
-        """Return whether the request was answered after some work. The times include only these requests, as in the
-        metrics, because other requests would distort them."""
+        """Return whether a worker ran the request and sent an answer. As in the metrics, the times include only such
+        requests, because other requests would distort the times."""
         return self.ms > 0 and self.outcome.isdecimal()
 
 

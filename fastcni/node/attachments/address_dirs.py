@@ -21,7 +21,7 @@ CLUSTER_KINDS = ("cluster", "whereabouts")          # CNI types of the plugin
 @dataclass(frozen=True, slots=True)
 class Note:
     """An address file that no ADD wrote: a torn file, or a file with an operator's text. why: a sentence that says
-    so."""
+    which."""
 
     path: str
     why: str

@@ -33,7 +33,8 @@ BUILT, WOULD_BUILD, FAILED = "built", "would be built", "failed"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An attachment, and whether fastcni can check and delete it (owned). why: why not, or a remark, or ""."""
+    """An attachment, and whether fastcni can check and delete it (owned). why: why fastcni cannot do this, or a remark,
+    or ""."""
 
     attachment: NodeAttachment
     owned: bool
@@ -104,7 +105,8 @@ def judge(attachment: NodeAttachment, known: Collection[str], inventory: Invento
 
 def gc_networks(inventory: Inventory, nets: Iterable[NetworkList]) -> Callable[[NodeAttachment], str]:
     """Return a function of an attachment. That function returns the network whose GC releases the whole attachment:
-    the network of multus if multus made the attachment, else its own. nets: the configured networks."""
+    the network of multus if multus made the attachment, otherwise the attachment's own network. nets: the configured
+    networks."""
     kinds = set(RUNS_NETWORKS)
     by_pod = {it.container_id: it.network for it in inventory.attachments if kinds.intersection(it.plugins)}
     by_dir = {plugin.get("cniDir") or CNI_DIR: net.name for net in nets for kind in RUNS_NETWORKS
@@ -118,8 +120,8 @@ def gc_networks(inventory: Inventory, nets: Iterable[NetworkList]) -> Callable[[
 
 
 def gc_command(inventory: Inventory, network: str, places: Places = DEFAULT_PLACES) -> str:
-    """Return the command that releases what pods have left on a network. If the command knows no running pod of the
-    network, it asks the operator first.
+    """Return the command that releases what pods have left on a network. If this node shows no running pod of the
+    network, the command asks the operator first.
 
     The command names the running pods that are not in the first cache directory, because gc reads only that directory.
     The command also names each directory that is not gc's default.

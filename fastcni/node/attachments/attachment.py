@@ -1,4 +1,5 @@
-"""Define the records of the inventory: Sighting, where an attachment was seen, and NodeAttachment, its properties."""
+"""Define the records of the inventory: Sighting, an object that shows an attachment, and NodeAttachment, an
+attachment."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ CACHE, ADDRESS_FILE, FILE, ELEMENT = "cache", "address file", "file", "element"
 RULE, LINK, NAMESPACE, MAP, FLOWTABLE = "rule", "link", "namespace", "bpf map", "flowtable"
 
 # States of an attachment
-RUNNING = "running"         # its network namespace, or another object that ends with the pod, exists
-GONE = "gone"               # its network namespace no longer exists
+RUNNING = "running"         # the pod's network namespace, or another object that ends with the pod, exists
+GONE = "gone"               # the pod's network namespace no longer exists
 ORPHANED = "orphaned"       # only files or rules of an ADD exist, and no namespace has its addresses
 UNKNOWN = "unknown"         # the files and the kernel of this node do not show whether the pod runs
 STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
@@ -22,7 +23,7 @@ STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
 # Text of a MAP sighting after its address: whether the datapath ebpf redirects the pod's flows
 REDIRECTED, RESTRICTED = "redirected", "not redirected, because policies restrict the pod"
 
-LOOPBACK = "lo"             # the interface that runtimes attach to each pod; lists show it only if asked
+LOOPBACK = "lo"             # the interface that runtimes attach to each pod; lists show it only with an option
 FASTCNI, GO = "fastcni", "Go plugins"       # the implementation that added an attachment
 
 
@@ -93,7 +94,7 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class NodeAttachment:
-    """An attachment that this node shows.
+    """An attachment that files or kernel objects of this node show.
 
     network, ifname: "" if no object shows them. why: the reason for `state`. netns: the path of the pod's namespace, or
     "". links: names of its links on the host. plugins: CNI types; an IPAM type follows its plugin. since: the time of

@@ -39,8 +39,8 @@ def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
 
 
 def read(path: str, raw: bytes, since: float, unseen: list[str]) -> tuple[Sighting, Cached] | None:
-    """Read the bytes of a cache file. Return None if the file is not libcni's. Add a text to `unseen` if its result
-    cannot be read. Raises ValueError for a damaged file, and for a file of a later kind."""
+    """Read the bytes of a cache file. Return None if the file is not libcni's. Add a text to `unseen` if the file's
+    result cannot be read. Raises ValueError for a damaged file, and for an unknown value of the key "kind"."""
     document = read_document(raw, os.path.basename(path))
     it = document.attachment
     if document.kind not in (KIND, ""):

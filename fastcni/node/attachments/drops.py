@@ -1,7 +1,8 @@
-"""Find chains of the host's firewall that drop pods' forwarded packets, and the pods whose packets they do not accept.
+"""Find chains of the host's firewall that drop forwarded packets, and the pods whose packets these chains do not
+accept.
 
 A chain accepts a pod's packets if a rule of its table accepts the pod's address or link without another condition.
-Rules with further conditions, for example marks, may accept single packets.
+Rules with further conditions, for example marks, may accept some packets.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def may_accept(payload: bytes, packed: bytes, links: Collection[str]) -> bool:
     length, number = len(packed), int.from_bytes(packed, "big")
     for prefix in range(8, 8 * length + 1):
         network = (number >> (8 * length - prefix) << (8 * length - prefix)).to_bytes(length, "big")
-        sizes = {length, prefix // 8} if prefix % 8 == 0 else {length}          # nft compares whole bytes of a /16
+        sizes = {length, prefix // 8} if prefix % 8 == 0 else {length}          # of a /16, nft compares 2 bytes
         if any(attribute(network[:size]) in payload for size in sizes):
             return True
     return any(link.encode() + b"\0" in payload for link in links)

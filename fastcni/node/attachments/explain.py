@@ -165,9 +165,9 @@ def explain_port(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def verb_of(node: Node, attachment: NodeAttachment, port: int) -> str:
-    """Return a key of VERBS, by whether the kernel has the mapping of a host port to the attachment."""
+    """Return the key of VERBS that says whether the kernel has the mapping of the host port to the attachment."""
     for each in attachment.sightings:
-        # A rule of the reference plugin portmap with nftables names only its container.
+        # A rule that the reference plugin portmap adds to nftables names the container, but not the port.
         if each.kind in (ELEMENT, RULE) and (any(own.port == port for own in each.ports) or each.text == GO_MAPPING):
             return LEADS
     if not node.seen.facts.firewall:
@@ -210,7 +210,7 @@ def explain_chain(node: Node, text: str) -> Iterator[Explanation]:
 
 
 def meaning_of_chain(node: Node, text: str) -> Iterator[Explanation]:
-    """Explain the name of a chain or set, whether or not the kernel has it."""
+    """Explain the name of a chain or set, also if the kernel has no such chain or set."""
     for prefix, what in POD_CHAINS.items():
         owners = node.owners(lambda it: names.container_chain(
             prefix, it.network, it.container_id) == text)          # noqa: B023 - called in this iteration

@@ -72,7 +72,8 @@ def find(inventory: Inventory, text: str, network: str = "") -> NodeAttachment:
 
 
 def matching(attachments: Iterable[NodeAttachment], text: str) -> list[NodeAttachment]:
-    """Return the attachments that `text` names: NAMESPACE/NAME of a pod, a complete id, then ids that begin with it.
+    """Return the attachments that `text` names: NAMESPACE/NAME of a pod, else a container id, else the beginning of
+    ids.
 
     A pod's loopback interface is included only if `text` names it, or if the pod has no other interface.
     """

@@ -1,9 +1,10 @@
 """Take the inventory of this node's attachments. All commands use this module to find attachments.
 
     collect(Places())       reads the result caches, host-local's address files, nftables, iptables, links and network
-                            namespaces, and merges what they show
+                            namespaces, and merges the results to attachments
 
-The inventory changes nothing. Without root it finds fewer attachments; `Inventory.unseen` says what it could not read.
+The inventory changes nothing. Without root, collect() finds fewer attachments; `Inventory.unseen` lists what collect()
+could not read.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def look_at_datapath(facts: Facts, sock: wire.Socket) -> None:
     found = datapath.read(sock)
     for packed, pod in found.pods.items() if found else ():
         ip, link = ip_text(packed), facts.links.get(pod.link)
-        if link:                        # without the link, GC or the server removes the element of the map
+        if link:                        # if the link no longer exists, GC or the server removes the element
             facts.sightings.append(Sighting(MAP, f"{pins.directory(sock)}/pods-{pins.LAYOUT}",
                                             f"{ip} {RESTRICTED if pod.restricted else REDIRECTED}", addresses=(ip,),
                                             links=(link.name,), author=FASTCNI, alive=True))

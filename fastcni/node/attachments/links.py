@@ -19,7 +19,7 @@ COUNTERS = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx
 
 
 def read_links(links: Iterable[Link]) -> Iterator[Sighting]:
-    """Yield a Sighting for each link whose name or alias is a CNI plugin's."""
+    """Yield a Sighting for each link whose name or alias comes from a CNI plugin."""
     for link in links:
         if link.kind == "ifb" and IFB.fullmatch(link.name):
             known = read_mark(link.alias.removeprefix(MARK)) if link.alias.startswith(MARK) else {}

@@ -85,7 +85,7 @@ class Group:
         return self.network, self.container_id, self.ifname
 
     def has(self, sighting: Sighting) -> bool:
-        """Return whether the sighting may belong to this attachment: names that both have are equal."""
+        """Return whether the sighting may belong to this attachment: each name that both have is the same in both."""
         return (sighting.network in ("", self.network) and sighting.container_id in ("", self.container_id)
                 and sighting.ifname in ("", self.ifname))
 
@@ -114,7 +114,7 @@ def merge(facts: Facts) -> Inventory:
 
 
 def ended_pods(facts: Facts, kinds: Mapping[str, str]) -> dict[Key, tuple[str, str]]:
-    """Return {attachment: (state, why)} of the pods at whose namespace's path another pod now is, see replaced().
+    """Return {attachment: (state, why)} of ended pods: another pod now has the path of their namespace, see replaced().
     kinds: {name: kind} of the host's links."""
     sightings = [it for it in facts.sightings if it.kind == CACHE]
     return replaced(successors(
@@ -243,7 +243,7 @@ def masters_of(facts: Facts) -> dict[str, str]:
 
 
 def dropped(attachment: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mapping[str, str]) -> NodeAttachment:
-    """Return the attachment; its `dropped_by` has the names of the chains that do not accept the pod's packets."""
+    """Return the attachment with `dropped_by`: the names of the chains that do not accept the pod's packets."""
     if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
         return attachment
     links = {*attachment.links, *(masters[name] for name in attachment.links if name in masters)}
@@ -254,8 +254,8 @@ def dropped(attachment: NodeAttachment, chains: Sequence[drops.Dropping], master
 
 def refused(attachment: NodeAttachment, rules: Sequence[refusals.IptablesForward | refusals.NftChain],
             masters: Mapping[str, str], seen: dict[str, refusals.Refusal]) -> NodeAttachment:
-    """Return the attachment; its `dropped_by` also has the names of the rules that drop the pod's forwarded packets.
-    Add these rules to `seen`, {name: rule}."""
+    """Return the attachment. Add the names of the rules that drop the pod's forwarded packets to its `dropped_by`. Add
+    these rules to `seen`, {name: rule}."""
     if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
         return attachment
     links = [masters.get(name, name) for name in attachment.links]
@@ -266,7 +266,8 @@ def refused(attachment: NodeAttachment, rules: Sequence[refusals.IptablesForward
 
 
 def plugins_of(each: Group, cached: Cached | None, facts: Facts) -> tuple[str, ...]:
-    """Return the CNI types of the configuration at ADD; if that is unknown, of the network's current configuration."""
+    """Return the CNI types of the configuration at ADD; if that configuration is unknown, of the network's current
+    one."""
     return types_of(cached.config) if cached and cached.config else facts.configured.get(each.network, ())
 
 

@@ -28,7 +28,7 @@ OUTSIDE = {4: ipaddress.ip_address("203.0.113.1").packed, 16: ipaddress.ip_addre
 ETHER_TYPES = {4: b"\x08\x00", 16: b"\x86\xdd"}
 FAMILIES = {nft.NFPROTO_INET: (4, 16), nft.NFPROTO_IPV4: (4,), nft.NFPROTO_IPV6: (16,)}
 REFUSING = ("DROP", "REJECT")
-OWN = "fastcni"                 # begins the names of fastcni's own tables
+OWN = "fastcni"                 # the names of fastcni's own tables begin with this text
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class IptablesRule:
 
     def fits(self, ip: str, link: str, members: Collection[str]) -> tuple[bool | None, bool]:
         """Return (whether the rule matches the pod's packets, whether the rule has a condition on the pod's address or
-        link). The first is None if the rule may match."""
+        link). The first value is None if the rule may match."""
         at, certain, of_pod = 0, True, False
         while at < len(self.words):
             inverted = self.words[at] == "!"
@@ -118,7 +118,7 @@ class IptablesRule:
             at += 2
             if option in ("-m", "--comment"):
                 continue
-            if option == "--match-set":         # fastcni-forward4 src
+            if option == "--match-set":         # for example fastcni-forward4 src
                 ways, at = self.words[at] if at < len(self.words) else "", at + 1
                 fit = ip in members if (value, ways) == (set_of(16 if ":" in ip else 4), "src") else None
             elif option == "-s":
@@ -140,8 +140,8 @@ class IptablesRule:
 
 
 class IptablesForward:
-    """The chain FORWARD in table filter of one iptables, with the chains that it leads to. program: the name of the
-    iptables, such as "iptables-nft"."""
+    """The chain FORWARD in table filter of one kind of iptables, with the chains that FORWARD leads to. program: the
+    kind's name, such as "iptables-nft"."""
 
     def __init__(self, program: str, table: list[str], members: Collection[str]) -> None:
         self.program, self.length, self.members = program, 16 if program.startswith("ip6") else 4, members

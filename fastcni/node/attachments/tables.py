@@ -139,8 +139,8 @@ def protocol(part: bytes) -> str:
 def read_mark(comment: str) -> dict[str, str]:
     """Return the parts of a mark: hashes, link (a number), network, ifname, id; cut is "yes" if the id is incomplete.
 
-    A mark consists of hashes and text for people. nftables keeps about 90 bytes of it, so a long id is cut; then the id
-    does not fit the hashes. All parts are "" if the comment is no mark.
+    A mark consists of hashes and text for people. nftables keeps about 90 bytes of a mark, so a long id is cut off; the
+    hashes are those of the complete id. All parts are "" if the comment is no mark.
     """
     found = MARK.match(comment)
     parts = {key: text or "" for key, text in found.groupdict().items()} if found else dict.fromkeys(

@@ -102,7 +102,7 @@ def parent_of(attachment: NodeAttachment, links: Mapping[int, Link], by_name: Ma
     config = attachment.cached.config if attachment.cached else None
     config = config or configured.get(attachment.network, {})
     for plugin in plugins_in(config):
-        if plugin.get("type") == OVS:               # the kernel shows the datapath as master, or none
+        if plugin.get("type") == OVS:               # the kernel's master is the datapath, not this bridge
             return Parent(str(plugin.get("bridge") or OVN_BRIDGE), OVS)
     own = [by_name[name] for name in attachment.links if name in by_name and by_name[name].kind != "ifb"]
     for link in own:

@@ -31,7 +31,7 @@ def conf_files(node: Node) -> Iterator[Finding]:
 
 
 def one_file_a_name(node: Node) -> Iterator[Finding]:
-    """No two files have one network."""
+    """Each network is in only one file."""
     first: dict[str, str] = {}
     for file in node.seen.files:
         if file.net:
@@ -173,7 +173,7 @@ def is_own(path: str, unseen: list[str], unknown: bool = False) -> bool:
 
 
 def foreign_plugins(node: Node) -> Iterator[Finding]:
-    """The plugins of configured networks are fastcni's, if fastcni has them."""
+    """Configured networks use fastcni's plugins, if fastcni has plugins of these types."""
     damaged: dict[str, list[str]] = defaultdict(list)
     used = list(node.types) + [it for net in node.networks for plugin in flattened(net.plugins)
                                if (it := validate.text_at(plugin.values, "ipam", "type"))]

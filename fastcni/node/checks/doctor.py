@@ -38,7 +38,7 @@ CHECKS: dict[str, Callable[[Node], Iterator[Finding]]] = {
     "dhcp-leases": dhcp.leases, "policy-agent": policy.agent, "datapath": datapath.datapath,
 }
 
-UNSEEN = 3                      # exit status: findings may be missing, because parts of the node could not be read
+UNSEEN = 3                      # exit status: fastcni could not read parts of the node, so findings may be missing
 
 
 @dataclass(frozen=True, slots=True)

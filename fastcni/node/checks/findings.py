@@ -15,7 +15,7 @@ from fastcni.node.checks.pods import PodLink, read_all
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import NetworkList
 
-ERROR, WARNING = "error", "warning"     # ADDs fail or traffic stops; this may happen, or state of a pod is left over
+ERROR, WARNING = "error", "warning"     # ADDs fail or traffic stops; both may happen, or a deleted pod left state
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Node:
 
     @property
     def pods(self) -> list[PodLink]:
-        """Return the links of running pods. They are read only once."""
+        """Return the links of running pods. Read the links only at the first call."""
         if self.pod_links is None:
             self.pod_links = read_all(self.seen, self.inventory, self.unseen)
         return self.pod_links

@@ -47,7 +47,7 @@ def nf_tables(node: Node) -> Iterator[Finding]:
         sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         try:
             tables.tables(sock)
-            # The transaction has no end message, so the kernel only checks it.
+            # The transaction has no end message, so the kernel checks the transaction, but does not commit it.
             _, refused = wire.attempt(sock, nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT))
         finally:
             sock.close()
@@ -102,7 +102,7 @@ def has_module(node: Node, name: str) -> bool | None:
 
 
 def forwarding(node: Node) -> Iterator[Finding]:
-    """The node forwards packets of its pods. ADD switches it on; another program may switch it off."""
+    """The node forwards packets of its pods. ADD switches forwarding on; another program may switch it off."""
     ips = [ip for it in node.inventory.attachments if it.state == RUNNING and set(ROUTED).intersection(it.plugins)
            for ip in it.addresses]
     for name, family, there in (("net.ipv4.ip_forward", "IPv4", any(":" not in ip for ip in ips)),
@@ -153,7 +153,7 @@ def forward_policy(node: Node) -> Iterator[Finding]:
 
 
 def forward_rules(node: Node) -> Iterator[Finding]:
-    """No rule of the host's firewall drops what pods forward."""
+    """No rule of the host's firewall drops pods' forwarded packets."""
     for name, rule in node.seen.facts.refusals.items():
         cut = [it for it in node.inventory.attachments if name in it.dropped_by]
         do = f"`{rule.show}` prints the chain; change the rule, or accept the pods' packets before it"

@@ -46,7 +46,7 @@ class Holder:
 
 
 def duplicate_addresses(node: Node) -> Iterator[Finding]:
-    """No two running pods that can reach each other have one address."""
+    """No two running pods that can reach each other share an address."""
     found: dict[str, list[Holder]] = defaultdict(list)
     links = node.seen.facts.links
     attachments = {(it.netns, it.ifname): it for it in node.inventory.attachments

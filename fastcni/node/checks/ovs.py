@@ -88,7 +88,7 @@ def is_usual(address: str) -> bool:
 
 
 def restart(address: str) -> str:
-    """Return the command that restarts the ovs-vswitchd of a database, or a sentence about it."""
+    """Return the command that restarts the ovs-vswitchd of a database, or a sentence that asks for the restart."""
     if is_usual(address):
         return "systemctl restart openvswitch-switch"
     return f"restart the ovs-vswitchd that was started with {address}"

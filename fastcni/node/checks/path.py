@@ -62,7 +62,7 @@ def gateways_of(link: PodLink) -> Iterator[tuple[str, str]]:
     assert link.attachment.cached
     config, result = link.attachment.cached.config, link.attachment.cached.result
     flannel = next(sections(config, "flannel"), {}).get("delegate") or {}
-    keys = next(sections(config, "bridge"), None) or {"isGateway": True, **flannel}         # flannel's default
+    keys = next(sections(config, "bridge"), None) or {"isGateway": True, **flannel}         # default of flannel
     if (keys.get("isGateway") or keys.get("isDefaultGateway")) and not keys.get("vlan"):
         for ip in result.get("ips", ()):
             if gateway := ip.get("gateway"):
@@ -148,7 +148,7 @@ def mtu(node: Node) -> Iterator[Finding]:
     """Packets as long as a pod's MTU pass its veth pair, its bridge and the link of the default route."""
     links = {link.name: link for link in node.links}
     unequal = [it for it in node.pods if it.link and it.host and it.link.mtu != it.host.mtu and not tuned(it)]
-    unknown = {it.bridge for it in unequal}     # the kernel adapts the bridge's MTU
+    unknown = {it.bridge for it in unequal}     # later the kernel adapts the MTU of these bridges
     if unequal:
         yield Finding(ERROR, f"the two ends of the veth pair of {pods(unequal)} have different MTUs",
                       "longer packets are dropped, and no message tells the sender",

@@ -33,7 +33,7 @@ from fastcni.server import status
 NEARLY = 0.9
 LEAST_FREE_BYTES = 1 << 16      # a result and an address file take one block each, usually of 4 KiB
 IPV4, IPV6 = "IPv4", "IPv6"
-MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # names of sets without the 4 or 6
+MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # set names, without the last 4 or 6
 # {key of the plugin bridge: the set with an element for each guarded pod}. ipspoofchk also turns macspoofchk on
 GUARDS = {"macspoofchk": "guarded", "ipspoofchk": "bound"}
 ISOLATION = "ingressPolicy isolated"
@@ -104,7 +104,7 @@ def state_directories(node: Node) -> Iterator[Finding]:
     """The directories of cached results and of addresses are writable, and have free space."""
     seen: set[int] = set()              # devices, to yield only one finding for each file system
     for path in (*(os.path.join(it, "results") for it in node.places.cache_dirs), *node.seen.data_dirs):
-        path = os.path.abspath(path)            # a relative path has no directory above that surely exists
+        path = os.path.abspath(path)            # absolute, so that the loop below ends at "/"
         while not os.path.isdir(path):
             path = os.path.dirname(path)
         device, found = os.stat(path).st_dev, os.statvfs(path)
@@ -150,7 +150,7 @@ def stale(node: Node) -> Iterator[Finding]:
         if " --all" in do:
             do = f"if no pod of {of_gc} runs: {do}"
         if of_gc not in configured and all(it.ifname == LOOPBACK for it in found) and {*kinds} == {CACHE}:
-            do = f"rm {' '.join(each.place for it in found for each in it.sightings)}"  # no file has this network
+            do = f"rm {' '.join(each.place for it in found for each in it.sightings)}"  # no file names the network
         elif of_gc not in configured:
             do = f"no configuration has this network: put its file back, then {do}"
         yield Finding(WARNING, f"{what}: {', '.join(parts) or 'links'} left", "their addresses and ports stay in use; "
@@ -207,7 +207,7 @@ def lost_rules(node: Node) -> Iterator[Finding]:
 
 
 def unguarded(node: Node, attachment: NodeAttachment) -> Iterator[str]:
-    """Yield each guard and isolation that ADD gave a pod but of which the firewall has no element, by its key.
+    """Yield the key of each guard or isolation that ADD set up for the pod, but of which the firewall has no element.
     """
     assert attachment.cached
     there = {(each.place.rpartition(" ")[2], each.kind) for each in attachment.sightings} | {
@@ -295,9 +295,9 @@ def family_of(ip: str) -> str:
 
 
 def families_of(attachment: NodeAttachment, sets: Collection[str], *rules: str) -> set[str]:
-    """Return the address families in which the attachment has an element in one of `sets`, or one of `rules` by another
-    plugin or by iptables. The name of a set ends with 4 or 6. The result of multus shows only one of the pod's
-    networks, so with multus one family counts as all."""
+    """Return the address families in which the attachment has an element in one of `sets`, or a rule, named in `rules`,
+    of another plugin or of iptables. The name of a set ends with 4 or 6. The result of multus shows only one of the
+    pod's networks, so with multus one family counts as all."""
     found: set[str] = set()
     for each in attachment.sightings:
         if each.kind == ELEMENT and (name := each.place.rpartition(" ")[2])[:-1] in sets:

@@ -67,8 +67,8 @@ def read(sock: Socket) -> Status | None:
 def read_flowtable(sock: Socket) -> Flowtable | None:
     """Return the state of the agent's flowtable; None if there is no flowtable. Raises OSError.
 
-    conntrack does not say which flowtable has a connection, and another program's flowtable may have it. So only
-    connections between addresses count to which routes lead by the links of the agent's flowtable.
+    conntrack does not say which flowtable has a connection, and other programs may have flowtables, too. So count only
+    connections between addresses whose routes use links of the agent's flowtable.
     """
     with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as netfilter:
         names = flowtable.links_in_kernel(netfilter)

@@ -30,8 +30,8 @@ FAMILIES = (FAMILY, BRIDGE_FAMILY, NETDEV_FAMILY)
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """An attachment that has elements in fastcni's sets. elements: their number. needed: whether a pod needs the
-    elements, or may need them. why: the reason for `needed`."""
+    """An attachment that has elements in fastcni's sets. elements: the number of these elements. needed: whether a pod
+    needs the elements, or may need them. why: the reason for `needed`."""
 
     attachment: NodeAttachment
     hashes: str

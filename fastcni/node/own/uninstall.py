@@ -35,8 +35,8 @@ from fastcni.spec.errors import CniError
 ONLY_HERE = {chain.KIND: "fastcni unfuse {path}",
              "policy": "take it out of {path}, or if the node agent has written the file: fastcni agent --leave"}
 AGENT_TABLES = (masquerade.TABLE, ruleset.TABLE)
-LOOK_AGAIN_S = 10.0             # seconds; also without a notification, because not every pod has a link on the host
-# After the deletion of a link the DEL goes on: the runtime removes its cached result and the pod's network namespace.
+LOOK_AGAIN_S = 10.0             # seconds until wait() checks without a notification: some pods have no link on the host
+# Seconds after a link's deletion, at which wait() checks again: meanwhile the runtime removes the rest of the pod.
 AFTER_LINK_S = (0.1, 0.3, 0.6, 1.0, 3.0)
 
 
@@ -186,7 +186,7 @@ def sort_leases(done: State) -> list[str]:
 
 
 def kept_blocks(places: Places) -> list[str]:
-    """Return for each directory in which this node has blocks of cluster-wide addresses why the directory stays."""
+    """Return a sentence for each directory that has blocks of cluster-wide addresses: why the directory stays."""
     unseen: list[str] = []
     values = confs.values_of(confs.networks(confs.read_quietly(places.conf_dir, unseen)))
     return [f"{it.directory}, because node {it.node} has {plural(it.blocks, 'block')} of {it.where}. When no pod here "
