@@ -30,7 +30,8 @@ MTU, MASQUERADES = "FLANNEL_MTU", "FLANNEL_IPMASQ"
 
 class Subnet:
     """The content of flanneld's file. networks: the cluster's networks as CIDR texts, IPv4 first. subnets: this node's
-    subnets, likewise. mtu: the pods' MTU. masquerades: whether flanneld masquerades the pods' traffic."""
+    subnets as CIDR texts, IPv4 first. mtu: the pods' MTU. masquerades: whether flanneld masquerades the pods'
+    traffic."""
 
     __slots__ = ("networks", "subnets", "mtu", "masquerades")
     networks: list[str]
@@ -76,8 +77,8 @@ def read_mtu(text: str) -> int:
 
 
 class Saved:
-    """The delegate's configuration for a container in a network. If several networks use one directory, or a container
-    has several interfaces, the file has the configuration of the last ADD, as in the reference."""
+    """The file of the delegate's configuration for a container in a network. If several networks use one directory, or
+    a container has several interfaces, the file has the configuration of the last ADD, as in the reference."""
 
     __slots__ = ("path", "network")
 

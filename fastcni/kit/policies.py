@@ -19,7 +19,7 @@ HINT = "it is `fastcni agent --policies`; its log says what it waits for"
 
 
 class NoAgent(Exception):
-    """The error if no agent listens at the socket, or if the agent ends before it answers. The text says which."""
+    """The error if no agent listens at the socket, or if the agent ends before it answers. The text is the reason."""
 
 
 def admit() -> None:

@@ -83,8 +83,8 @@ def promiscuous(bridge: Link) -> bool:
 
 
 def refuse_router_advertisements(mode: Mode, bridge: Link) -> None:
-    """Set the bridge's accept_ra to 0, so that no pod can change the host's routes. The mode caches a read value of 0
-    while the bridge exists."""
+    """Set the bridge's accept_ra to 0, so that no pod can change the host's routes. If the value is already 0, the mode
+    caches this value while the bridge exists."""
     name = bridge.name
     refused = mode.recall(("accept_ra", bridge.index), lambda: mode.read_ipv6(name, "accept_ra") in ("0", "") or None)
     if not refused:
@@ -92,16 +92,16 @@ def refuse_router_advertisements(mode: Mode, bridge: Link) -> None:
 
 
 def learn_from_checked_frames(mode: Mode, bridge: Link) -> None:
-    """Make the bridge ignore the source MAC of frames to 01:80:c2:00:00:0X when it learns. Some of these frames, such
-    as LLDP's, pass no nftables hook. Without this, a pod could send them with another pod's MAC, and receive that pod's
-    traffic. Raises NetlinkError."""
+    """Make the bridge learn no MACs from frames to 01:80:c2:00:00:0X. Some of these frames, such as LLDP's, pass no
+    nftables hook. If the bridge learned from such frames, a pod could send one with another pod's MAC, and receive that
+    pod's traffic. Raises NetlinkError."""
     mode.recall(("no_linklocal_learn", bridge.index), lambda: bool(wire.exchange(
         mode.route, rtnl.learn_no_link_local(Batch(), bridge.index, what=f'set bridge "{bridge.name}"'))) or True)
 
 
 def create(sock: Socket, conf: Conf, undo: Undo) -> Link | None:
-    """Make the bridge and return its Link. If another ADD made the bridge first, return that one's Link, or None if it
-    no longer exists. The bridge gets a fixed MAC, so that it does not take the MAC of a port.
+    """Make the bridge and return its Link. If another ADD made the bridge first, return the Link of that bridge, or
+    None if that bridge no longer exists. The bridge gets a fixed MAC, so that it does not take the MAC of a port.
 
     Raises CniError 2 if `vlan` is set and the kernel has no VLAN filtering.
     """
@@ -135,10 +135,10 @@ def delete_unused(sock: Socket, name: str) -> None:
 
 
 def add_port(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
-    """Make the pod's veth pair, with its host end on the bridge.
+    """Make the pod's veth pair, whose host end is a port of the bridge.
 
-    With disableFlooding the host end has no IPv6, because MLD and the kernel's routes to link-local addresses take
-    longer with each port of the bridge. Raises CniError 11 if the bridge is full (1,023 ports), and the exceptions of
+    With disableFlooding the host end has no IPv6: the kernel's work for MLD and for routes to link-local addresses
+    grows with each port of the bridge. Raises CniError 11 if the bridge is full (1,023 ports), and the exceptions of
     veth.add().
     """
     try:

@@ -86,7 +86,7 @@ def read(keys: Section) -> Conf:
 
 
 def read_ending(keys: Section) -> Conf:
-    """Read the keys that DEL and GC need, because they determine what state ADD may have made on the host."""
+    """Read the keys that DEL and GC need: the keys for which ADD may have made state on the host."""
     conf = Conf()
     conf.unflooded = keys.flag("disableFlooding")
     if conf.unflooded:

@@ -44,7 +44,7 @@ def add_addresses(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
 
 def complete(result: dict[str, Any], conf: Conf) -> None:
     """Add the gateways for isGateway and the default routes for isDefaultGateway to the result of IPAM."""
-    # A default route of IPAM without gw then uses the same gateway.
+    # The families for which IPAM gave a default route. Such a route without gw uses the gateway that the loop sets.
     routed = [len(packed) for packed, prefix in
               (addresses.read_cidr(route["dst"]) for route in result.get("routes", ())) if not prefix]
     for ip in result["ips"]:
@@ -73,12 +73,12 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
 
 def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gateways: Collection[Network],
                      conf: Conf, undo: Undo) -> None:
-    """Give the VLAN interface, or without it the bridge, all addresses of `gateways`. Remove conflicting addresses if
-    forceAddress allows it.
+    """Give all addresses of `gateways` to the VLAN interface, or to the bridge if vlan_interface is None. Remove
+    conflicting addresses if forceAddress is true.
 
-    An IPv4 address conflicts with every other IPv4 address, an IPv6 address with those of overlapping subnets. When the
-    link gets an address, its MAC is also set: otherwise the MAC of a bridge that another program made may change with
-    its ports.
+    An IPv4 address conflicts with every other IPv4 address, an IPv6 address with the addresses of overlapping subnets.
+    With the addresses, also set the link's MAC to its present value: otherwise the kernel changes the MAC of a bridge
+    that another program made when ports come and go.
     """
     sock, link = mode.route, vlan_interface or bridge
     missing, conflicts = compare(mode, link, gateways)
@@ -103,15 +103,15 @@ def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gate
     refused = wire.attempt(sock, batch)[1]
     put_neighbours()
     for e in refused:
-        # EEXIST: another ADD has added the same address. EADDRNOTAVAIL: the kernel has removed a secondary address with
-        # its primary.
+        # EEXIST: another ADD has added the same address. EADDRNOTAVAIL: the kernel has removed a secondary address
+        # together with its primary address.
         if e.errno not in (EEXIST, EADDRNOTAVAIL):
             raise e
 
 
 def keep_neighbours(sock: Socket, link: Link, conf: Conf) -> Callable[[], None]:
-    """Return a function that adds again the pods' neighbours that disableFlooding needs. When a link's MAC is set, even
-    to the same MAC, the kernel forgets the link's neighbours."""
+    """Return a function that adds the neighbour entries of disableFlooding again. Call it after the link's MAC was set:
+    the kernel then deletes the link's neighbours, even if the MAC is the same."""
     if not conf.unflooded:
         return lambda: None
     from fastcni.kit.bridge import unflooded

@@ -1,4 +1,4 @@
-"""Choose the options of the bridge plugin, the modules that a configuration switches on, in the order of ADD.
+"""Choose the options of the bridge plugin. An option is a module that the plugin calls if a key asks for it.
 
 kit/call/option.py defines the functions of an option. A new option needs a module, its keys in conf.py, and two lines
 in choose().

@@ -13,8 +13,8 @@ answer IPv6 neighbour solicitations between such ports, because neigh_suppress d
 nftables sends a copy of each solicitation to the pod with the requested address, see kit/firewall/solicitations.py. If
 the kernel does not support this, the bridge floods multicast to pods with IPv6 addresses.
 
-The FDB entry is deleted with the port. The neighbours stay until DEL. They are externally learned, not permanent, so
-that ARP of the address's next pod, perhaps of the reference plugin, can replace them.
+The kernel deletes the FDB entry with the port. The neighbours stay until DEL. They are externally learned, not
+permanent, so that ARP can replace them when another plugin gives the address to a new pod.
 """
 
 from __future__ import annotations
@@ -52,22 +52,23 @@ PREFIX4, PREFIX6 = b"\x0a\x58", b"\x0e"         # first bytes of locally adminis
 
 
 def prepare(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Ask IPAM before the pod gets a port, because the pod's MAC is derived from the address. Raises CniError."""
+    """Ask IPAM for the pod's addresses before the pod gets a port, because the pod's MAC follows from an address.
+    Raises CniError."""
     refuse_second(link.pod, req.ifname)
     gateways.add_addresses(req, conf, link, undo)
     link.mac = link.mac or mac_of(link.result)
 
 
 def refuse_second(pod: Pod, ifname: str) -> None:
-    """Raise CniError if the pod has a link of that name. A repeated ADD must fail before it asks IPAM, because IPAM's
-    rollback would release the pod's addresses."""
+    """Raise CniError if the pod has a link of that name. A repeated ADD must fail before the call of IPAM, because
+    IPAM's rollback would release the addresses of the first ADD."""
     if find.link(pod.inside, ifname):
         raise CniError(errors.INTERNAL, f'container veth name ("{ifname}") already exists')
 
 
 def mac_of(result: dict[str, Any]) -> bytes:
     """Return the MAC of a pod with these addresses. The MAC is derived from the first IPv4 address, or else from the
-    first IPv6 address. The next pod with this address has the same MAC, so other pods' neighbour tables stay
+    first IPv6 address. So the next pod with the address has the same MAC, and other pods' neighbour tables stay
     correct."""
     ips = addresses_of(result)
     for packed in ips:
@@ -105,7 +106,8 @@ def solicitations() -> Solicitations:
 
 
 def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Add the pod's FDB entry and neighbours. They replace the entries of an earlier pod with one of the addresses.
+    """Add the pod's FDB entry and neighbours. They replace entries that an earlier pod with one of these addresses has
+    left.
 
     For an isolated port (portIsolation), nftables would also copy solicitations from other isolated ports. So the
     bridge floods multicast to this port instead, but not from other isolated ports.
@@ -146,8 +148,8 @@ def put(sock: Socket, bridge: int, found: Sequence[tuple[bytes, bytes]]) -> None
 
 
 def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
-    """Add again the flags, entries and nftables elements of prevResult's pod that a flush or another program has
-    removed. Raises CniError, NetlinkError."""
+    """Restore the flags, entries and nftables elements of prevResult's pod that a flush or another program has removed.
+    Raises CniError, NetlinkError."""
     from fastcni.kit.call.conf import read_ethernet
 
     sock, entries = req.mode.route, previous.get("interfaces", ())
@@ -173,17 +175,17 @@ def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[byt
 
 
 def delete_left(req: Request, bridge_name: str, ips: Sequence[bytes]) -> None:
-    """Delete the bridge's neighbours with these addresses, or all, if they are of deleted pods. A later pod with one of
-    the addresses keeps its neighbour, because its MAC is in the FDB."""
+    """Delete the bridge's neighbours of deleted pods. ips: only neighbours with these addresses; []: all. A later pod
+    with one of the addresses keeps its neighbour, because that pod's MAC is in the FDB."""
     bridge = find.host_link(req.mode, bridge_name)
     if bridge:
         delete_neighbours(req.mode.route, bridge.index, left(req.mode.route, bridge.index, ips))
 
 
 def withdraw(req: Request, bridge_name: str, port_name: str) -> None:
-    """For a pod that a firewall isolates from the other pods of its bridge: if the pod has disableFlooding, delete its
-    elements in the nftables sets that pass neighbour solicitations. The bridge then floods multicast to the pod. The
-    copies come from the host, so the firewall could not see the senders. Raises NetlinkError."""
+    """Make the bridge flood multicast to a pod with disableFlooding that a firewall isolates from the bridge's other
+    pods, and delete the pod's elements for neighbour solicitations. The host sends the copies of solicitations, so the
+    firewall could not see which pod has sent a solicitation. Raises NetlinkError."""
     if solicitations().delete(req, bridge_name):
         wire.exchange(req.mode.route, rtnl.set_bridge_port(Batch(), port_name, {uapi.IFLA_BRPORT_MCAST_FLOOD: True},
                                                            what=f'failed to set mcast_flood of "{port_name}"'))
@@ -198,8 +200,8 @@ def previous_ips(req: Request) -> list[bytes]:
 
 
 def left(sock: Socket, bridge: int, ips: Sequence[bytes] = ()) -> list[Neighbour]:
-    """Return fastcni's neighbours on a bridge whose MAC is not in the bridge's FDB. ips: only these addresses; by
-    default all."""
+    """Return fastcni's neighbours of deleted pods: those whose MAC is not in the bridge's FDB. ips: only neighbours
+    with these addresses; (): all."""
     found = [it for it in (named(sock, bridge, ips) if ips else every_one(sock, bridge)) if it.ours]
     known = stations(sock, bridge, {it.mac for it in found if it.mac})
     return [it for it in found if it.mac not in known]
@@ -222,7 +224,7 @@ def named(sock: Socket, bridge: int, ips: Sequence[bytes]) -> list[Neighbour]:
 
 
 def every_one(sock: Socket, bridge: int = 0) -> list[Neighbour]:
-    """Return the neighbours of a bridge, of both families; by default those of all links."""
+    """Return the neighbours of a bridge, of both families. bridge: its index; 0: return the neighbours of all links."""
     found = [neighbours.read_neighbour(payload) for family in find.FAMILIES for _, payload in
              wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(family), "list neighbours",
                        lambda batch: batch.u32(uapi.NDA_IFINDEX, bridge) if bridge else None)]
@@ -254,8 +256,8 @@ def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:
 
 
 def check(req: Request, conf: Conf, link: Port) -> None:
-    """For CHECK: compare the port's flags, its FDB entry, the neighbours and the nftables elements with those that
-    add() makes. Raises CniError."""
+    """For CHECK: raise CniError if the port's flags, its FDB entry, the neighbours or the nftables elements differ from
+    what add() makes."""
     from fastcni.kit.links import checks
 
     def wrong(text: str) -> CniError:

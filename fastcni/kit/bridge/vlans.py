@@ -44,12 +44,12 @@ class Vlans:
 
     @property
     def wanted(self) -> bool:
-        """Return whether the bridge has to filter by VLAN."""
+        """Return whether a key needs a bridge with VLAN filtering."""
         return bool(self.vlan or self.trunk is not None)
 
     @property
     def on_port(self) -> bool:
-        """Return whether the pod's port has to be put into VLANs."""
+        """Return whether add() must put the pod's port into VLANs."""
         return bool(self.vlan or self.trunk)
 
     def refused(self, e: wire.NetlinkError) -> CniError:
@@ -83,10 +83,10 @@ def ranges(vids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
-    """Put a pod's port into its VLANs: untagged into `vlan`, tagged into those of the trunk. Remove the port from the
-    default VLAN.
+    """Put a pod's port into its VLANs: untagged into `vlan`, tagged into the VLANs of the trunk. Remove the port from
+    the default VLAN.
 
-    Raises CniError 2 if the kernel has no VLAN filtering. Warns if the bridge does not filter.
+    Raises CniError 2 if the kernel has no VLAN filtering. Warns if VLAN filtering of the bridge is off.
     """
     bridge, port, keys = link.bridge, link.host, conf.vlans
     if not bridge.vlan_filtering:
@@ -96,8 +96,8 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     if keys.trunk:
         rtnl.set_port_vlans(batch, port.index, ranges(keys.trunk),
                             what=f'failed to setup vlan tag on interface "{port.name}"')
-    # Without `vlan`, untagged frames belong to VLAN 1. This request comes last, because a trunk with the same VID would
-    # tag these frames.
+    # Without `vlan`, untagged frames belong to VLAN 1. Add this request last: the request for a trunk with the same VID
+    # would otherwise make the port tag these frames.
     set_untagged(batch, port, keys.vlan or 1)
     send(req.mode.route, batch, keys)
 
@@ -158,7 +158,7 @@ def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
             raise
         return found                    # another ADD has made the interface
     port, found = find.new_link(sock, port_name), find.new_link(sock, name)
-    for each in (port_name, name):      # as for the bridge: no pod may change the host's routes
+    for each in (port_name, name):      # see bridges.refuse_router_advertisements()
         mode.offer_ipv6(each, "accept_ra", "0")
     batch = Batch()
     remove_default(batch, bridge, port, keys)
@@ -169,7 +169,7 @@ def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
 
 
 def delete_unused_interface(sock: Socket, bridge: Link, name: str) -> None:
-    """Delete an interface that ensure_interface() made, unless further ports than the interface's and the failed pod's
-    are on the bridge."""
+    """Delete an interface that ensure_interface() made, unless the bridge has more ports than the interface's and the
+    failed pod's."""
     if find.port_count(sock, bridge) <= 2:
         change.delete_by_name(sock, name)

@@ -79,9 +79,9 @@ def linked(sock: Socket) -> dict[int, set[int]]:
 
 
 def leave(sock: Socket, index: int) -> bool:
-    """Remove a link's filters: its packets, in both directions, then pass through the host's stack. Return whether the
-    link was in the datapath. Call leave() before traffic is shaped, because a redirected packet passes no qdisc of the
-    host end. Raises NetlinkError."""
+    """Remove a link's filters, so that its packets in both directions pass through the host's stack. Return whether the
+    link was in the datapath. Call leave() before shaping a pod's traffic, because a redirected packet passes no qdisc
+    of the host end. Raises NetlinkError."""
     if not exist(sock, index):
         return False
     wire.exchange(sock, tc.del_qdisc(Batch(), index, uapi.TC_H_INGRESS, f"delete qdisc clsact of link {index}"))

@@ -11,7 +11,7 @@ import sys
 
 ORDER = sys.byteorder
 ADDRESS_BYTES, POD_BYTES, KEY_BYTES, FLOW_BYTES = 16, 24, 40, 72
-MAX_PODS, MAX_FLOWS = 16384, 131072     # most addresses of pods; most flows plus ports of earlier connections
+MAX_PODS, MAX_FLOWS = 16384, 131072     # most addresses of pods; most entries of flows (see Flow.ports)
 RESTRICTED = 1
 MAPPED = bytes(10) + b"\xff\xff"
 IPPROTO_TCP = 6
@@ -42,8 +42,8 @@ class Flow:
     """A flow between two pods. Each list has a value for each end; the end that sent the first packet comes first.
 
     ends      packed addresses
-    ports     the ends' ports. If the first is 0, the entry is no flow: it lets new connections to the second end's port
-              be redirected from their SYN on
+    ports     the ends' ports. If the first port is 0, the entry is no flow: with this entry, programs redirect new
+              connections to the second end's port from their SYN on
     protocol  IPPROTO_*
     seen      when a packet of the end last passed through the host's stack, in ns of CLOCK_MONOTONIC; 0: never
     packets   number of redirected packets that the end has sent

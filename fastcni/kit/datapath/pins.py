@@ -31,7 +31,7 @@ MAPS = {"pods": (ADDRESS_BYTES, POD_BYTES, MAX_PODS), "flows": (KEY_BYTES, FLOW_
 
 class Unavailable(Exception):
     """The error if the datapath is unavailable because of the kernel, the process's rights, or the build of fastcni.
-    The text says why."""
+    The text is the reason."""
 
 
 class Pins:
@@ -105,8 +105,8 @@ def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
             if created:
                 from fastcni.kit.datapath import filters
 
-                # No process can end flows of the previous maps without their pins. So replace the programs that use
-                # these maps.
+                # The filters of existing pods may use maps that have lost their pins. No process can open such a map to
+                # end its flows, so replace the filters' programs by programs that use the new maps.
                 try:
                     filters.replace(sock, filters.linked(sock), dict(zip(PROGRAMS, found[len(MAPS):], strict=True)))
                 except OSError:
@@ -118,7 +118,7 @@ def open_or_load(sock: Socket, warn: Callable[[str], object]) -> Pins:
 
 
 def opened(where: str, names: list[str]) -> list[int]:
-    """Return a descriptor for each pin. If an OSError occurs, close the opened descriptors and raise it again."""
+    """Return a descriptor for each pin. After an OSError, close the opened descriptors and raise the error again."""
     found: list[int] = []
     try:
         for name in names:
@@ -150,9 +150,9 @@ def make_directory(where: str, warn: Callable[[str], object]) -> None:
 
 
 def load(where: str, names: list[str]) -> bool:
-    """Pin the programs and maps that are missing in the directory `where`. Return whether a map was missing. Then the
-    filters of existing pods use the lost map, and the caller has to replace their programs. If two processes pin at the
-    same time, both use the first pin. Raises OSError."""
+    """Pin the programs and maps that are missing in the directory `where`. Return whether a map was missing: if so, the
+    filters of existing pods use a lost map, and the caller has to replace the filters' programs. If two processes pin
+    at the same time, both use the first pin. Raises OSError."""
     from fastcni.kernel.bpf.redirect_programs import PROGRAMS
 
     fds: dict[str, int] = {}

@@ -46,8 +46,8 @@ VERDICT_NS, UDP_NS, CLOSED_NS = 5 * SECOND_NS, 30 * SECOND_NS, 120 * SECOND_NS  
 
 
 def add(req: Request, conf: Conf, link: PodLink, undo: Undo) -> None:
-    """Redirect packets between the new pod and other pods of the datapath. If the kernel does not support this, the pod
-    works without the datapath. The request then warns if the configuration says "ebpf"."""
+    """Redirect packets between the new pod and other pods of the datapath. If the kernel does not support the datapath,
+    the pod's packets pass through the host's stack; warn if the configuration says "ebpf"."""
     sock, host, inside = link.pod.host, link.host, link.inside
     addresses = [packed for packed, _ in results.ips_of(link.result)]
     try:
@@ -100,7 +100,7 @@ def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[byt
     with opened:
         for packed in found:
             value = objects.look_up(opened.pods, mapped(packed), POD_BYTES)
-            if value and not wire.has_link(u32(value, 0)):      # if the link exists, another pod now has the address
+            if value and not wire.has_link(u32(value, 0)):      # a link that exists is another pod's
                 objects.delete(opened.pods, mapped(packed))
 
 
@@ -148,7 +148,7 @@ def flows(opened: Pins) -> Iterator[Flow]:
 
 
 def has_ended(flow: Flow, now: int) -> bool:
-    """Return whether a flow is no longer redirected, or will soon no longer be."""
+    """Return whether the redirection of a flow has ended, or will end soon."""
     age = now - max(flow.seen)
     if flow.protocol != IPPROTO_TCP:
         return age > UDP_NS

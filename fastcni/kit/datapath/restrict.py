@@ -1,8 +1,8 @@
 """Restrict pods of the datapath when network policies apply to them: flows of a restricted pod are not redirected.
 
-conntrack does not know a redirected connection. So before its packets pass through the host's stack again, fastcni adds
-a conntrack entry for it, in the direction of its first packet. Firewall rules then treat it like every known
-connection.
+conntrack does not know a redirected connection. So before the packets of a connection pass through the host's stack
+again, fastcni adds a conntrack entry for the connection, in the direction of its first packet. With this entry,
+firewall rules see an established connection.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ ROUNDS = 3                      # a BPF program that started before the flag was
 
 
 class Restricted:
-    """The node's restricted pods, for one process. The map of pods has a flag for them. sock: a NETLINK_NETFILTER
-    socket.
+    """The node's restricted pods, for one process. The map of pods has a flag for a restricted pod. sock: a
+    NETLINK_NETFILTER socket.
 
-    A process whose mount namespace lacks the node's bpffs, or that may not open the pins, cannot end redirected flows.
-    Instead it removes the filters of links, which does not need bpffs. All packets of these links then pass through the
-    host's stack.
+    A process whose mount namespace lacks the node's bpffs, or that may not open the pins, cannot end the redirection of
+    flows. Such a process instead removes the filters of links, which needs no bpffs. Without filters, all packets of
+    these links pass through the host's stack.
 
     unseen      why the process cannot open the maps, "" if it can
     taken_out   number of links whose filters the process has removed
@@ -57,9 +57,8 @@ class Restricted:
         self._out: frozenset[bytes] = frozenset()       # restricted addresses whose links are out of the datapath
 
     def put(self, sock: Socket, addresses: Collection[bytes]) -> list[Flow]:
-        """Restrict exactly these packed addresses; other pods of the node are no longer restricted. Call put() before
-        writing the firewall rules for the addresses. Return the connections whose redirection put() has ended. Raises
-        OSError."""
+        """Restrict the pods with these packed addresses, and no other pod. Call put() before writing the firewall rules
+        for the addresses. Return the connections whose redirection put() has ended. Raises OSError."""
         opened = self._open(sock)
         if opened is None:
             self._take_out(addresses)
@@ -91,8 +90,8 @@ class Restricted:
         return count
 
     def check(self, sock: Socket) -> str:
-        """Return why this process cannot end redirected flows. "" if it can, or if no link redirects flows. Raises
-        OSError."""
+        """Return why this process cannot end the redirection of flows. Return "" if the process can, or if no link
+        redirects flows. Raises OSError."""
         opened = self._open(sock)
         if opened:
             with opened:
@@ -146,10 +145,10 @@ def restrict_all(opened: Pins) -> None:
 
 
 def hand_back(sock: Socket, opened: Pins, addresses: frozenset[bytes] | None = None) -> list[Flow]:
-    """End the redirection of flows from or to these addresses; None: of all flows. Their connections continue through
-    the host's stack. Return these connections. Raises OSError.
+    """End the redirection of flows from or to these addresses; None: of all flows. The flows' connections continue
+    through the host's stack. Return these flows. Raises OSError.
 
-    conntrack already knows UDP flows, because one of their packets passes through the host's stack every 10 s.
+    conntrack already knows UDP flows, because one packet of each UDP flow passes through the host's stack every 10 s.
     """
     ended: dict[bytes, Flow] = {}
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""List the firewall backends in one table, and import them from it when they are needed.
+"""List the firewall backends in one table, and import a backend when a request needs it.
 
 kit/firewall/contract.py defines the functions that each module of a subject has.
 """

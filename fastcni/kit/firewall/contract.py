@@ -2,10 +2,10 @@
 
 Each backend is a module. Only type checkers and tests import contract.py. Common to all contracts:
 
-- `req` is the Request; its host has the netlink sockets of the caller's namespace.
+- `req` is the Request; its mode has the netlink sockets of the caller's namespace.
 - `add` and `restore` raise CniError or NetlinkError. Before `add`, the caller registers `delete` as the rollback.
 - `restore` adds ADD's rules and elements that are missing. It raises CniError 11 if another attachment has one of them.
-- `delete` is idempotent. It also removes the rules that the reference plugins added for the attachment.
+- `delete` also removes the rules that the reference plugins added for the attachment. A second `delete` is no error.
 - `gc` removes the rules and elements of attachments that are no longer valid, in the request's network only, and
   reports each by req.release().
 - `missing` returns the first missing rule or element as text, for CHECK, or "".
@@ -39,7 +39,7 @@ class Backend(Protocol):
 
 
 class Masquerade(Backend, Protocol):
-    """Give a pod's traffic that leaves the pod's subnet the node's source address."""
+    """Replace the source address of a pod's packets to other subnets by the node's address."""
 
     def add(self, req: Request, ips: Addresses) -> None: ...
 
@@ -95,7 +95,7 @@ class Forward(Backend, Protocol):
     def restore(self, req: Request, conf: forward.Conf) -> None: ...
 
     def recorded(self, req: Request, conf: forward.Conf) -> bool:
-        """Return whether ADD used this backend for the attachment, by the owner records."""
+        """Return whether the owner records show that ADD used this backend for the attachment."""
 
     def delete(self, req: Request, conf: forward.Conf) -> None: ...
 
@@ -107,8 +107,8 @@ class Forward(Backend, Protocol):
 
 
 class Ingress(Backend, Protocol):
-    """Enforce a bridge's ingress policy: which other bridges may send to its pods. The policy lasts as long as the
-    bridge."""
+    """Enforce a bridge's ingress policy, which says from which other bridges its pods accept packets. The policy lasts
+    as long as the bridge."""
 
     def add(self, req: Request, conf: forward.Conf) -> None: ...
 
@@ -123,7 +123,7 @@ class Ingress(Backend, Protocol):
 
 
 class Spoofcheck(Backend, Protocol):
-    """Drop frames from a pod's port whose source is not an address of the pod: an option, see kit/call/option.py."""
+    """Drop frames that a pod sends from an address of another pod or host. An option, see kit/call/option.py."""
 
     def add(self, req: Request, conf: object, link: PodLink, undo: Undo) -> None: ...
 

@@ -1,7 +1,7 @@
 """Find and replace rules that fastcni's tables have twice.
 
 `nft list ruleset > FILE` saves a ruleset, and `nft -f FILE` adds each rule to its chain again, also if the chain has
-the rule. Then each packet passes both rules, and GC takes an unused chain for a used one.
+the rule. After that, each packet passes both rules, and GC mistakes an unused chain for a used chain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Add, find, restore and delete nftables elements. An element's comment is the mark of the attachment that owns it.
 
 ADD and DEL change only elements; the rules stay. An Item is (set or map, key, value). The value is bytes, a chain's
-name for a verdict "goto CHAIN", or None in a set.
+name, or None in a set. A chain's name stands for the verdict "goto CHAIN": the element leads to this chain.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Store:
 
     def add(self, req: Request, items: Sequence[Item], taken: Callable[[list[Found]], object] | None = None,
             mark: str | None = None) -> None:
-        """Add elements with the request's mark, or with `mark`. Set up the table only if the kernel lacks something.
+        """Add elements with the request's mark, or with `mark`. Set up the table only if a set or chain is missing.
 
         Replace existing elements with the same key: they belong to an earlier pod without DEL, whose link name or
-        address the new pod now has. taken(found) is called with these elements first; it raises if their attachment may
-        still exist. Raises NetlinkError.
+        address the new pod now has. Before that, call taken(found) with these elements; taken() raises if their
+        attachment may still exist. Raises NetlinkError.
         """
         sock, mark = req.mode.firewall, mark or names.mark(req)
         refused = self._where_set_up(req, items, lambda: self._add(sock, mark, items))
@@ -84,7 +84,8 @@ class Store:
             self.write_rules(req.mode.firewall, items)
 
     def write_rules(self, sock: Socket, items: Sequence[Item] = ()) -> None:
-        """Replace the rules of the chains, including the chains to which elements lead. Add what `items` need."""
+        """Replace the rules of the chains, including the chains to which elements lead. Add the sets and chains
+        that `items` need."""
         self._set_up(sock, [*items, *(chain_item(chain) for chain, _ in self._chains_led_to(sock))])
 
     def _where_set_up(self, req: Request, items: Sequence[Item],
@@ -101,7 +102,7 @@ class Store:
 
     def _set_up(self, sock: Socket, items: Sequence[Item]) -> None:
         refused = in_one(sock, items, self.set_up)
-        if refused and self.dormant(sock):      # the transaction that wakes a table may not add a chain with a hook
+        if refused and self.dormant(sock):      # waking the table and adding a chain with a hook need two transactions
             wire.exchange(sock, nft.stop(nft.add_table(nft.start(Batch()), self.family, self.table, "")))
             refused = in_one(sock, items, self.set_up)
         if refused and refused[0].errno in (EEXIST, EOPNOTSUPP) and self.table == TABLE and wire.look_up(
@@ -111,8 +112,8 @@ class Store:
 
     @property
     def remedy(self) -> str:
-        """Return the commands that replace a table in which another program has made a chain or set of the same name
-        and of another kind."""
+        """Return the commands that replace the table, in which another program has made a chain or set of another kind
+        with a name of fastcni."""
         return f"`nft delete table {nft.FAMILIES[self.family]} {self.table}`, then `fastcni restore`"
 
     def _add(self, sock: Socket, mark: str, items: Sequence[Item]) -> list[NetlinkError]:
@@ -182,7 +183,7 @@ class Store:
         return chain in self.chains
 
     def has(self, chain: str) -> bool:
-        """Return whether fastcni writes the rules of the chain, by its name."""
+        """Return whether fastcni writes the rules of the chain with this name."""
         return chain in self.chains or (bool(self.leads_to) and chain.startswith(self.leads_to))
 
     def complete_on(self, sock: Socket) -> bool:
@@ -206,7 +207,8 @@ class Store:
         return bool(found and nft.is_dormant(found[0][1]))
 
     def used(self, req: Request) -> bool:
-        """Return whether the first of the sets exists: then a pod of this network namespace has used the store."""
+        """Return whether the first of the sets exists, that is, whether a pod of this network namespace has used the
+        store."""
         return rulesets.has(req.mode, ("nftables", self.table, self.family, "set", self.sets[0]),
                             lambda batch: nft_elements.get_set(batch, self.family, self.table, self.sets[0]))
 
@@ -268,7 +270,7 @@ class Store:
         return owned
 
     def delete_attachment(self, req: Request, hashes: str) -> None:
-        """Delete the elements of the attachment with these names.hashes(), which may be another than the request's."""
+        """Delete the elements of the attachment whose names.hashes() are `hashes`, for instance of an earlier pod."""
         self.remove(req, self._marked(req, hashes))
 
     def _marked(self, req: Request, hashes: str) -> list[tuple[str, bytes]]:
@@ -287,8 +289,8 @@ class Store:
         return [element for element in self.read_all(req.mode.firewall) if is_stale(element[2])]
 
     def delete_unused_chains(self, req: Request, rules: int) -> None:
-        """For GC: delete the chains to which no element leads any more. rules: the number of a chain's references
-        without elements."""
+        """For GC: delete the chains to which no element leads any more. rules: the number of references to such a
+        chain."""
         sock = req.mode.firewall
         for chain, references in self._chains_led_to(sock):
             if references <= rules:
@@ -316,7 +318,7 @@ class Store:
 
 
 def chain_item(chain: str) -> Item:
-    """Return an item that makes set_up() add the chain, a target of elements. The item is no element."""
+    """Return an item that makes set_up() add a chain to which elements lead. The item is no element."""
     return None, None, chain
 
 
@@ -330,8 +332,8 @@ def mark_of_comment(comment: str) -> str:
 
 
 def stale_marks(req: Request) -> Callable[[str], bool]:
-    """For GC: return a function that tells whether a mark is stale. A stale mark belongs to the request's network, but
-    to no valid attachment."""
+    """For GC: return a predicate, is_stale(mark). A stale mark belongs to the request's network, but to no valid
+    attachment."""
     network = names.network_mark(req.name) + "-"
     valid = {names.hashes(req.name, *attachment) for attachment in req.valid_attachments}
     return lambda mark: mark.startswith(network) and mark_of_comment(mark) not in valid

@@ -28,14 +28,14 @@ MAX_ASKED = 64                  # requests in one send
 
 
 def after_add(req: Request, conf: Conf) -> None:
-    """Delete the flows to the node itself, from before the ports were mapped. Flows that NAT has changed, such as DNS
-    queries of other pods, stay."""
+    """Delete the flows to the mapped ports that end at the node itself, because they began before ADD. Flows that NAT
+    has changed, such as DNS queries of other pods, stay."""
     with_warning(req, forget_untranslated, ports_of(conf, conf.pod))
 
 
 def after_delete(req: Request, conf: Conf) -> None:
     """Delete the flows to the pod. If the pod's address is unknown, delete the flows to the node's ports that were
-    mapped to it."""
+    mapped to the pod."""
     if conf.pod:
         protocols = {mapping.protocol for mapping in conf.mappings} & {*WITHOUT_END} if conf.mappings else WITHOUT_END
         with_warning(req, forget_translated, conf.pod, [PROTOCOLS[protocol] for protocol in protocols])

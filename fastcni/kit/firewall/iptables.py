@@ -1,7 +1,7 @@
 """Read a table with one run of iptables-save, and change it with one run of iptables-restore.
 
-To learn whether a table or a chain exists, ask the kernel, without a program: over netlink for iptables-nft, by
-kernel/xtables.py for iptables-legacy.
+Ask the kernel whether a table or a chain exists, without a program: over netlink for iptables-nft, by kernel/xtables.py
+for iptables-legacy.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool,
                 recent: bool = False) -> xtables.Table | None:
     """Return a table of the legacy iptables, None if there is no such table. Raises OSError.
 
-    shared: the caller needs only the rules that all pods share. Then a server may return its cached table if the kernel
-    reports the same size and number of entries. This does not suffice for a pod's own rules, because equally many rules
-    of another pod may have replaced them.
+    shared: the caller needs only the rules that all pods share, so a server may return its cached table if the kernel
+    reports the same size and number of entries. A table with equally many rules of another pod has the same size, so
+    callers that need a pod's own rules pass shared=False.
     recent: the server may return a table cached within the last RECENT_S seconds if the chain FORWARD still has the
-    same length in bytes, which a flush would change. This saves 1 ms for a table with 1,500 rules. If only CNI-FORWARD
-    has changed, the server's poll restores the missing rules.
+    same length in bytes, which a flush would change. The cache saves 1 ms for a table with 1,500 rules. If only
+    CNI-FORWARD has changed, the server's poll restores the missing rules.
     """
     if not legacy(req, table, length):          # reading a missing table would create it
         return None
@@ -132,7 +132,7 @@ def _read(req: Request, program: str, table: str) -> list[str]:
 
 
 def read_if_there(req: Request, program: str, table: str = "nat") -> list[str]:
-    """Return read(), or [] if the host lacks this family's program, and so has no rules of this family."""
+    """Return read(), or [] if the host lacks this family's program: such a host has no rules of this family."""
     return read(req, program, table) if find(req, program + "-save") else []
 
 
@@ -173,8 +173,8 @@ def retry(req: Request, program: str, table: str, wanted: Callable[[list[str]], 
 
 def remove(req: Request, program: str, lines: list[str], rules: Iterable[str], chains: Iterable[str] = (),
            table: str = "nat") -> None:
-    """Delete `rules`, in the form of read(), and those of `chains` that exist according to `lines`, a result of read().
-    Raises CniError."""
+    """Delete `rules`, in the form of read(), and the existing ones of `chains`. lines: the result of read(), which
+    shows the existing chains. Raises CniError."""
     commands = ["-D" + rule[2:] for rule in rules]
     for chain in chains:
         if has_line(lines, chain):
@@ -250,8 +250,8 @@ def program_of_kind(req: Request, length: int, kind: str) -> str:
     """Return the name of the program that changes the tables of `kind`, "nft" or "legacy"; "" if the host has no such
     program.
 
-    The program is "iptables", unless its symbolic link shows that it is of the other kind: on Debian the link leads to
-    xtables-nft-multi or xtables-legacy-multi.
+    The program is "iptables", unless the symbolic link of this name shows that iptables is of the other kind: on Debian
+    the link leads to xtables-nft-multi or xtables-legacy-multi.
     """
     plain = PROGRAMS[length]
     other = {"nft": "legacy", "legacy": "nft"}[kind]

@@ -1,6 +1,7 @@
 """Let the node reach pods' mapped ports by 127.0.0.1: set route_localnet on the link that leads to the pod.
 
-route_localnet also accepts packets to 127.0.0.0/8 from outside (CVE-2020-8558). These rules drop such packets:
+With route_localnet the kernel also accepts packets to 127.0.0.0/8 from outside (CVE-2020-8558). These rules drop such
+packets:
 
     chain loopback {
         type filter hook prerouting priority raw; policy accept;

@@ -74,8 +74,8 @@ class OwnerRecords(OwnAddresses):
 
     def add(self, req: Request, items: Sequence[Item], taken: Callable[[list[Found]], object] | None = None,
             mark: str | None = None) -> None:
-        """Add records, see Store.add(). A kernel without nftables' family inet keeps no records: then DEL removes the
-        addresses of prevResult, and GC removes nothing."""
+        """Add records, see Store.add(). A kernel without nftables' family inet keeps no records. On such a kernel, DEL
+        removes the addresses of prevResult, and GC removes nothing."""
         try:
             super().add(req, items, taken, mark)
         except NetlinkError as e:

@@ -32,12 +32,16 @@ kit/firewall/spoofcheck/ip.py, nft prints the rules as
 
 The first rule decides for nearly all packets. Bridges read IGMP even in a later fragment, where nftables finds no type
 (@th), so the rules drop IGMP fragments. A frame with two VLAN tags counts as neither IPv4 nor IPv6: the kernel removes
-the outer tag, so the ethertype is the inner tag's. RFC 4861 allows further options in solicitations and advertisements
-besides the link-layer address, but defines none. RFC 7527 uses the nonce option (RFC 3971) for duplicate address
-detection. nftables cannot loop over options. So the rules accept at most one option, of the kind that the message's
-type may have, and no extension header; RFC 6980 forbids fragments. A report of multicast groups (RFC 2710 and 3810)
-begins with the router alert option, 8 bytes. The rules accept a report only if it goes to a multicast group in a
-broadcast or multicast frame: otherwise a pod could send data to a single other pod by it.
+the outer tag, so the ethertype is the inner tag's.
+
+RFC 4861 defines one option for solicitations and advertisements, the link-layer address, and allows further options.
+RFC 7527 uses the nonce option (RFC 3971) for duplicate address detection. nftables cannot loop over options. So the
+rules accept a message with at most one option, of a kind that belongs to the message's type, and without extension
+header; RFC 6980 forbids fragments.
+
+A report of multicast groups (RFC 2710 and 3810) begins with the router alert option, 8 bytes. The rules accept a report
+only to a multicast group and in a broadcast or multicast frame: otherwise a pod could send data in a report to a single
+other pod.
 """
 
 from __future__ import annotations
@@ -106,7 +110,7 @@ class Sets:
     """The names of the sets that the rules use. The sets' keys begin with the port's name.
 
     bound       the restricted ports
-    macs        port . MAC; "" if the hook sees no Ethernet header (family inet)
+    macs        port . MAC of its pod; "" if the hook sees no Ethernet header (family inet)
     own         {length of an address: set of port . address}
     more        {length of an address: a second set with the same keys as `own`, or ""}
     checks_mac  whether the rules also check the frame's source MAC. If so, the keys of `own` are port . MAC . address

@@ -1,4 +1,4 @@
-"""Look up tables, chains and rules of nftables, whatever program made them, and delete the rules that the reference
+"""Look up nftables tables, chains and rules of fastcni and of other programs. Delete the rules that the reference
 plugins added for a pod."""
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Send IPv6 neighbour solicitations to pods with disableFlooding: rules at the bridge's own interface send a copy to
-the pod.
+"""Send IPv6 neighbour solicitations to pods with disableFlooding, whose ports receive no multicast.
 
-The port of such a pod receives no multicast. The bridge's own interface receives every solicitation, and a map has the
-pod's MAC. All bridges share one rule. Each bridge has a chain, and each IPv6 address of a pod an element. nft prints
-the table as
+The bridge's own interface receives every solicitation. A rule at this interface sends a copy to the MAC that a map has
+for the requested address. All bridges share the rule. Each bridge has a chain, and each IPv6 address of a pod has an
+element. nft prints the table as
 
     table netdev fastcni {
         map solicited {
@@ -20,8 +19,8 @@ the table as
     }
 
 @th,64,128 is the requested address, @ll,0,48 the frame's destination MAC. A pod also has an element for its link-local
-address. The pod itself answers the solicitation. The other ports and the host receive the solicitation, too. So an
-element that a deleted pod has left does not harm the next pod with the address.
+address. The pod itself answers the solicitation. The host and ports with flooding receive the solicitation, too. So a
+deleted pod's element does not prevent the next pod with the address from receiving solicitations.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ UNKNOWN = ENOENT, EOPNOTSUPP, EAFNOSUPPORT      # the errors of a kernel without
 
 
 def add(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-    """Add the elements and rules that send solicitations for the pod's addresses to its MAC. Return whether the kernel
-    supports these rules. Raises NetlinkError."""
+    """Add the elements and rules that send solicitations for the pod's addresses to the pod's MAC. Return whether the
+    kernel supports these rules. Raises NetlinkError."""
     return _possible(req, lambda: store(bridge).add(req, items(bridge, mac, ips)))
 
 
@@ -103,8 +102,8 @@ class Store(elements.Store):
     __slots__ = ()
 
     def complete(self, req: Request) -> bool:
-        """Return whether the chains have their rules. No cached state is used, because the kernel deletes a bridge's
-        chain with the bridge without a notification."""
+        """Return whether the chains have their rules. Ask the kernel each time: it deletes a bridge's chain together
+        with the bridge, without a notification that would end a cached answer."""
         return self.complete_on(req.mode.firewall)
 
     def keeps(self, chain: str) -> bool:

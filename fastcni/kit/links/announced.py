@@ -68,9 +68,9 @@ def port_up(sock: Socket, index: int, bridge_index: int) -> Link:
 def wait_for_addresses(sock: Socket, watcher: Socket, link: Link) -> None:
     """Wait until no IPv6 address of `link` is tentative. Raises CniError for a duplicate, or after 5 s.
 
-    On a link that is not operationally up, duplicate address detection does not end; at the deadline that is no error,
-    as in the reference. A link without carrier, such as a tap that no process has opened, begins detection when it gets
-    a carrier, so there is no wait for it.
+    On a link that is not operationally up, duplicate address detection does not end. So for such a link the deadline is
+    no error, as in the reference. For a link without carrier, such as a tap that no process has opened, return
+    immediately: detection begins when the link gets a carrier.
     """
     def look(_: object = None) -> bool:
         tentative = False
@@ -91,10 +91,10 @@ def wait_for_addresses(sock: Socket, watcher: Socket, link: Link) -> None:
 
 
 def local(sock: Socket, watcher: Socket, link: Link, table: int, addresses: Sequence[bytes]) -> None:
-    """Wait until `table` has a local route for each of these IPv6 addresses (packed). From then on the namespace
-    accepts packets to them. The watcher receives RTNLGRP_IPV6_ROUTE. Raises CniError after 5 s.
+    """Wait until `table` has a local route for each of these IPv6 addresses (packed): with the route, the namespace
+    accepts packets to the address. The watcher receives RTNLGRP_IPV6_ROUTE. Raises CniError after 5 s.
 
-    Addresses of a link that is not operationally up may stay tentative; at the deadline that is no error.
+    Addresses of a link that is not operationally up may stay tentative, so for such a link the deadline is no error.
     """
     from fastcni.kit.links import routing
 

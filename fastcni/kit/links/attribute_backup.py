@@ -2,7 +2,7 @@
 reference plugin writes it. tuning and host-device keep such files, each in its own directory.
 
     <dataDir>/<container id>_<ifname>.json                      0600
-    <dataDir>/.fastcni/<network>/<container id>_<ifname>.json   only fastcni's: a symbolic link to the file above
+    <dataDir>/.fastcni/<network>/<container id>_<ifname>.json   a symbolic link to that file, made by fastcni
 
 The file does not name its network, but the symbolic link does. So GC of one network keeps the files of other networks.
 """

@@ -35,9 +35,9 @@ ARGS = ("MAC",)                 # the names that this module reads in CNI_ARGS
 
 
 def read_wanted(req: Request) -> Values:
-    """Return the attributes that a request asks for: from args.cni, otherwise from the plugin's own keys. The MAC is
-    the first of args.cni, runtimeConfig, MAC= of CNI_ARGS and the plugin's key. The result has promisc only if it is
-    true. Raises CniError 4 or 7."""
+    """Return the attributes that a request asks for, from args.cni, otherwise from the plugin's own keys. Search the
+    MAC in args.cni, runtimeConfig, MAC= of CNI_ARGS and the plugin's keys, in this order. Omit promisc if it is false.
+    Raises CniError 4 or 7."""
     keys = req.conf
     asked, runtime, variable = (keys.section("args").section("cni"), keys.section("runtimeConfig"),
                                 Section(read_args(req.args, ARGS)))
@@ -87,8 +87,8 @@ def write(sock: Socket, link: Link, values: Values) -> None:
 
 
 def check(link: Link, ifname: str, wanted: Values) -> None:
-    """Raise CniError 999 for an attribute with another value; promisc has to be off unless it is wanted. The error
-    names the link by `ifname`."""
+    """Raise CniError 999 if an attribute of the link differs from `wanted`. If `wanted` does not have promisc, promisc
+    must be off. The error names the link by `ifname`."""
     found = of(link)
     for key, value in {"promisc": False, **wanted}.items():
         if key == "mac":

@@ -113,8 +113,8 @@ def differences(inside: Socket, link: Link, previous: dict[str, Any], *,
         alone = prefix == 8 * len(packed)
         if not alone and not tables.have(0, addresses.network(packed, prefix), prefix):
             yield SUBNET, ip, wrong(f"Failed to find Gateway {ip.get('gateway', '<nil>')} for interface {link.name}",
-                                    f"no route to {ip['address']} in the main table, nor in another that its packets "
-                                    "take")
+                                    f"no route to {ip['address']} in the main table or another table that the link's "
+                                    "packets use")
     for item in previous.get("routes", ()):
         dst, prefix = addresses.read_cidr(item["dst"])
         gateway = addresses.read_ip(item["gw"]) if item.get("gw") and (prefix or strict) else None
@@ -128,8 +128,8 @@ def differences(inside: Socket, link: Link, previous: dict[str, Any], *,
 class _Tables:
     """The pod's routes, and the routing tables that the packets of a link use.
 
-    The packets use the main table. They also use each table that a rule names for one of the link's addresses (the
-    plugin sbr moves routes to it), and the table of the link's VRF (the plugin vrf moves routes to it).
+    The packets use the main table, the table of each rule for an address of the link (the plugin sbr adds such rules),
+    and the table of the link's VRF (the plugin vrf adds the link to a VRF).
     """
 
     __slots__ = ("inside", "routes", "sources", "master", "chosen")
@@ -150,8 +150,8 @@ class _Tables:
         return (table or uapi.RT_TABLE_MAIN) in tables or (not table and not tables.isdisjoint(self.others()))
 
     def others(self) -> set[int]:
-        """Return the tables that the link's packets use, without the main table. have() asks for them only if the main
-        table lacks a route."""
+        """Return the tables that the link's packets use, without the main table. have() calls others() only if the
+        main table lacks a route."""
         if self.chosen is None:
             rules = routing.rules(self.inside, routing.families_of(self.sources))
             self.chosen = {it.table for it, _ in rules if it.host and it.source in self.sources}

@@ -25,7 +25,7 @@ SCOPES = {uapi.RT_SCOPE_UNIVERSE: "universe", uapi.RT_SCOPE_LINK: "link", uapi.R
 def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True, dad: bool | None = None,
              arp_notify: bool = False, ndisc_notify: bool = False,
              then: Callable[[Batch], None] | None = None) -> None:
-    """Give the pod's link the addresses and routes of `result` (1.1.0 shape), and set it up.
+    """Give the pod's link the addresses and routes of `result` (1.1.0 shape), and set the link up.
 
     ipv6          False: the link has no IPv6
     dad           duplicate address detection on or off; None: the kernel's default
@@ -33,9 +33,9 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
     ndisc_notify  the kernel announces the IPv6 addresses by unsolicited neighbour advertisements
     then          then(batch) adds further requests after the routes
 
-    All requests are one batch. With detection and an IPv6 gateway there are two batches: the routes are added when the
-    addresses are no longer tentative. Raises NetlinkError, and CniError 7 for a route with a number that is too large
-    for the kernel's field.
+    All requests are one batch. With duplicate address detection and an IPv6 gateway, a second batch adds the routes
+    when the addresses are no longer tentative. Raises NetlinkError, and CniError 7 for a route with a number that is
+    too large for the kernel's field.
     """
     ips = results.ips_of(result)
     gateways = first_gateways(result)
@@ -113,8 +113,8 @@ def route_number(item: dict[str, Any], key: str) -> int:
 
 
 def check_mtu(link: Link) -> None:
-    """Raise CniError 7 if the link's MTU is too small for IPv6. The kernel's own error would only be "invalid
-    argument", or that the link's IPv6 sysctls do not exist."""
+    """Raise CniError 7 if the link's MTU is too small for IPv6. The kernel's own errors do not name the MTU: "Invalid
+    argument", or "No such file or directory" for the link's IPv6 sysctls."""
     if 0 < link.mtu < IPV6_MIN_MTU:
         raise CniError(errors.INVALID_CONFIG, f"the MTU of {link.name} is {link.mtu}, and IPv6 needs {IPV6_MIN_MTU} "
                        "or more", 'give "mtu" a greater value, or give the network no IPv6 range')

@@ -51,15 +51,14 @@ class Conf:
 def create(req: Request, pod: Pod, undo: Undo, kind: str, *, sock: Socket | None = None, master: Link | None = None,
            why: dict[int, str] | None = None, mtu: int = 0, mac: bytes | None = None,
            data: Iterable[tuple[int, bytes]] = ()) -> Link:
-    """Make a link of `kind` in the pod, named CNI_IFNAME, not yet up, and return it.
+    """Make the link CNI_IFNAME of `kind` in the pod, and return the link, which is down.
 
     master  the parent link, in the namespace of `sock`
     why     {errno: text}: the details of the CniError for a kernel error
     data    the attributes of the kind, from kernel.kinds
 
-    After a kernel error, raises CniError if a master is given, otherwise NetlinkError. The function makes the link
-    under a temporary name and then renames it, because the kernel rejects a name that a link in the master's namespace
-    has.
+    After a kernel error, raises CniError if a master is given, otherwise NetlinkError. The function makes the link with
+    a temporary name and then renames the link, because the kernel rejects a name of a link in the master's namespace.
     """
     name = remove.unfinished(req.ifname)
     batch = rtnl.new_link(Batch(), name, kind, pod.netns_fd, parent=master.index if master else 0, mtu=mtu,
@@ -76,7 +75,7 @@ def create(req: Request, pod: Pod, undo: Undo, kind: str, *, sock: Socket | None
 
 
 def rename(req: Request, pod: Pod, undo: Undo, link: Link, kind: str) -> Link:
-    """Name a new link in the pod CNI_IFNAME. The rollback deletes the link, even if its name has changed."""
+    """Rename a new link of the pod to CNI_IFNAME. The rollback deletes the link, even if its name has changed."""
     undo(change.delete_by_index, pod.inside, link.index)
     change.link(pod.inside, link.index, name=req.ifname, what=f'failed to rename {kind} to "{req.ifname}"')
     link.name = req.ifname
@@ -149,7 +148,7 @@ def check(req: Request, conf: Conf, kind: str = "") -> tuple[Pod, Link]:
     link = checks.link_in_pod(req, pod, previous)
     if kind and link.kind != kind:
         raise checks.wrong(f"Error: Container interface {link.name} not of type {kind}")
-    # Report that the link is down before missing routes: the kernel has removed them because the link is down
+    # First report that the link is down: the kernel removes the routes of such a link.
     if conf.layer3 and not link.up:
         raise checks.wrong(f"Interface {link.name} is down")
     checks.addresses_and_routes(pod, link, previous)
@@ -179,6 +178,6 @@ def has_kind(sock: Socket, kind: str) -> bool:
 
 
 def ipam_step(function: Callable[[Request], None], req: Request, conf: Conf) -> list[tuple[Any, ...]]:
-    """Return the step of undo.every() that calls function(req), which calls IPAM; no step if the configuration names no
-    IPAM plugin."""
+    """Return a list for undo.every() with one step, function(req), which calls IPAM. Return [] if the configuration
+    names no IPAM plugin."""
     return [(function, req)] if conf.layer3 else []

@@ -59,7 +59,7 @@ def host_link(mode: Mode, name: str) -> Link | None:
 
 def host_end(req: Request, named: list[str]) -> int:
     """Return the index of the host end of the pod's veth pair. named: names of links, one of which may be the host end.
-    0 unless exactly one of the names belongs to a veth."""
+    If the mode has no record of the pair, return 0 unless exactly one of the names belongs to a veth."""
     pair = req.mode.find_pair(req)
     if pair and pair.name in named:
         return pair.index

@@ -65,7 +65,7 @@ class Selector:
         link, name, why = None, "", "failed to find physical interface"
         if self.device:
             link, why = find.link(host, self.device), "Link not found"
-            # The pod ended without DEL, so the kernel moved the link back under its name in the pod
+            # If the pod ended without DEL, the kernel moved the link back with its name in the pod
             if link is None:
                 link, name = first(host, "alias", self.device), self.device
         elif self.hwaddr:

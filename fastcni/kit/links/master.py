@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from fastcni.spec.config import Section
 
 # {errno: why the kernel makes no macvlan or ipvlan on a link}
-WHY = {EBUSY: "a link has either macvlans or ipvlans on it, or is a port of a bridge or a bond: never two of these"}
+WHY = {EBUSY: "a link can have macvlans, have ipvlans, or be a port of a bridge or bond: only one of the three"}
 
 
 class Master:
-    """name          the key `master`; "" stands for the link of the default route
+    """The keys that name the parent link.
+
+    name          the key `master`; "" stands for the link of the default route
     in_container  linkInContainer: the master is a link of the pod, not of the host
     """
 
@@ -49,8 +51,8 @@ class Master:
         """For STATUS: raise CniError 50 if the named master is missing. A master in the pod cannot be checked before
         ADD.
 
-        A missing default route is only a warning: it may be back before the next ADD, and pods on its link stay
-        connected.
+        Without a default route, only warn: another program may add the route before the next ADD, and running pods do
+        not need the route.
         """
         if self.in_container:
             return

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Side:
-    """The host's or the pod's network namespace: its route socket, a function that returns its descriptor, and the
-    details of the error for a name that another link in it has."""
+    """A network namespace, the host's or the pod's. sock: its route socket. open: a function that returns its
+    descriptor. taken: the details of the error if another link has the wanted name."""
 
     __slots__ = ("sock", "open", "taken")
 
@@ -45,7 +45,8 @@ def sides(req: Request, pod: Pod) -> tuple[Side, Side]:
 
 
 def move_into_pod(req: Request, pod: Pod, undo: Undo, link: Link, name: str) -> Link:
-    """Move a link of the host into the pod as CNI_IFNAME, and return its Link in the pod: down, without addresses.
+    """Move a link of the host into the pod as CNI_IFNAME, and return its Link in the pod. The move sets the link down
+    and removes its addresses.
 
     name: the link's name when it moves back. Raises CniError if the pod has a link named CNI_IFNAME, NetlinkError for
     any other kernel error.
@@ -71,7 +72,7 @@ def roll_back(ifname: str, host: Side, inside: Side, link: Link, name: str) -> N
 
 
 def move_back(req: Request, mac: bytes | None) -> None:
-    """For DEL: move CNI_IFNAME back to the host, down, under its name on the host, with `mac` if that is given.
+    """For DEL: move CNI_IFNAME back to the host, where the link gets its previous name, and `mac` if `mac` is not None.
 
     No error if the link or the namespace no longer exists. A link whose alias is no valid name stays in the pod, with a
     warning. Raises CniError if the host has a link of that name.
@@ -84,7 +85,7 @@ def move_back(req: Request, mac: bytes | None) -> None:
         return
     name = name_on_host(link)
     if not name:
-        req.warn(f'failed to find original ifname for "{link.name}" (alias is not set): it stays in the pod')
+        req.warn(f'failed to find original ifname for "{link.name}" (alias is not set): the link stays in the pod')
         return
     host, inside = sides(req, pod)
     check_free(host, link, name)
@@ -96,8 +97,8 @@ def move_back(req: Request, mac: bytes | None) -> None:
 
 
 def name_on_host(link: Link) -> str:
-    """Return the name that a link in the pod had on the host, its alias. "" if the alias is no valid name: the pod can
-    change the alias."""
+    """Return the alias of a link in the pod, which is the link's name on the host. Return "" if the alias is no valid
+    name: the pod can change the alias."""
     try:
         check_ifname(link.alias)
     except CniError:
@@ -114,13 +115,13 @@ def check_free(side: Side, link: Link, name: str) -> None:
 
 
 def move(link: Link, here: Side, there: Side, name: str, alias: str) -> None:
-    """Move a link from the namespace `here` to `there`: down, as `name` and with `alias`. After a NetlinkError the link
-    is still in `here`."""
+    """Move a link from the namespace `here` to `there`, where the link is down and has `name` and `alias`. After a
+    NetlinkError the link is still in `here`."""
     try:
         wire.exchange(here.sock, rtnl.move_link(Batch(), link.index, there.open(), name, alias,
                                                 what=f'failed to move link "{link.name}"'))
     except wire.NetlinkError:
-        # Another program may have taken the name since check_free(): the link has then moved without the new name.
+        # If another program has taken the name since check_free(), the link has moved without its new name.
         strayed = find.link(there.sock, link.name) if not find.link(here.sock, link.name) else None
         if strayed:
             wire.exchange(there.sock, rtnl.move_link(Batch(), strayed.index, here.open(), link.name, link.alias))

@@ -38,13 +38,13 @@ def configure_pod(pod: Pod, inside: Link, result: dict[str, Any], *, ipv6: bool,
 
 
 def route_through_gateways(batch: Batch, inside: Link, result: dict[str, Any]) -> None:
-    """Add requests that route all packets through the gateway, including those to the pod's subnet: the kernel's
-    on-link route is replaced.
+    """Add requests that route all packets through the gateway, even packets to the pod's subnet. The requests replace
+    the on-link route that the kernel has added.
 
         10.9.0.1 scope link src 10.9.0.2
         10.9.0.0/24 via 10.9.0.1 src 10.9.0.2
     """
-    done: set[bytes | tuple[bytes, int]] = set()        # several addresses may share a subnet, or the gateway
+    done: set[bytes | tuple[bytes, int]] = set()        # subnets and gateways that have their routes
     for ip in result["ips"]:
         packed, prefix = addresses.read_cidr(ip["address"])
         gateway = addresses.read_ip(ip["gateway"])

@@ -59,7 +59,7 @@ def free_tables(taken: Collection[int], first: int, count: int = 1) -> list[int]
 
 
 def families_of(addresses: Iterable[bytes]) -> list[int]:
-    """Return the families of packed addresses: AF_INET, AF_INET6 or both. A kernel may know only one of the two."""
+    """Return the families of packed addresses: AF_INET, AF_INET6 or both. A kernel may support only one family."""
     return sorted({rtnl.family_of(packed) for packed in addresses})
 
 
@@ -84,7 +84,8 @@ def _send(sock: Socket, batch: Batch, fine: Collection[int]) -> None:
 
 
 def again(payload: bytes, **changes: Any) -> Add:
-    """Return a request for send() that adds the route of `payload` with changes, see kernel.routing.route_again()."""
+    """Return a request for send() that adds or deletes the route of `payload`, with changes: see
+    kernel.routing.route_again()."""
     return lambda batch: routing.route_again(batch, payload, **changes)
 
 

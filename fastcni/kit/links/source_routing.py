@@ -105,7 +105,8 @@ def move_routes(pod: Pod, undo: Undo, link: Link, ips: list[Address], gateways: 
 
 def routes_of_table(gateways: Gateways, link: Link, ip: Address, table: int,
                     saved: routing.Routes) -> Iterator[routing.Add]:
-    """Yield requests for the default route of an address's table, and for the saved routes that belong to it."""
+    """Yield requests for the routes of an address's table: the default route, and the saved routes of the address (see
+    belongs())."""
     packed, _, own = ip
     static = gateways.get(len(packed))
     gateway = static or own
@@ -134,7 +135,7 @@ def add_hints(pod: Pod, link: Link, ips: list[Address], saved: routing.Routes,
     """Add routes such as `10.22.0.0/24 scope link src 10.22.0.2` to the main table, for programs that bind no address.
 
     Returns the saved routes that stay in the main table: on-link routes to other subnets, and the route to a subnet
-    whose hint the kernel rejects, as for an IPv6 address that is still tentative.
+    whose hint the kernel rejects. The kernel rejects the hint of an IPv6 address that is still tentative.
     """
     staying = [route for route, _ in saved if route.scope == uapi.RT_SCOPE_LINK]
     for packed, prefix, _ in ips:
@@ -156,7 +157,7 @@ def add_hints(pod: Pod, link: Link, ips: list[Address], saved: routing.Routes,
 def delete(pod: Pod, ifname: str, earlier: Collection[bytes], table: int) -> None:
     """Delete the rules for the addresses of the link, and for `earlier` addresses. table 0: rules for any table.
 
-    The kernel deletes the routes with the link.
+    The kernel deletes the routes of the rules' tables together with the link.
     """
     link = find.link(pod.inside, ifname)
     mine = set(earlier)

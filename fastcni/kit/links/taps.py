@@ -27,7 +27,7 @@ WHY = {ENOENT: NO_TUN, ENODEV: NO_TUN, ENXIO: NO_TUN,
 
 def create(req: Request, pod: Pod, undo: Undo, *, mtu: int, mac: bytes | None, bridge: Link | None, multi_queue: bool,
            owner: int | None, group: int | None, context: str) -> Link:
-    """Make a persistent TAP device in the pod, named CNI_IFNAME, not yet up, and return its Link.
+    """Make the persistent TAP device CNI_IFNAME in the pod, and return its Link. The device is down.
 
     mtu     0: the kernel's default
     mac     None: the kernel chooses the MAC
@@ -35,15 +35,15 @@ def create(req: Request, pod: Pod, undo: Undo, *, mtu: int, mac: bytes | None, b
     owner, group, multi_queue, context
             see kernel.tun.create_tap()
 
-    Raises CniError if the device cannot be made, with code 2 if the kernel rejects the SELinux context. An existing
-    link of that name is not changed.
+    Raises CniError if the kernel cannot make the device, with code 2 if the kernel rejects the SELinux context. An
+    existing link of that name stays as it is.
     """
     try:
         with pod.enter():
             tun.create_tap(req.ifname, multi_queue=multi_queue, owner=owner, group=group, context=context)
     except tun.ContextRefused as e:
         raise CniError(errors.UNSUPPORTED_FIELD, f"failed set socket label: {e.strerror} (errno {e.errno})",
-                       f'selinuxContext is "{context}"; is SELinux on, and may this process go there?') from None
+                       f'selinuxContext is "{context}"; is SELinux enabled, and may this process use it?') from None
     except OSError as e:
         raise CniError(errors.INTERNAL, f"failed to create tap: {e.strerror} (errno {e.errno})",
                        WHY.get(e.errno or 0, "")) from None

@@ -35,11 +35,12 @@ def random_name(raw: bytes = b"") -> str:
 
 def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, mac: bytes | None = None,
         ipv6: bool = True) -> tuple[Link, Link]:
-    """Make a veth pair and return (host, inside). The host end is up. `master` is the index of its bridge.
+    """Make a veth pair and return (host, inside). The host end is up. master: the index of the host end's bridge, 0:
+    none.
 
-    The kernel echoes the request with the indexes of both ends. If ipv6 is false, IPv6 is disabled on the host end
-    before this end sends a packet: it cannot send until its peer is up. Raises CniError if the pod has an interface of
-    that name, NetlinkError for any other kernel error.
+    The kernel echoes the request with the indexes of both ends. If ipv6 is false, the host end has no IPv6. This end
+    has not sent a packet before, because a veth's end cannot send until its peer is up. Raises CniError if the pod has
+    an interface of that name, NetlinkError for any other kernel error.
     """
     for _ in range(NAME_TRIES):
         random = posix.urandom(16)          # random bytes for the name and both MACs, by one system call

@@ -31,11 +31,10 @@ def failed(text: str, details: str = "") -> CniError:
 
 
 def add_link(pod: Pod, undo: Undo, link: Link, name: str, table: int) -> None:
-    """Make the VRF `name` the master of a link. Create the VRF if it is missing, with `table`, or with the first free
-    table if that is 0.
+    """Make the VRF `name` the master of a link. Create a missing VRF with `table`; table 0: the first free table.
 
-    The caller holds the pod's lock: two links of a pod may want the same VRF. Raises CniError if the link has a master,
-    if a link of another kind has the name, or if the VRF has another table.
+    The caller holds the pod's lock, because two requests may add links of a pod to the same VRF. Raises CniError if the
+    link has a master, if a link of another kind has the name, or if the VRF has another table.
     """
     if link.master:
         master = find.link(pod.inside, index=link.master)

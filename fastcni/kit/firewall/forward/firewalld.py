@@ -49,7 +49,8 @@ class Absent(CniError):
 
 
 class Firewalld:
-    """A connection to firewalld, for `with`. Raises Absent, and CniError 11 if the bus or firewalld does not answer."""
+    """A connection to firewalld, a context manager. Raises Absent, and CniError 11 if the bus or firewalld does not
+    answer."""
 
     def __init__(self, req: Request) -> None:
         self.bus = answered("the system bus", lambda: dbus.Bus(dbus.system_bus(req.env), TIMEOUT_S))
@@ -99,13 +100,14 @@ def filters(req: Request) -> bool:
 
 
 def uses_nftables(req: Request) -> bool:
-    """Return whether firewalld uses nftables, that is, has its table. With its older backend it uses iptables."""
+    """Return whether firewalld uses nftables, that is, whether firewalld's table exists. Otherwise firewalld uses
+    iptables."""
     return rulesets.has_table(req.mode, nft.NFPROTO_INET, TABLE)
 
 
 def add(req: Request, conf: Conf) -> None:
     """Make the addresses sources of the zone. If firewalld rejects an address, the rollback, delete(), removes the
-    earlier ones."""
+    sources that add() has added."""
     records().add(req, records().items(conf.ips))
     add_sources(req, conf)
 
@@ -129,8 +131,8 @@ def add_sources(req: Request, conf: Conf) -> None:
 def delete(req: Request, conf: Conf) -> None:
     """Remove the sources that an ADD of fastcni or of the reference plugin added. A missing source is no error.
 
-    The addresses with a record of the attachment are removed. For addresses without a record, the kernel's rules show
-    whether firewalld may have them. So a DEL that has no source to remove does not call D-Bus.
+    Remove the addresses that have a record of the attachment. For addresses without a record, the kernel's rules show
+    whether they may be sources of firewalld. So a DEL without a source to remove does not call D-Bus.
     """
     possible = conf.ips if conf.backend in (None, "", "firewalld") else []
     ips, recorded = records().to_delete(req, possible)
@@ -180,7 +182,7 @@ def remove(req: Request, zone: str, ips: Sequence[bytes], recorded: Sequence[tup
 
 
 def recorded(req: Request, conf: Conf) -> bool:
-    """Return whether ADD used this backend for the attachment, by the owner records."""
+    """Return whether the owner records show that ADD used this backend for the attachment."""
     return records().knows(req, conf.ips)
 
 

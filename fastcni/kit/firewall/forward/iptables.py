@@ -8,8 +8,8 @@ The number of rules does not depend on the number of pods, and an ADD or DEL cha
     -A CNI-FORWARD -m set --match-set fastcni-forward4 dst -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
     -A CNI-FORWARD -m set --match-set fastcni-forward4 src -j ACCEPT
 
-If the kernel or iptables does not support sets, each pod has two rules like the last two, with its address in place of
-the set, as in the reference plugin. kit/firewall/owners.py records the attachment of each address.
+If the kernel or iptables does not support sets, each pod has its own copy of the last two rules, with the pod's address
+in place of the set, as in the reference plugin. kit/firewall/owners.py records the attachment of each address.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def ready_or_made(found: Rules, admin_chain: str) -> bool:
                                                  f"lock the rules about {set_of(length)} may be added twice")):
             add_rules(found, admin_chain, set_rules(length))
     except CniError:
-        return False            # this iptables has no libxt_set. For any other reason, the rules without sets also fail
+        return False            # iptables has no libxt_set; after any other error, rules without sets fail, too
     finally:
         netns.close_file(fd)
     return True
@@ -159,8 +159,8 @@ def delete(req: Request, conf: Conf) -> None:
 def gc(req: Request, conf: Conf) -> None:
     stale = records().stale(req)
     ips = [packed for _, packed, _ in stale]
-    # If the set has an address, fastcni added no rules with it. Such rules belong to a later pod of the reference
-    # plugin.
+    # If the set has an address, fastcni added no rules with the address. Rules with the address then belong to a later
+    # pod of the reference plugin.
     remove(req, ips, stale, [packed for packed in ips if in_sets(req, ipset.test, [packed])])
     release(req, "iptables", stale)
 
@@ -198,14 +198,14 @@ def delete_rules(found: Rules, ours: Sequence[str]) -> None:
 
 
 def filters(req: Request) -> bool:
-    """Return whether iptables filters the packets that the node forwards. A packet that iptables drops is lost, even if
-    nftables accepts it.
+    """Return whether iptables filters the packets that the node forwards. iptables can drop a packet that
+    nftables accepts.
     """
     return iptables.legacy(req, TABLE) or iptables.has_chain(req, "FORWARD", TABLE, legacy=False)
 
 
 def recorded(req: Request, conf: Conf) -> bool:
-    """Return whether ADD used this backend for the attachment, by the owner records."""
+    """Return whether the owner records show that ADD used this backend for the attachment."""
     return records().knows(req, conf.ips)
 
 

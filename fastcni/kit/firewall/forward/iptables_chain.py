@@ -1,8 +1,8 @@
 """Read the rules of iptables in the chain CNI-FORWARD of table filter from the kernel, without a program.
 
-The kernel has two kinds of iptables. It lists the rules of iptables-nft over netlink, and notifies each change. It only
-gives a complete table of iptables-legacy (kernel/xtables.py); a server caches the table until the kernel reports
-another size or number of entries. If tables of both kinds exist, a packet has to pass both.
+The kernel has two kinds of iptables. For iptables-nft, the kernel lists rules over netlink and notifies each change.
+For iptables-legacy, the kernel only returns complete tables (kernel/xtables.py); a server caches a table until the
+kernel reports another size or number of entries. If tables of both kinds exist, a packet has to pass both tables.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Rules:
         return any(nft_rules.leads_to(payload, target) for payload in self.of(chain))
 
     def looks_into_set(self) -> bool:
-        # The rule has the set's number, not its name. A set that a rule uses cannot be renamed, so this number is
-        # fastcni's set.
+        # A rule in the kernel has the number of a set, not its name. The rules in CNI-FORWARD that match a set are
+        # fastcni's, and no program can rename a set that a rule uses: so the number is that of fastcni's set.
         return {ipset.read_match_flags(nft_rules.read_match(payload, "set")) for payload in self.of(FORWARD)
                 } >= {TO, FROM}
 

@@ -50,9 +50,8 @@ class Conf:
 
     @property
     def ports(self) -> list[str]:
-        """Return the names of the pod's bridge ports: the host's interfaces between the bridge and the pod's interface
-        in prevResult. Chained plugins, such as bandwidth, append further interfaces behind these; CHECK's prevResult
-        has them, ADD's may not.
+        """Return the names of the pod's bridge ports: in prevResult, the host's interfaces between the bridge and the
+        pod's interface. Interfaces after the pod's are those of chained plugins, such as bandwidth.
         """
         interfaces = (self.previous or {}).get("interfaces", ())
         inside = next((place for place, it in enumerate(interfaces) if it.get("sandbox")), len(interfaces))
@@ -162,7 +161,7 @@ def restore(req: Request, conf: Conf) -> None:
 
 
 def delete(req: Request, conf: Conf) -> None:
-    """Remove the rules and elements of ADD in every backend, of fastcni and of the reference plugin."""
+    """Remove the rules and elements that ADD of fastcni or of the reference plugin added, in every backend."""
     every(*((backend.delete, req, conf) for subject in ("ingress", "forward")
             for backend in backends.load_all(subject)))
 
@@ -177,8 +176,8 @@ def missing(req: Request, conf: Conf) -> tuple[str, str]:
 
 
 def came_later(req: Request, conf: Conf, backend: Forward) -> bool:
-    """Return whether the backend's firewall began to filter after ADD. True if ADD recorded the pod for another
-    backend, not for this one."""
+    """Return whether the backend's firewall began to filter after ADD, that is, whether ADD recorded the pod only for
+    another backend."""
     return not backend.recorded(req, conf) and any(it.recorded(req, conf) for it in backends.load_all("forward"))
 
 

@@ -1,4 +1,4 @@
-"""Keep nftables sets of the pods whose traffic is forwarded, and a chain for the administrator's drop rules.
+"""Keep nftables sets of the pods whose traffic the node forwards, and a chain for the administrator's drop rules.
 
     table inet fastcni {
         set forwarded4 { type ipv4_addr; elements = { 10.22.0.5 comment "8e48...-0b65..., net: a, if: eth0, id: c" } }
@@ -92,7 +92,7 @@ def restore(req: Request, conf: Conf) -> None:
 
 
 def recorded(req: Request, conf: Conf) -> bool:
-    """Return whether ADD used this backend for the attachment, by the owner records."""
+    """Return whether the owner records show that ADD used this backend for the attachment."""
     return Forwarded().knows(req, conf.ips)
 
 

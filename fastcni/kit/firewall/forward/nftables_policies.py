@@ -1,7 +1,7 @@
-"""Accept pods' traffic in chains of other programs' nftables tables that drop by policy, by rules at the end of these
-chains.
+"""Accept pods' traffic in chains of other programs that drop packets by their policy. fastcni adds accept rules at the
+end of such a chain.
 
-fastcni adds the rules if the network has "backend": "nftables". The chain's own rules come first, so they can still
+fastcni adds the rules if the network has "backend": "nftables". The chain's other rules come first, so they can still
 drop the packets.
 
     table inet filter {                                         (an administrator's)
@@ -39,7 +39,7 @@ FROM, TO = "fastcni: from pods", "fastcni: to pods"
 
 
 class Chain(Addresses):
-    """A chain that drops by policy, and the sets that fastcni's rules in it use."""
+    """A chain that drops by policy, and the sets that fastcni's rules in the chain use."""
 
     __slots__ = ("name",)
 

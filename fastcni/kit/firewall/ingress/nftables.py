@@ -19,9 +19,9 @@
         }
     }
 
-The second table filters frames between ports of a bridge, which the first table sees only with br_netfilter. Its set
-has the ports of isolated pods. Its rules drop everything but ARP: rules for IPv4 and IPv6 would miss frames with two
-VLAN tags, whose ethertype is that of the inner tag. A bridge's policy lasts as long as the bridge.
+The second table filters frames between ports of a bridge, which the first table sees only with br_netfilter. The set
+`isolated` has the ports of isolated pods. The rules drop everything but ARP: rules for IPv4 and IPv6 would miss frames
+with two VLAN tags, whose ethertype is that of the inner tag. A bridge's policy lasts as long as the bridge.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ def comment_of(req: Request) -> str:
 def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
     """Masquerade the addresses, [(packed, prefix length)]. Raises CniError with the message of iptables."""
     for program, rules in rules_of(req, ips):
-        # Another interface of this container on this network has the same chain. -N of an existing chain would make all
-        # commands fail, so add only rules.
+        # The chain may exist, for another interface of this container on this network. -N of an existing chain makes
+        # all commands fail, so repeat the commands without -N.
         if iptables.attempt(req, program, [f"-N {chain_of(req)}", *rules]).status:
             iptables.change(req, program, rules)
 
@@ -75,8 +75,8 @@ def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> 
     """Delete the jumps to the container's chain, in both families. With the last jump, delete the chain. A missing
     chain is no error.
 
-    Jumps of addresses that are neither in `given` nor in `found` stay: they belong to another interface of the
-    container. If both are empty, all jumps to the chain are deleted.
+    Jumps for addresses that are neither in `given` nor in `found` stay: they belong to another interface of the
+    container. If no jump is for one of these addresses, delete all jumps to the chain.
     """
     chain = chain_of(req)
     if not iptables.has_chain(req, chain):

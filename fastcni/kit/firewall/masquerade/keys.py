@@ -1,4 +1,5 @@
-"""The option ipMasq of bridge and ptp: give a pod's traffic that leaves the pod's subnet the node's source address."""
+"""Implement the option ipMasq of bridge and ptp: replace the source address of a pod's packets to other subnets by the
+node's address."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Masquerade:
     __slots__ = ("wanted", "iptables")
 
     def __init__(self, conf: Section, *, ending: bool = False) -> None:
-        """ending: the command is DEL or GC, which search every backend. Raises CniError 7."""
+        """Read the keys. ending: the command is DEL or GC, which search every backend. Raises CniError 7."""
         self.wanted = conf.flag("ipMasq")
         backend = "" if ending else conf.text("ipMasqBackend")
         if backend and backend not in backends.TABLE["masquerade"]:
@@ -58,7 +59,7 @@ def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
 def delete(req: Request, conf: Conf, found: Collection[bytes], given: Collection[bytes]) -> None:
     """Remove the masquerade that ADD of fastcni or of the reference plugin added, in both backends.
 
-    The addresses of prevResult are used, too, because a pod can delete addresses from its link.
+    Search also for the addresses of prevResult, because a pod can delete addresses from its link.
     """
     given = prev_addresses(req).union(given)
     every(*((backend.delete, req, given, found) for backend in backends.load_all("masquerade")))

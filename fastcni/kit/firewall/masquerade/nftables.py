@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Item, Store
 
 CHAIN, PODS = "postrouting", "pods"
-# references to a subnet's chain that has no element; each element that leads to the chain adds one
+# references to a subnet's chain; each element that leads to the chain adds one
 SUBNET, SUBNET_RULES = "subnet-", 3
 MULTICAST = {4: (b"\xe0\0\0\0", 4), 16: (b"\xff" + bytes(15), 8)}       # by length of an address
 REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
@@ -71,7 +71,7 @@ def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> 
     """Delete the attachment's elements and the rules of the reference plugin. given: the addresses that usually have
     the elements. A missing element is no error.
 
-    `found`, the addresses on the link, is not used, because a pod can add any number of addresses to its link.
+    delete() ignores `found`, the addresses on the link, because a pod can add any number of addresses to its link.
     """
     store().delete(req, [(PODS + SUFFIXES[len(packed)], packed, None) for packed in given])
     rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
@@ -88,7 +88,7 @@ def gc(req: Request) -> None:
 
 
 def subnet_chain(packed: bytes, prefix: int) -> str:
-    # nft only reads names of letters, digits and / \ _ . - ; it would read a colon as a separate word.
+    # nft only reads names of letters, digits and / \ _ . - ; nft would read a colon as a separate word.
     return SUBNET + addresses.cidr_text(addresses.network(packed, prefix), prefix).replace(":", "_")
 
 
@@ -112,7 +112,7 @@ def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
 
 
 def fill(batch: Batch, chain: str) -> Batch:
-    """Add a subnet's chain with its rules. The name of the chain has the subnet."""
+    """Add a subnet's chain with its rules. chain: a name that ends in the subnet."""
     network, prefix = addresses.read_cidr(chain.removeprefix(SUBNET).replace("_", ":"))
     nft.add_chain(batch, FAMILY, TABLE, chain)
     nft_rules.flush_chain(batch, FAMILY, TABLE, chain)

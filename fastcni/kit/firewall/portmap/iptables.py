@@ -48,7 +48,7 @@ def comment_of(req: Request) -> str:
 
 
 def add(req: Request, conf: Conf) -> None:
-    """Map the ports. Raises CniError; CniError 11 if another container has one of the ports, which the error names."""
+    """Map the ports. Raises CniError, with code 11 and the port if another container has one of the ports."""
     for length in sorted(conf.pod):
         def wanted(lines: list[str], length: int = length) -> tuple[str, ...]:
             refuse_taken(req, conf, length, lines)
@@ -83,7 +83,7 @@ def shared_commands(conf: Conf, lines: list[str]) -> Iterator[str]:
             yield f"-N {chain}"
         for rule in rules:
             if rule not in lines:
-                yield rule.replace("-A POSTROUTING", "-I POSTROUTING 1")        # in front of the rules of ipMasq
+                yield rule.replace("-A POSTROUTING", "-I POSTROUTING 1")        # before the rules of ipMasq
 
 
 def pod_commands(req: Request, conf: Conf, length: int, lines: list[str]) -> Iterator[str]:

@@ -81,8 +81,8 @@ def read(req: Request) -> Conf:
 
 
 def read_leniently(req: Request) -> Conf:
-    """Read the configuration for DEL and GC. If the configuration is invalid, ADD has used another one, so delete()
-    searches for the mappings."""
+    """Read the configuration for DEL and GC. An invalid configuration cannot be that of the ADD, so return a Conf with
+    which delete() searches all backends for the mappings."""
     try:
         return read(req)
     except CniError as e:
@@ -169,7 +169,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def _delete(backend: Portmap, req: Request, conf: Conf) -> None:
-    if backend.delete(req, conf):       # a pod without elements has no flows; they are another pod's
+    if backend.delete(req, conf):       # without mappings of this pod, the flows are another pod's
         from fastcni.kit.firewall import flows
 
         flows.after_delete(req, conf)

@@ -76,8 +76,8 @@ def add(req: Request, conf: Conf) -> None:
             store().delete(req, [])                     # an earlier ADD may have mapped other ports
 
     store().add(req, items(req, conf), taken, mark_with_link(req, conf))
-    # Check for conflicts after adding this pod's elements, so that of two concurrent ADDs at least one sees the other's
-    # elements.
+    # Check for conflicts after adding this pod's elements: of two concurrent ADDs, the second to add its elements then
+    # sees the first ADD's elements.
     add_host_ips(req, conf)
     asked = conflicts(req, conf)
     taken(store().present(req, [(*key, None) for key in asked]))
@@ -92,8 +92,8 @@ def restore(req: Request, conf: Conf) -> None:
 def mark_with_link(req: Request, conf: Conf) -> str:
     """Return the request's mark with the index of the host end of the pod's veth pair: "HASHES, link: 12, net: ..."
 
-    The host end is deleted with the pod or its namespace, and no other link gets its index. If prevResult names no host
-    end, or several, the mark has no index.
+    The kernel deletes the host end with the pod's namespace, and gives its index to no other link. If prevResult names
+    no host end, or several, the mark has no index.
     """
     mark, interfaces = names.mark(req), (conf.previous or {}).get("interfaces", ())
     index = find.host_end(req, [it["name"] for it in interfaces if it["name"] and not it.get("sandbox")])
@@ -102,7 +102,7 @@ def mark_with_link(req: Request, conf: Conf) -> str:
 
 
 def is_dead(req: Request, comment: str) -> bool:
-    """Return whether the link that an element's comment names no longer exists. False if the comment names no link."""
+    """Return whether an element's comment names a link that no longer exists."""
     _, _, text = comment.partition(", ")
     index = text.removeprefix(LINK).partition(",")[0] if text.startswith(LINK) else ""
     return index.isdecimal() and find.link(req.mode.route, index=int(index)) is None
@@ -115,7 +115,7 @@ def owner(comment: str) -> str:
 
 
 def taken_by(mapping: Mapping, name: str, key: bytes, comment: str) -> CniError:
-    # The key may have another address than the mapping, see conflicts().
+    # The key's address may differ from the mapping's, see conflicts().
     host_ip = key.removesuffix(port_key(mapping.protocol, mapping.host_port))
     prefix = f"{addresses.ip_text(host_ip)} . " if host_ip else ""
     element = f"{{ {prefix}{mapping.protocol} . {mapping.host_port} }}"
@@ -162,8 +162,8 @@ def claims(conf: Conf) -> dict[Place, Mapping]:
 
 
 def conflicts(req: Request, conf: Conf) -> dict[Place, Mapping]:
-    """Return the Places that conflict with the mappings, which no other attachment may have. As with bind(2), a mapping
-    on all addresses conflicts with the same port on one address."""
+    """Return the Places that conflict with the mappings: no other attachment may have these Places. As with bind(2), a
+    mapping on all addresses conflicts with the same port on one address."""
     found = {}
     for length in conf.pod:
         mappings = conf.mappings_for(length)
@@ -175,7 +175,7 @@ def conflicts(req: Request, conf: Conf) -> dict[Place, Mapping]:
 
 
 def host_ips(req: Request, length: int) -> list[bytes]:
-    """Return the packed addresses in the set hostips, which mappings have named as hostIP."""
+    """Return the packed addresses in the set hostips: each was the hostIP of a mapping."""
     messages = store().dump(req.mode.firewall, HOSTIPS[length]) or ()   # None: another program has deleted the set
     return [key for payload in messages for key, _ in nft_elements.read_elements(payload)]
 

@@ -46,8 +46,8 @@ number of pods.
 The rules only look up packets to an address of the node (CVE-2025-67499), and run after the rules of other programs
 (CVE-2019-9946).
 
-- hostips has the addresses that mappings name as hostIP. ADD of a mapping on all addresses checks only these addresses
-  for conflicts.
+- hostips has the addresses that mappings name as hostIP. ADD of a mapping on all addresses searches conflicting
+  mappings only on the addresses in hostips.
 - hostport-pods has the number of elements of each attachment. So a DEL of an attachment without mappings ends after one
   look-up, and any DEL knows whether its configuration names all mappings of the attachment.
 - hairpin-pods has one element for all ports of a pod, because the kernel walks all elements that lead to chains
@@ -134,7 +134,7 @@ def rules(set_ids: dict[str, int]) -> Iterator[tuple[Any, ...]]:
     for chain in HOOKS:
         yield chain, *nft_rules.to_local_address(), nft_rules.jump(LOOKUPS)
     # The kernel neither sends packets from ::1 over a link other than lo nor accepts packets to ::1 from it. So do not
-    # map ::1: the kernel refuses the connection, and the client tries 127.0.0.1.
+    # map ::1: without a mapping, the kernel refuses the connection, and the client tries 127.0.0.1.
     yield LOOKUPS, *nft_rules.daddr_in(*LOCALHOST[16]), nft_rules.leave()
     for length in LENGTHS:
         address, port = nft_rules.daddr(length), nft_rules.protocol_and_port(behind=length)

@@ -43,7 +43,7 @@ SETS = port_sources.Sets(BOUND, ALLOWED, BOUND_OF)
 
 
 def add(req: Request, conf: object, link: PodLink, undo: Undo) -> None:
-    """Bind the pod's port to the addresses of the result: drop other sources."""
+    """Bind the pod's port to the addresses of the result: drop packets with another source."""
     undo(delete, req, conf)
     store().add(req, items(link.host.name, link.inside.address, packed_ips(link.result)))
 

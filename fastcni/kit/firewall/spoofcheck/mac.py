@@ -75,7 +75,7 @@ def delete(req: Request, conf: object, found: Sequence[bytes] = (), given: Seque
 
 
 def known(req: Request, items: Callable[[str, bytes, list[bytes]], list[Item]]) -> Sequence[Item]:
-    """Return the elements that the pod should have by prevResult, so that DEL need not read a complete set.
+    """Return the elements that ADD made according to prevResult, so that DEL need not read a complete set.
 
     Return () if prevResult does not name the port. In that case, or if a chained plugin has changed prevResult, DEL
     finds the elements by their mark.
@@ -91,8 +91,8 @@ def known(req: Request, items: Callable[[str, bytes, list[bytes]], list[Item]]) 
 
 
 def delete_reference_rules(req: Request) -> None:
-    """Delete the rules that the reference plugin bridge made for this pod: a jump to a chain, which jumps to a second
-    chain; and both chains."""
+    """Delete the reference plugin bridge's rules for this pod: a jump to a chain, that chain with its jump to a second
+    chain, and the second chain."""
     mark, chains = f"macspoofchk-{req.container_id}-{req.ifname}", reference_chains(req)
 
     def with_chains(batch: Batch) -> None:
