@@ -129,7 +129,7 @@ class Compiler:
                     self._release(element)
 
     def put_forwarders(self, ports: Iterable[int]) -> None:
-        """Replace the ports in `forwarders`, and in their set if it exists."""
+        """Replace the ports in `forwarders`, and in the nftables set of these ports if the set exists."""
         wanted = set(map(service, ports))
         if FORWARDERS in self.state.sets:
             for key in self.forwarders ^ wanted:
@@ -189,8 +189,8 @@ class Compiler:
             self._journal.put(name, key, None)
 
     def _note_local(self, pod: Pod | None, there: bool) -> set[bytes]:
-        """Add a pod of this node to the local pods, or remove it if not `there`. Return its addresses; an empty set if
-        the pod is None or is on another node."""
+        """Add a pod of this node to the local pods; if `there` is False, remove the pod. Return the pod's addresses; an
+        empty set if the pod is None or is on another node."""
         if pod is None or (self.node and pod.node and self.node != pod.node):
             return set()
         for packed in pod.addresses:
@@ -224,13 +224,14 @@ class Compiler:
                 self._journal.put_set(name, None)
 
     def directions_of(self, pod: Pod) -> list[str]:
-        """Return the directions in which policies restrict a pod, also a pod that was not put: INGRESS, EGRESS."""
+        """Return the directions in which policies restrict a pod: INGRESS, EGRESS. The compiler need not have the
+        pod."""
         selecting = {policy for group in self._groups.matching(pod) for policy in self._selecting.get(group, ())}
         return [direction for direction in DIRECTIONS
                 if any((policy, direction) in self._compiled for policy in selecting)]
 
     def reaches_nodes(self, pod: Pod) -> bool:
-        """Return whether a policy restricts packets from `pod` to its own node. The pod need not have been put."""
+        """Return whether a policy restricts packets from `pod` to its own node. The compiler need not have the pod."""
         return bool(self._reaching) and any(policy in self._reaching for group in self._groups.matching(pod)
                                             for policy in self._selecting.get(group, ()))
 
@@ -251,8 +252,8 @@ class Compiler:
         return [*found, (*admin, *baseline) if selecting & self._reaching else ()]
 
     def _tier(self, direction: str, policies: list[ClusterPolicy]) -> tuple[str, ...]:
-        """Return (name,) of the chain that has the rules of these policies of one tier; () without policies. The caller
-        makes the chain when an address leads to it."""
+        """Return (name of the chain with the rules of `policies`,); () without policies. All policies are of one tier.
+        The caller makes the chain when an address leads to it."""
         if not policies:
             return ()
         keys = tuple(policy.key for policy in sorted(policies, key=lambda policy: policy.order))
@@ -351,8 +352,8 @@ class Compiler:
                 self._forget(past, self._compiled.get((key, direction)))
 
     def _select(self, policy: Policy | ClusterPolicy | None, key: str, there: bool) -> set[bytes]:
-        """Record that a policy selects its pods, or with `there` False that it no longer does. Return the addresses of
-        the selected pods that are on this node."""
+        """Record that a policy selects its pods; if `there` is False, record that the policy no longer selects them.
+        Return the addresses of the selected pods that are on this node."""
         if policy is None:
             return set()
         members = self._groups.use(policy.pods) if there else self._groups.members(policy.pods)

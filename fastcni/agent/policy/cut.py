@@ -1,9 +1,10 @@
 """Cut connections that policies no longer allow: find their flows, and delete the flows from conntrack.
 
-The rules accept packets of known connections, so a connection would outlive the policy that allowed it. Without its
-flow, the connection's next packet counts as a first packet, and the rules drop it (rules.py). But conntrack would take
-an answer that is still on its way for the first packet of a connection in the other direction, which the policies may
-allow. So before the agent deletes the flows, the rules get the answers to drop.
+The rules accept packets of known connections, so a connection would outlive the policy that allowed it. After the flow
+is deleted, the connection's next packet counts as a first packet, and the rules drop it (rules.py). But an answer may
+still be on its way. Conntrack would take this answer for the first packet of a connection in the other direction, which
+the policies may allow. So before the agent deletes the flows, it adds elements to sets by which the rules drop such
+answers.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ if TYPE_CHECKING:
     from fastcni.kit.datapath.maps import Flow as Redirected
 
 MAX_DELETED = 128               # flows in one batch of netlink messages
-MAX_ASKED = 4096                # flows for which tracked() asks; the next cut finds the remaining flows
+MAX_ASKED = 4096                # the maximum of requests in tracked(); the next cut finds the remaining flows
 IPPROTO_ICMP, IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE = 1, 17, 33, 132, 136
 ANSWERED_ONLY = {IPPROTO_ICMP, IPPROTO_TCP, IPPROTO_ICMPV6}
 WITH_PORTS = {IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE}         # with ports at the same place as TCP
 
 
 class Listing:
-    """Lists conntrack's flows in a thread of its own, so that no ADD waits. The kernel takes 5 to 10 ms for the list,
+    """Lists conntrack's flows in a separate thread, so that no ADD waits. The kernel takes 5 to 10 ms for the list,
     even without flows.
 
     One thread in the node's namespace makes the Listing and calls all methods. took_s: the time that the last list
@@ -151,7 +152,7 @@ def tracked(sock: Socket, redirected: Sequence[Redirected]) -> list[Flow]:
 
 
 def forbidden(flows: Iterable[Flow], state: State) -> list[Flow]:
-    """Return those of `flows` that the rules of `state` do not allow. Connections from the node itself are always
+    """Return the flows in `flows` that the rules of `state` do not allow. Connections from the node itself are always
     allowed. Raises OSError."""
     decide = Decider(state)
     found = [flow for flow in flows if not decide.allows(flow)]
@@ -172,7 +173,7 @@ def delete(sock: Socket, flows: Sequence[Flow]) -> None:
 
 class Decider:
     """Decides by a State whether connections are allowed, and caches the decisions: many connections have the same
-    ends, such as queries to a name server.
+    source, destination and port, such as queries to a name server.
 
     own: the node's addresses; empty if they have not been read yet. Raises OSError.
     """
@@ -183,8 +184,8 @@ class Decider:
         self._forwarders = state.elements.get(FORWARDERS, {})
 
     def allows(self, flow: Flow) -> bool:
-        """Return whether the State allows the flow, by its source before SNAT and its destination after DNAT. But the
-        destination of a DNS query that was redirected to this node is the resolver."""
+        """Return whether the State allows the flow, by its source before SNAT and its destination after DNAT. For a DNS
+        query that was redirected to this node, the destination is the resolver."""
         end, port = flow.replier, flow.replier_port
         if service(port) in self._forwarders and end in self.own:
             end, port = flow.destination, flow.port
@@ -230,8 +231,8 @@ def answers(flows: Iterable[Flow], by_ports: bool = True, own: Collection[bytes]
 
 
 def allowed_again(dropped: Mapping[str, list[bytes]], state: State, added: Collection[bytes]) -> dict[str, list[bytes]]:
-    """Return those of the dropped answers that the rules need not drop any more: `state` allows their connections
-    again, or one of their addresses belongs to a pod added since (`added`)."""
+    """Return the answers in `dropped` that the rules need no longer drop: `state` allows their connections again, or
+    one of their addresses is in `added`, the addresses of new pods."""
     decide, found = Decider(state), {}
     for name, keys in dropped.items():
         length = 4 if name.endswith(VERSIONS[4]) else 16

@@ -51,7 +51,7 @@ class Engine:
         self.prepare: Callable[[Iterable[str]], object] = lambda new_chains: None       # called before each write
         self._begun = False             # whether load() was called, so that the compiler has all objects
         self._loaded = False            # whether the kernel has all changes that the compiler's take() returned
-        self.protecting: list[Callable[[Attachment], object]] = []      # protect() calls these first
+        self.protecting: list[Callable[[Attachment], object]] = []      # protect() calls these functions first
         self.flows = cut.Listing()
         self.suspects: set[bytes] = set()       # addresses whose connections changes may have forbidden
         self._looked_at: set[bytes] = set()     # the suspects for which begin_cut() lists flows
@@ -74,7 +74,7 @@ class Engine:
 
     @property
     def not_offloaded(self) -> str:
-        """Why no flowtable forwards established connections; "" if it does, or if no flowtable is wanted."""
+        """Why no flowtable forwards established connections; "" if a flowtable does, or if no flowtable is wanted."""
         return self.flowtable.unavailable if self.flowtable else ""
 
     def load(self) -> None:
@@ -126,8 +126,8 @@ class Engine:
         return count
 
     def _cut_redirected(self) -> None:
-        """Of the connections whose redirection ended with the last write, end the forbidden connections now. The next
-        cut would find them later, in the list of all flows. Raises OSError."""
+        """End the forbidden connections among the connections whose redirection ended with the last write. The next cut
+        would find them only later, in the list of all flows. Raises OSError."""
         redirected, self._redirected = self._redirected, []
         if redirected:
             self._end(cut.tracked(self.rules.sock, redirected))
@@ -141,15 +141,15 @@ class Engine:
             try:
                 self.rules.drop_answers(answers)
             except NetlinkError as e:
-                if e.errno != ENFILE:           # the kernel has no more than 65,535 elements in such a set
+                if e.errno != ENFILE:           # such a set has at most 65,535 elements
                     raise
                 self.rules.drop_answers(cut.answers(found, by_ports=False, own=own))
         cut.delete(self.rules.sock, found)
         self._ended += len(found)
 
     def reopen(self) -> None:
-        """After changes: let the rules no longer drop answers on a cut connection that is allowed again, or one of
-        whose addresses belongs to a new pod."""
+        """Let the rules accept answers on a cut connection again, if the policies allow the connection again or a new
+        pod has one of its addresses."""
         if self.changed and self._answers and self._loaded:
             dropped = self.rules.cut_answers()
             self._answers = any(dropped.values())
@@ -180,7 +180,8 @@ class Engine:
 
     def _close(self, attachment: Attachment) -> bool:
         """Drop the pod's traffic in restricted directions, and add its port to the sets. Return False if the kernel
-        rejects this: a map has one of the addresses already, or another program has changed the table."""
+        rejects the elements, because a map already has one of the addresses, or another program has changed the
+        table."""
         restricted = self.compiler.restricted(attachment)
         elements = [(f"{direction}{VERSIONS[len(packed)]}", packed) for packed in attachment.all_addresses
                     for direction in restricted]
@@ -199,8 +200,8 @@ class Engine:
         return True
 
     def _write(self) -> Change | None:
-        """Write the compiler's Change and return it. Return None if the kernel rejected it because another program has
-        changed the table."""
+        """Write the compiler's Change and return it. Return None if the kernel rejected the Change because another
+        program has changed the table."""
         if not self._loaded:
             return None
         change = self.compiler.take()
@@ -209,7 +210,7 @@ class Engine:
             removed = change.removed.setdefault(name, [])
             removed.extend(keys.difference(there, removed))
         self.prepare(change.new_chains)
-        self._loaded = False            # also after other errors: take() returns a change only once
+        self._loaded = False            # also after any other error, because take() returns a change only once
         try:
             if MAPS & (change.added.keys() | change.removed.keys()):
                 self._redirected += self.redirects.put(self.rules.sock, cut.isolated(self.compiler.state))

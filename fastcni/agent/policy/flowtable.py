@@ -18,7 +18,7 @@ packet. A flowtable skips this check. So
 - links of pods with prefixes are left out: when policies begin to restrict the pod, the rules close its prefixes;
 - the agent makes the flowtable again, without connections, when the addresses of an existing link change, and when the
   node gets a tunnel, whose packets pods may not send;
-- when a link's pod is gone, the link leaves the flowtable before the link is deleted.
+- when a link's pod no longer exists, the agent removes the link from the flowtable before the link is deleted.
 
 Connections to other nodes and to outside are left out: rules for egress addresses, domain names and masquerade apply to
 them.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 LINKS, PODS, CHAIN = "links", "pods", "established"
 PRIORITY = nft.NF_IP_PRI_FILTER + 1000
-DEVICES = 100                   # in one message; the kernel's notification of more devices would not fit in its buffer
+DEVICES = 100                   # devices in one message; the kernel's notification has no space for more
 TUNNELS = {ROUTED.tunnels, ROUTED.protocols}
 
 
@@ -70,7 +70,7 @@ class Flowtable:
         return self._written is None and not self.unavailable
 
     def renew(self) -> None:
-        """Let the next follow() make the table again, by which the flowtable loses all connections."""
+        """Let the next follow() make the table again. The new flowtable has no connections."""
         self._written = None
 
     def follow(self, attachments: Iterable[Attachment], change: Change) -> None:

@@ -13,7 +13,7 @@ from fastcni.kernel import wire
 if TYPE_CHECKING:
     from fastcni.agent.policy.attached import AttachedCompiler, Attachment, Id
 
-LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # first and longest time between two checks of a link
+LINK_WAIT_S, MAX_LINK_WAIT_S = 0.02, 1.0        # seconds between two checks of a link: first, maximum
 
 
 class Leaving:

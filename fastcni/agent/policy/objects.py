@@ -73,7 +73,7 @@ class Selector:
         return all(one.matches(labels) for one in self.requirements)
 
     def identity(self) -> list[tuple[str, str, list[str]]]:
-        """Return a value that is the same in all processes, so that a hash of it can be part of a set's name."""
+        """Return a value that is the same in all processes. Names of sets contain a hash of this value."""
         return [(one.key, one.operator, sorted(one.values)) for one in self.requirements]
 
 
@@ -334,7 +334,7 @@ def read_addresses(status: Reader) -> tuple[bytes, ...]:
 
 
 def read_named_ports(spec: Reader) -> dict[tuple[str, int], int]:
-    """Return {(name, protocol): number}. If several containers use a name, the first counts, as in a Service."""
+    """Return {(name, protocol): number}. If several containers use a name, the first number counts, as in a Service."""
     found: dict[tuple[str, int], int] = {}
     sidecars = [container for container in spec.each("initContainers", lambda one: one)
                 if container.get("restartPolicy", str, "") == "Always"]
@@ -423,7 +423,7 @@ def read_network(reader: Reader, key: str, text: Any) -> tuple[bytes, int]:
     except ValueError as e:
         reader.wrong(str(e), key)
     if ":" in text and len(packed) == 4 and int(text.rpartition("/")[2]) < MAPPED_PREFIX:
-        reader.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # the block would be all of IPv4
+        reader.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # contains all of IPv4
     return addresses.network(packed, prefix), prefix
 
 

@@ -25,7 +25,8 @@ class Part(Attended, Protocol):
     and calls attend() again a second later."""
 
     def changed(self) -> None:
-        """Adapt the part to changes by the source or by an ADD. The loop calls this after it has written the table."""
+        """Adapt the part to changes by the source or by an ADD. The loop calls this method after it has written the
+        table."""
         ...
 
     def figures(self) -> Mapping[str, int]:

@@ -206,7 +206,8 @@ SOURCES = {nft.NFPROTO_BRIDGE: (ADDRESSES, sets_of(BRIDGED, MACS, dhcp=DHCP_PORT
 
 
 def permanent_rules() -> Iterator[tuple[int, str, Rule]]:
-    """Yield (family, chain, rule) for the chains above that always exist: not `source`, and no rules for tunnels."""
+    """Yield (family, chain, rule) for the module's chains that always exist: all except `source` and the rules for
+    tunnels."""
     for rule in from_senders():
         yield nft.NFPROTO_BRIDGE, ADDRESSES, rule
     for family, (chain, sets) in SOURCES.items():

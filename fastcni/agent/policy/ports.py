@@ -31,8 +31,8 @@ class Names(NamedTuple):
     """The names of the sets for one kind of ports. `own` and `more` name two sets each, which end with 4 and 6.
 
     ports: all ports of this kind. own: port . address. more: port . prefix. routers: ports that may send router
-    advertisements. shut: ports of pods whose ingress policies restrict. tunnels, protocols: UDP ports and IP protocols
-    of the node's tunnels, see tunnels.py.
+    advertisements. shut: ports of pods with restricted ingress. tunnels, protocols: UDP ports and IP protocols of the
+    node's tunnels, see tunnels.py.
     """
 
     ports: str
@@ -58,7 +58,7 @@ class Names(NamedTuple):
 BRIDGED = Names("ports", "own", "more", "routers", "shut", "tunnel-ports", "tunnel-protocols")      # ports of bridges
 ROUTED = Names("links", "from", "more-from", "link-routers", "shut-links", "link-tunnel-ports", "link-tunnel-protocols")
 MACS, TYPES, DHCP_PORTS = "macs", "types", "dhcp"
-MUTE = "mute"                   # the set of ports of pods whose egress policies restrict
+MUTE = "mute"                   # the set of ports of pods with restricted egress
 SENDERS, RECEIVERS = {4: "senders4", 16: "senders6"}, {4: "receivers4", 16: "receivers6"}
 LINK_SENDERS = {4: "link-senders4", 16: "link-senders6"}
 ON_BRIDGES = {**BRIDGED.sets(), **dict.fromkeys(BRIDGED.by_length(BRIDGED.own).values(), "frame"), MACS: "mac",
@@ -125,9 +125,10 @@ class Port:
 
 
 def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool, index: int = 0) -> Iterator[Element]:
-    """Yield the elements of a port. shut, mute: whether policies restrict its pod's ingress, its egress. index: the
-    link's index; if it is 0, unknown, the kernel compares link names, which takes longer. Without `addresses` the
-    elements close the port: another pod has its addresses, or they are unknown."""
+    """Yield the elements of a port. shut: whether policies restrict the ingress of the port's pod. mute: whether
+    policies restrict its egress. index: the link's index; if it is 0, unknown, the kernel compares link names, which
+    takes longer. Without `addresses` the elements close the port: another pod has its addresses, or they are
+    unknown."""
     key, link = ifname(port.name), index.to_bytes(4, nft.ORDER)
     names = BRIDGED if port.bridged else ROUTED
     yield names.ports, key
@@ -148,7 +149,7 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
             yield (RECEIVERS if port.bridged else LINK_SENDERS)[len(packed)], concat(link, packed)
         if not port.bridged:
             yield f"{names.own}{VERSIONS[len(packed)]}", concat(key, packed)
-    if not mute:                    # policies restrict addresses, not prefixes
+    if not mute:                    # policies apply only to addresses, so a restricted pod may not send from prefixes
         for pair in port.pairs:
             if not pair.single:
                 yield f"{names.more}{VERSIONS[len(pair.packed)]}", box(key, pair)

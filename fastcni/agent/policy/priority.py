@@ -11,7 +11,7 @@ NICE = -10                      # nine times the CPU weight of other threads; a 
 def raise_priority() -> None:
     """Give the calling thread a high priority (NICE). Do nothing without CAP_SYS_NICE, which a container may lack."""
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, NICE)        # on Linux of this thread only
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)        # on Linux, the priority of this thread only
     except PermissionError:
         return
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Asked = dict[str, Any]
     Answer = dict[str, Any]
 
-MAX_BYTES = 4 << 20             # of a request; a GC lists all attachments of a network
+MAX_BYTES = 4 << 20             # the maximum of a request; a GC lists all attachments of a network
 IDLE_S = 30.0                   # after this time, the agent closes a connection without a request
 
 
@@ -52,7 +52,7 @@ class Caller:
 
 class Requests:
     """The agent's socket and its connections. answer(request, waited): returns the answer to a request that has waited
-    for so many seconds; None if attend() has to ask again later."""
+    for `waited` seconds; None if attend() has to call answer() again later."""
 
     def __init__(self, path: str, answer: Callable[[Asked, float], Answer | None]) -> None:
         """Listen at `path`. Raises OSError, and ListenError, for example if another agent listens there."""
@@ -72,7 +72,7 @@ class Requests:
         return self.listening.lost
 
     def listen_again(self) -> None:
-        """Make the socket again, for the callers to come. Raises OSError, ListenError."""
+        """Make the socket again, so that new callers can connect. Raises OSError, ListenError."""
         former, self.listening = self.listening, self._listen()
         former.sock.close()             # close() also removes the socket from epoll
         former.unlock()
@@ -110,7 +110,7 @@ class Requests:
                     self._reply(caller, answer)
             elif now > caller.until:
                 self._end(caller)
-        for fd, caller in self.callers.items():         # most callers have had their answer, and are closed
+        for fd, caller in self.callers.items():         # most callers already have their answer
             if not caller.watched:
                 caller.watched = True
                 self.poll.register(fd, select.EPOLLIN)
@@ -133,7 +133,7 @@ class Requests:
             data = None
         except OSError:
             data = b""
-        if data is not None:            # the caller has closed, or sent too much
+        if data is not None:            # the caller has closed the connection, or has sent more than MAX_BYTES
             self._end(caller)
         elif caller.data.endswith(b"\n") and caller.asked is None:
             try:

@@ -45,7 +45,7 @@ and the same rules for IPv6. If cluster policies apply to a pod, the pod's chain
     chain all-in-... { jump admin-in-...; jump baseline-in-... }     (no NetworkPolicy selects the pod)
     chain admin-in-... {
         ip saddr @g4-... tcp dport 80 accept comment "allow-web ingress[0] (metrics)"
-        ip saddr @g4-... return                                     (Pass: the rest of the tier does not count)
+        ip saddr @g4-... return                                     (Pass: skip the rest of the tier)
         ip saddr @g4-... drop
     }
 
@@ -85,14 +85,15 @@ Packets from and to link-local addresses (fe80::/10) go between ports of a bridg
 does not record which pod has such an address. So while a policy restricts a pod of the node, fe80:: is in link6, and
 the rules drop these packets, also in known connections. MLD reports (RFC 3810) pass, because a bridge needs them to
 know the members of multicast groups. Neighbour discovery (RFC 4861) passes only with hop limit 255, which a packet from
-another link cannot have: each router decrements it. Without this check, pods could send data to any address in these
-ICMPv6 types.
+another link cannot have, because each router decrements the hop limit. Without this check, pods could send data to any
+address in these ICMPv6 types.
 
 After the agent has cut a connection, conntrack does not know its flow. Conntrack would take an answer for the first
 packet of a new connection in the other direction, which the policies may allow. So the rules drop two kinds of packets
 from and to isolated pods: a TCP packet outside known connections that begins no connection, and an echo reply without a
-known request. In other protocols any packet may begin a connection. For these, the sets cut4, cut6, cut-any4 and
-cut-any6 hold the cut connections (cut.py). The rules drop their answers until no answer has come for CUT_MS.
+known request. In other protocols any packet may begin a connection. For these protocols, the sets cut4, cut6, cut-any4
+and cut-any6 contain the cut connections (cut.py). The rules drop answers on these connections until no answer has come
+for CUT_MS.
 """
 
 from __future__ import annotations

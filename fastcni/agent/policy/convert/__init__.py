@@ -2,7 +2,7 @@
 
     found = convert([("all.yaml: document 1", document)])
     found.documents                     # for the API server, or for a file of --policies
-    found.errors, found.notes           # what is not converted; what has another effect than before
+    found.errors, found.notes           # the keys that are not converted; the keys whose effect changes
 
 convert() reports each part that the new documents cannot express in `errors`, so no denied connection becomes allowed
 without an error. If such a part is an allowing rule, convert() leaves out the rule. If it is a denying rule, convert()
@@ -68,7 +68,7 @@ def is_own(document: Any) -> bool:
 
 
 def identity_of(document: dict[str, Any]) -> tuple[str, str, str]:
-    """Return (kind, namespace, name) of a document. The API server can have only one document of each."""
+    """Return (kind, namespace, name) of a document. The API server has at most one document with this identity."""
     metadata = document.get("metadata")
     names = metadata if isinstance(metadata, dict) else {}
     return (str(document["kind"]), *(str(names.get(key) or default) for key, default in (     # type: ignore[return-value]
@@ -77,7 +77,7 @@ def identity_of(document: dict[str, Any]) -> tuple[str, str, str]:
 
 def unless_taken(found: Conversion, taken: set[tuple[str, str, str]]) -> Conversion:
     """Return `found`, or a Conversion with an error if a document of `found` would replace another document. taken: the
-    identities of all other documents; those of `found` are added."""
+    identities of all other documents; the function adds the identities of `found`."""
     names = {identity_of(each) for each in found.documents}
     if clash := sorted(names & taken):
         kind, namespace, name = clash[0]

@@ -95,9 +95,9 @@ class Policy:
         return rule
 
     def without_passed(self, rules: list[CalicoRule], direction: str) -> list[CalicoRule]:
-        """Return the rules of a policy in a namespace without those that would allow too much: allowing rules after a
-        Deny that becomes Pass, if only a NetworkPolicy can express them. The NetworkPolicy would also allow connections
-        that the Deny matches."""
+        """Return the rules of a policy in a namespace without the rules that would allow too much. Such a rule comes
+        after a Deny that becomes Pass, and only a NetworkPolicy can express the rule. This NetworkPolicy would also
+        allow connections that the Deny matches."""
         passes = False
         left = []
         for rule in rules:
@@ -190,7 +190,7 @@ def convert(document: dict[str, Any]) -> Conversion:
 
 
 def read_order(spec: Reader) -> int:
-    """Return the priority for the key `order`; MAX_PRIORITY, the last, for a policy without an order."""
+    """Return the priority for the key `order`; for a policy without an order, MAX_PRIORITY, which comes last."""
     order = spec.value.get("order")
     if order is None:
         return MAX_PRIORITY
@@ -209,8 +209,8 @@ def read_subject(spec: Reader, own: str) -> Pods:
 
 
 def read_types(spec: Reader) -> list[str]:
-    """Return the directions that the policy restricts: those in `types`; without `types` those with rules; without
-    rules Ingress."""
+    """Return the directions that the policy restricts: the directions in `types`; without the key, the directions with
+    rules; without rules, Ingress."""
     kinds = spec.get("types", list, [])
     for kind in kinds:
         if kind not in DIRECTIONS:

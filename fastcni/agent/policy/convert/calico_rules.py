@@ -34,7 +34,7 @@ PORT_RANGE = 2                                          # a range has two number
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """Pods by requirements on the labels of their namespaces and on their own labels."""
+    """A selection of pods, by requirements on the labels of their namespaces and on their own labels."""
 
     namespaces: Alternative
     pods: Alternative

@@ -12,8 +12,8 @@ from fastcni.agent.policy.cluster_policies import API_VERSION
 @dataclass(slots=True)
 class Conversion:
     """The result of a conversion. what: the kind and name of the old document. documents: the new documents. errors:
-    texts about keys that are not converted, with the document's kind and name and the key. notes: texts about keys that
-    have another effect than before. is_calico: whether the old document was a policy of Calico."""
+    texts about keys that are not converted, with the document's kind and name and the key. notes: texts about keys
+    whose effect changes. is_calico: whether the old document was a policy of Calico."""
 
     what: str = ""
     documents: list[dict[str, Any]] = field(default_factory=list)

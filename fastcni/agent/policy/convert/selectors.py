@@ -62,7 +62,7 @@ def expand(tree: Tree, negated: bool) -> list[Alternative]:
 
 
 def both(first: Iterable[Alternative], other: list[Alternative]) -> list[Alternative]:
-    """Return the alternatives that match what `first` and `other` both match. Raises SelectorError."""
+    """Return the alternatives that match the objects that both `first` and `other` match. Raises SelectorError."""
     return bounded((*left, *right) for left in first for right in other)
 
 

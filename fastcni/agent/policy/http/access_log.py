@@ -27,8 +27,9 @@ DENIED = (403, -1, 0)           # the status of denied requests; -1 and 0: HAPro
 
 
 class AccessLog:
-    """The socket that receives HAProxy's log. labels: {rule id: name of the rule}. counts: {verdict: requests}, and
-    "unreadable" and "missed" datagrams; allowed HTTP requests count only while a listener exists. Raises OSError."""
+    """The socket that receives HAProxy's log. labels: {rule id: name of the rule}. counts: {verdict: number of
+    requests}, and the numbers of "unreadable" and "missed" datagrams. Allowed HTTP requests are counted only while a
+    listener exists. Raises OSError."""
 
     def __init__(self, directory: Path) -> None:
         self.listeners, self.labels, self.counts = directory.parent / LISTENERS, dict[str, str](), Counter[str]()

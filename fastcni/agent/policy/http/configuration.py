@@ -49,9 +49,9 @@ NOTHING = ":"                   # the list without names
 # ::ffff:0:0/96 or 6to4. These two networks always match, which prevents this search.
 EVERYWHERE = ("0.0.0.0/0", "::/0")
 MAX_NAMES = 200                 # names in a list: a line of a file and the joined text have at most 16 KiB
-MAX_CONNECTIONS = 2000          # of one client at a time; HAProxy can have 10,000 connections of all clients
+MAX_CONNECTIONS = 2000          # connections of one client at a time; HAProxy can have 10,000 of all clients
 LOG, STATS = "log.sock", "stats.sock"           # sockets, in the directory of the configuration
-WEBSOCKET, TLS = "websocket", "tls"     # HAProxy's server and backend for connections that are judged at their start
+WEBSOCKET, TLS = "websocket", "tls"     # the server and the backend whose connections are checked only at their start
 MARKS = {"egress": marks.OUT, "ingress": marks.IN, "both": marks.EITHER}
 # Paths that a server may read as another path than the policy does. They have dot segments (also before path parameters
 # and spaces), empty segments, backslashes, fragments, broken percent-encoding, or percent-encoding of unreserved

@@ -215,7 +215,7 @@ def closed(namespace: str, name: str, spec: Any, unnamed: str, suffix: str, atte
     all pods of the namespace, or both directions.
 
     unnamed: the policy's name if the document has none. suffix: ends the name if the name or the selector is
-    unreadable. attempt(read): return read(), or None if it raises PolicyError."""
+    unreadable. attempt(read): returns read(), or None if read() raises PolicyError."""
     group = attempt(lambda: read_subject(Reader("", spec), namespace))
     named = [isinstance(spec, dict) and spec.get(key) is not None for key, _ in KEYS.values()]
     ingress, egress = (() if one or not any(named) else None for one in named)

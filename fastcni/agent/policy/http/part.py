@@ -37,11 +37,11 @@ BACKLOG = 4096
 IPV6_TRANSPARENT = 75           # linux/in6.h
 TRANSPARENT = {socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TRANSPARENT),
                socket.AF_INET6: (socket.IPPROTO_IPV6, IPV6_TRANSPARENT)}
-BEGIN_S = 0.01                  # between two checks whether a new process has its runtime API
-MIN_RETRY_S, MAX_RETRY_S = 0.1, 4.0     # from the end of a process to the next start; the pause doubles
+BEGIN_S = 0.01                  # seconds between two checks whether a new process has its runtime API
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 4.0     # seconds from the end of a process to the next start; the pause doubles
 STEADY_S = 30.0                 # after a process that ran this long, the pause is MIN_RETRY_S again
-LOOK_S = 1.0                    # between two checks of the routes, and of the listeners of the log
-CHANGE_S = 0.1                  # how long a change of the kernel's rules waits for the change of HAProxy's maps
+LOOK_S = 1.0                    # seconds between two checks of the routes, and of the listeners of the log
+CHANGE_S = 0.1                  # seconds that a change of the kernel's rules waits for the change of HAProxy's maps
 MAX_LABELS = 1000               # names of previous rules that the log of requests still knows
 
 
@@ -90,8 +90,8 @@ class Proxy:
         """Do nothing, because prepare() has already applied the change."""
 
     def prepare(self, new_chains: Iterable[str]) -> None:
-        """Apply a change of the policies to the proxy, before the engine writes it to the kernel. Otherwise the proxy
-        would deny requests that the new rules allow. new_chains: the names of chains that the change adds."""
+        """Apply a change of the policies to the proxy, before the engine writes the change to the kernel. Otherwise the
+        proxy would deny requests that the new rules allow. new_chains: the names of chains that the change adds."""
         state = self.engine.compiler.state
         known = {*self.engine.rules.http, *new_chains}
         if any(name.startswith(HTTP_CHAINS) and name in state.chains for name in known):
@@ -177,8 +177,8 @@ class Proxy:
 
     def _put(self, process: Process, wanted: Configuration) -> None:
         """Change the maps of `process` in another thread, so that a slow process does not delay this thread for more
-        than CHANGE_S. If the process does not accept the change, end it, because it would allow requests that are no
-        longer allowed."""
+        than CHANGE_S. If the process does not accept the change, end the process, because it would allow requests that
+        are no longer allowed."""
         if self._change is None and process.maps != wanted.maps and process.listens:
             self._label(wanted)
             self._change = self._changes.submit(process.put, wanted)
@@ -217,7 +217,7 @@ class Proxy:
         if process.descriptor >= 0:
             self._poll.unregister(process.descriptor)
         process.end()
-        if self._change:                # ends soon with an error, because the process has ended
+        if self._change:                # the change fails soon, because the process has ended
             wait((self._change,))
             self._change = None
 

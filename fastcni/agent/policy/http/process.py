@@ -27,7 +27,7 @@ CONFIGURATION = "haproxy.cfg"   # in the directory of the process
 IF_PARENT_LIVES = '[ "$PPID" = "$0" ] && exec "$@"'
 CAP_SETPCAP = 8
 LINE_BYTES = 16000              # the longest line of commands; the runtime API reads 16 KiB
-ANSWER_S = 3.0                  # the longest wait for an answer of the runtime API; then the process counts as hanging
+ANSWER_S = 3.0                  # seconds to wait for an answer of the runtime API, before the process counts as hanging
 SESSION = re.compile(r"(?P<session>0x[0-9a-f]+): .* src=(?P<source>[0-9a-f.:]+):\d+ fe=\S+ be=(?P<backend>\S+) "
                      r"srv=(?P<server>\S+)")
 DESTINATION = re.compile(r"^ *frontend=.* addr=(?P<address>[0-9a-f.:]+):(?P<port>\d+)$", re.MULTILINE)
@@ -95,12 +95,13 @@ class Process:
 
     @property
     def listens(self) -> bool:
-        """Return whether the socket of the runtime API exists: some milliseconds after the start."""
+        """Return whether the socket of the runtime API exists. HAProxy makes the socket some milliseconds after its
+        start."""
         return (self.directory / STATS).exists()
 
     def put(self, wanted: Configuration) -> None:
-        """Change the process's maps to those of `wanted`. End websockets and TLS connections if a request that applied
-        to the connection no longer does.
+        """Change the process's maps to those of `wanted`. End each websocket and TLS connection for which a matching
+        request is no longer allowed.
 
         put() adds new rules first, because no pod refers to them yet, and removes previous rules last. In between, a
         peer's list has only the names that the previous and the new list have in common. So the process never allows a
@@ -123,8 +124,8 @@ class Process:
                       f"commit map @{version[1]} {name}"))
 
     def _end_judged_once(self, before: Configuration) -> None:
-        """End each websocket and TLS connection to which a request of `before` applied that no longer applies. The
-        websocket may have begun with this request. before: the previous configuration."""
+        """End each websocket and TLS connection for which a matching request is no longer allowed. A websocket may have
+        begun with this request. before: the previous configuration."""
         for line in self._ask("show sess").splitlines():
             if (found := SESSION.match(line)) and (found["backend"] == TLS or found["server"] == WEBSOCKET):
                 if not (end := DESTINATION.search(self._ask(f"show sess {found['session']}"))):
@@ -134,7 +135,8 @@ class Process:
                     self._ask(f"shutdown session {found['session']}")
 
     def _change(self, commands: Iterable[str]) -> None:
-        """Send `commands` to the runtime API in as few lines as possible. Raises HAProxyError if it answers."""
+        """Send `commands` to the runtime API in as few lines as possible. Raises HAProxyError if the runtime API
+        answers, because it answers only with an error."""
         line = b""
         for command in (*(each.encode() for each in commands), b""):
             if line and (not command or len(line) + len(command) > LINE_BYTES):

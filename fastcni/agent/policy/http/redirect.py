@@ -42,7 +42,7 @@ and `ip rule` and `ip route show table 4604750`
     local default dev lo
 
 A proxied connection has two halves: from the client to the proxy, and from the proxy to the destination. Neither half
-passes the hook `forward`. So the policies of both ends judge the first packet before the proxy gets it. They judge
+passes the hook `forward`. So the policies of both ends decide on the first packet before the proxy gets it. They decide
 again when the proxy connects to the destination with the client's address. The chain proxy-forward drops packets that
 should have gone to the proxy: if the proxy, the routing rule or the route is missing, the connection fails.
 
@@ -52,9 +52,9 @@ proxy-divert drops the next packet. The second rule does not match first packets
 a connection in TIME_WAIT, and the client would repeat the packet 10 ms later.
 
 Linux does not forward a packet for which it finds a socket of the node, and an ended connection of the proxy keeps its
-socket for a minute (TIME_WAIT). So Linux would drop the first packet of a new connection with the same addresses and
-ports that need not go to the proxy. Therefore `tproxy` names a socket that is not transparent: the kernel then removes
-the socket in TIME_WAIT, and forwards the packet instead of giving it to the named socket
+socket for a minute (TIME_WAIT). So Linux would drop the first packet of a new connection that has the same addresses
+and ports, but need not go to the proxy. Therefore `tproxy` names a socket that is not transparent: the kernel then
+removes the socket in TIME_WAIT, and forwards the packet instead of giving it to the named socket
 (nf_tproxy_handle_time_wait4()). When the last HTTP rule is removed, the chain proxy-divert stays with this rule alone
 for LINGER_S.
 
@@ -152,8 +152,8 @@ def divert_rules(listeners: Listeners) -> Iterator[Rule]:
 
 
 def reopening_rules(listeners: Listeners) -> Iterator[Rule]:
-    """Yield rules by which the kernel removes a TIME_WAIT socket of the proxy for a first packet with the same
-    addresses and ports that does not go to the proxy."""
+    """Yield the rules for first packets that do not go to the proxy. If a TIME_WAIT socket of the proxy has the
+    packet's addresses and ports, the kernel removes the socket."""
     for packed, port in listeners.get(DIRECT, ()):
         yield (*rules.port_rules.of_family(len(packed)), *FIRST, meta(NFT_META_MARK), mask(word(EITHER)),
                compare(word(DIRECT)), *expressions.transparent(), *expressions.tproxy(packed, port))

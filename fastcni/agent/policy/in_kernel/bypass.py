@@ -24,8 +24,8 @@ SWITCHES = {4: uapi.IFLA_BR_NF_CALL_IPTABLES, 16: uapi.IFLA_BR_NF_CALL_IP6TABLES
 
 
 def why(tables: Iterable[Table], connection: Connection) -> str:
-    """Return why a bridge forwards the connection's packets past the policies, and the command that repairs this; "" if
-    no bridge does. Only ports in the tables count. Raises OSError."""
+    """Return why a bridge forwards the connection's packets past the policies, and the command that ends this; "" if no
+    bridge does. A bridge counts only if the tables list its ports. Raises OSError."""
     name = SYSCTLS[len(connection.source)]
     value = sysctl.read(name) if sysctl.exists(name) else "missing"
     if value == "1" or not any(on_one_bridge(Ports.of(table, connection), len(connection.source)) for table in tables

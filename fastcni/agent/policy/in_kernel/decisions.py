@@ -34,7 +34,7 @@ HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_L
 FORWARDED = (nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)     # hooks without packets to the node itself
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
 ETH_ALEN = 6
-SOURCE_PORT = 0                 # no connection has this port, so no set of answers to drop has it
+SOURCE_PORT = 0                 # no connection has this port, so no element of a set of dropped answers matches it
 NEW, NO_MARK = (1 << 3).to_bytes(4, nft.ORDER), bytes(4)       # NF_CT_STATE_BIT(IP_CT_NEW)
 NFT_CT_MARK = 3
 NO_INDEXES = {nft_rules.NFT_META_IIF: bytes(4), nft_rules.NFT_META_OIF: bytes(4)}      # link names decide
@@ -85,7 +85,7 @@ def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to
     """Return {name: decision} for each base chain, as if all other base chains accepted the packet.
 
     bypass: why no chain of the family inet sees the packet; "" if these chains see it. to_node: whether a pod sends the
-    packet to its own node. A connection through the HTTP proxy is allowed here: the chains of TO_PROXY use the same
+    packet to its own node. A connection through the HTTP proxy counts as allowed: the chains of TO_PROXY use the same
     maps, and the proxy judges the connection's requests.
 
     Names: always "Egress" and "Ingress"; any other base chain has its table and name, "inet fastcni-policy-guard

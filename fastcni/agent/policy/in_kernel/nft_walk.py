@@ -195,7 +195,7 @@ def place(register: int) -> int:
 
 
 def number(fields: Fields, kind: int, missing: int = 0) -> int:
-    """Return the attribute `kind`, a 32-bit number; `missing` if the attribute is not there."""
+    """Return the attribute `kind`, a 32-bit number; `missing` if the attribute does not exist."""
     return int.from_bytes(fields[kind], "big") if kind in fields else missing
 
 

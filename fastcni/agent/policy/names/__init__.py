@@ -4,7 +4,7 @@
     pod <--answer-- forwarder.py <-- part.py, after it has added the addresses to the kernel's sets
 
     answers.py      reads the addresses in an answer, by dnspython
-    forwarder.py    a separate process that forwards queries and knows no policies
+    forwarder.py    a separate process that forwards queries and has no policies
     process.py      starts that process, and holds its sockets
     part.py         in the agent: adds the addresses to the sets of the domain names in the pod's policies
     addresses.py    records the addresses in answers to each pod, and how long they are valid

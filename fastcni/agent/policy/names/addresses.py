@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     Elements = dict[str, list[tuple[bytes, int]]]               # {set: [(pair, milliseconds)]}
 
 DOMAIN_SETS = ("d4-", "d6-")     # prefixes of the sets of domain names
-MAX_ADDRESSES = 100             # for one pod and one item of domainNames
+MAX_ADDRESSES = 100             # addresses for one pod and one item of domainNames
 MIN_TTL_S, MAX_TTL_S = 60.0, 7 * 24 * 3600.0            # resolvers cap a TTL at 7 days: RFC 8767, section 4
-SLACK_S = 5.0                   # elements live longer than the TTL by this time: repeated answers renew them less often
+SLACK_S = 5.0                   # seconds added to the TTL in elements, so that repeated answers renew them less often
 
 
 class AnsweredAddresses:
@@ -85,7 +85,7 @@ def pairs_told(state: State) -> Iterator[tuple[str, list[bytes]]]:
 
 def set_told(name: str) -> str:
     """Return the name of the set that keeps the pairs of the domain set `name` beyond their timeout. No rule uses this
-    set. The next agent reads from it which connections were allowed."""
+    set. The next agent reads from this set which connections were allowed."""
     return f"t{name[1:]}"
 
 

@@ -14,7 +14,7 @@ import dns.rdatatype
 
 from fastcni.spec import address
 
-MAX_ADDRESSES = 100             # an answer's further addresses are ignored
+MAX_ADDRESSES = 100             # read from one answer; further addresses are ignored
 TYPES = (dns.rdatatype.A, dns.rdatatype.AAAA)
 UNREADABLE = (dns.exception.DNSException, ValueError, IndexError, AttributeError, RecursionError)
 
@@ -49,8 +49,8 @@ def read_addresses(question: Question, answer: bytes) -> dict[bytes, int]:
     """Return the addresses that an answer gives to a question, along its chain of CNAMEs: {packed address: TTL in
     seconds}.
 
-    Records of other names and other sections do not count, nor do answers to other questions. Loopback, link-local and
-    multicast addresses do not count, because no remote host has such an address.
+    The function ignores records of other names and other sections, and answers to other questions. It also ignores
+    loopback, link-local and multicast addresses, because no remote host has such an address.
     """
     try:
         message = dns.message.from_wire(answer, ignore_trailing=True)

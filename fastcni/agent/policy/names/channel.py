@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 BEAT = b"[]"
-MAX_BYTES = 1 << 16             # of a message without its last answer
+MAX_BYTES = 1 << 16             # the maximum size of a message, without its last answer
 
 
 class Answer(NamedTuple):

@@ -1,5 +1,5 @@
-"""Forward the DNS queries of pods to a resolver, and the answers to the pods. This code runs in a process of its own,
-which knows no policies.
+"""Forward the DNS queries of pods to a resolver, and the answers to the pods. This code runs in a separate process,
+which has no policies.
 
     serve(channel, [(UDP socket, listening TCP socket, "192.0.2.53"), ...])
 
@@ -259,7 +259,7 @@ class Forwarder:
                 continue
             number, question = asked[data[:2]]
             if question:
-                del asked[data[:2]]             # an answer with addresses is one message
+                del asked[data[:2]]             # the resolver sends only one message for a question about addresses
             if question and (addresses := read_addresses(question, data)):
                 told: asyncio.Future[None] = self.loop.create_future()
                 self._tell(told, pod, question.name, addresses)
@@ -298,7 +298,7 @@ def serve(channel: int, listeners: Sequence[tuple[int, int, str]]) -> None:
     for limit, wanted in ((resource.RLIMIT_NOFILE, 2 * MAX_QUERIES), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(limit)[1]
         resource.setrlimit(limit, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-    dns.rdata.load_all_types()          # the user nobody may not be able to read these files
+    dns.rdata.load_all_types()          # now, because the user nobody may lack the right to read the modules
     drop_rights()
     asyncio.run(run(socket.socket(fileno=channel), listeners))
 

@@ -41,7 +41,8 @@ NO_RESOLVER = "no resolver is known that pods can ask: run `fastcni agent` with 
 
 
 class Names:
-    """The part of the policy service for DNS names, see parts.py. The service's thread makes it and calls all methods.
+    """The part of the policy service for DNS names, see parts.py. The service's thread makes the object and calls all
+    methods.
     """
 
     def __init__(self, engine: Engine, settings: Settings, log: Logger) -> None:
@@ -166,7 +167,8 @@ class Names:
 
     def attend(self) -> None:
         """Write the addresses of new answers to the kernel, let the forwarder send these answers, and renew the
-        redirection while the forwarder works. Raises OSError; then the caller loads the table with these addresses."""
+        redirection while the forwarder works. Raises OSError; the caller then writes the complete table, with these
+        addresses."""
         if not self.process:
             return
         for answer in self.process.attend():
@@ -215,7 +217,8 @@ class Names:
                     raise
 
     def _tell(self, why: str) -> None:
-        """Log why pods cannot reach new addresses of domain names; "": they can. Log each change once."""
+        """Log `why`, the reason why pods cannot reach new addresses of domain names, or "" if pods can. Log each change
+        once."""
         if why != self._why:
             self._why = why
             if why:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
 IPPROTO_TCP, IPPROTO_UDP = 6, 17
-BEAT_S, ANSWER_S = 0.5, 1.0     # time between two BEATs; greatest age of the last answer while the forwarder works
-START_S, LOST_S = 10.0, 5.0     # longest time to the first answer; longest time without an answer before a restart
+BEAT_S, ANSWER_S = 0.5, 1.0     # seconds between two BEATs; maximum age of the last answer of a working forwarder
+START_S, LOST_S = 10.0, 5.0     # seconds until a restart: without a first answer; without another answer
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 30.0
 MAX_MESSAGE_BYTES = 1 << 18
 BACKLOG = 128
@@ -104,7 +104,8 @@ class Process:
         self._answered, self._until = 0.0, monotonic() + START_S
 
     def _lose(self, why: str) -> None:
-        """End the process, and let attend() start it again after a pause. why: the reason, for `why`."""
+        """End the process, and let attend() start it again after a pause. why: the reason, which becomes the attribute
+        `why`."""
         self._end()
         self.why = f"the process that forwards DNS queries {why}; it is started again"
         self.due = monotonic() + self._pause

@@ -57,8 +57,8 @@ class Redirect:
         self.written: dict[Query, int] | None = None            # None: write() has to make the table
 
     def write(self, wanted: Mapping[Query, int], flags: int) -> None:
-        """Write the queries to redirect, {query: port}. They are redirected after the next renew(). flags: the flags of
-        the table. Raises OSError."""
+        """Write the queries to redirect, {query: port}. The kernel redirects them after the next renew(). flags: the
+        flags of the table. Raises OSError."""
         if wanted == self.written:
             return
         requests, written = Transaction(), self.written or {}
