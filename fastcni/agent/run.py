@@ -81,7 +81,7 @@ class Options:
 
 
 class Agent:
-    """One node's agent. run() is called in the node's network namespace; stop() from any thread or signal handler."""
+    """One node's agent. Call run() in the node's network namespace. Any thread or signal handler may call stop()."""
 
     def __init__(self, options: Options, log: Logger, ready: Callable[[], object] = lambda: None) -> None:
         self.options, self.log, self.tell_ready = options, log, ready
@@ -249,8 +249,8 @@ class Agent:
                 self._begin(network)
 
     def _begin(self, network: Network) -> None:
-        """Allow pods on the node: write the files that runtimes read. Call it when the other nodes can be reached and
-        policies are in force."""
+        """Allow pods on the node: write the files that runtimes read. Call _begin() when the kernel has the routes to
+        other nodes, and policies are in force."""
         conf, me, options = network.conf, network.me, self.options
         for family in conf.families:
             sysctl.ensure(SYSCTLS[4 if family == 4 else 16], "1")
@@ -283,8 +283,9 @@ class Agent:
             self.stop()
 
     def _renew_until_stop(self, conf: NetworkConf, me: Node) -> None:
-        """Renew the record when it is due or renew_now is set, and take a new record if it is lost. Report once to the
-        registry that the network works. If two programs overwrite each other's records, each renewal waits longer."""
+        """Renew the record when it is due or renew_now is set, and take a new record if the record is lost. Report once
+        to the registry that the network works. If two programs overwrite each other's records, each renewal waits
+        longer."""
         told, pause, seconds, backoff = False, FIRST_PAUSE_S, 0.0, Backoff()
         while not self.stopped.is_set():
             try:

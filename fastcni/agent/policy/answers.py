@@ -85,7 +85,7 @@ class Answers:
         if it is None or set(it.addresses) != set(map(address.read_ip, request["addresses"])):
             return {"error": f"pod {request['pod']} is not protected with the addresses of prevResult"}
         if it.port != self.ports.find(request):
-            return {"error": f"pod {request['pod']} is not held at its port as prevResult and the configuration say"}
+            return {"error": f"pod {request['pod']}: the rules of its port differ from prevResult or configuration"}
         return {}
 
     def _forget(self, request: Asked, _: float) -> Answer:

@@ -434,7 +434,7 @@ def read_port(reader: Reader) -> Port:
         return Port(protocol) if last is None else reader.wrong("expected 1 to 65535", "port")
     if isinstance(port, str):
         if last is not None:
-            reader.wrong("needs a port by number", "endPort")
+            reader.wrong("needs a port number in `port`", "endPort")
         if not PORT_NAME.fullmatch(port):
             reader.wrong(f"{reprlib.repr(port)} is no name of a port", "port")
         return Port(protocol, name=port)

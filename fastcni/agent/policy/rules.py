@@ -166,15 +166,15 @@ if TYPE_CHECKING:
 FAMILY = nft.NFPROTO_INET
 GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"    # see add_guard()
 COMMENT = "fastcni: network policies of pods"
-ELEMENTS = 250                  # in one netlink message, which has at most 32 KiB
+ELEMENTS = 250                  # elements in one netlink message, which has at most 32 KiB
 EGRESS_CHAIN, INGRESS_CHAIN, MIDSTREAM, REPORTS = "egress", "ingress", "midstream", "reports"
 BASE_CHAINS = {EGRESS_CHAIN: nft.NF_IP_PRI_FILTER, INGRESS_CHAIN: nft.NF_IP_PRI_FILTER + 1}     # {chain: priority}
 TO_NODE_CHAIN, FROM_NODE_CHAIN = "to-node", "from-node"
 NODE_CHAINS = {TO_NODE_CHAIN: nft.NF_INET_LOCAL_IN, FROM_NODE_CHAIN: nft.NF_INET_LOCAL_OUT}     # {chain: hook}
 VERDICTS = {ACCEPT: accept, DROP: drop, RETURN: leave}
 CUT, CUT_ANY = "cut", "cut-any"         # names, without 4 or 6, of the sets of dropped answers: with ports; without
-CUT_MS = 120_000                # as net.netfilter.nf_conntrack_udp_timeout_stream: how long conntrack keeps a UDP flow
-SET_ID = 1                      # of all sets, because the kernel finds sets by name
+CUT_MS = 120_000                # like net.netfilter.nf_conntrack_udp_timeout_stream: the lifetime of a UDP flow
+SET_ID = 1                      # the ID of all sets, because the kernel finds sets by name
 IPPROTO_TCP = 6
 FIN_SYN_RST_ACK, SYN = b"\x17", b"\x02"
 NEW = (1 << 3).to_bytes(4, nft.ORDER)   # NF_CT_STATE_BIT(IP_CT_NEW)
@@ -265,8 +265,8 @@ def pair(length: int, first: Field, second: Field) -> Rule:
 
 
 def ends(length: int, first: Field, second: Field) -> Rule:
-    """Return the expressions that load <first> . <second> into the registers from 1 on. The rule does not match packets
-    of another family."""
+    """Return the expressions that load <first> . <second> into registers, from register 1 on. The rule does not match
+    packets of another family."""
     return *nft_rules.saddr(length)[:2], payload(first), payload(second, NFT_REG32_00 + length // 4)
 
 
@@ -321,8 +321,8 @@ def conditions(line: Line, direction: str) -> Rule:
 # The guard: a table that drops the first packets from and to restricted pods while the policies' table is replaced ----
 
 def add_guard(requests: Requests, state: State, flags: int) -> None:
-    """Add the guard table: it drops packets of new connections from and to restricted pods. A table of this name is
-    replaced."""
+    """Add the guard table: it drops packets of new connections from and to restricted pods. If a table of this name
+    exists, replace the table."""
     replace_table(requests, FAMILY, GUARD, flags)
     requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
                  priority=nft.NF_IP_PRI_FILTER)

@@ -52,7 +52,7 @@ EARLY = {LINK, *PORT_SETS}      # sets that an ADD fills before its answer
 LOAD_TRANSACTIONS = 3
 SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # buffer limits; the kernel counts 768 bytes or more for an ACK
 BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
-           "net/bridge/bridge-nf-filter-vlan-tagged")           # the last: for packets with a VLAN tag
+           "net/bridge/bridge-nf-filter-vlan-tagged")           # the last sysctl is for VLAN tags
 
 
 class Ruleset(NftTable):
@@ -60,9 +60,10 @@ class Ruleset(NftTable):
 
     Make a Ruleset in a thread that is in the node's namespace. Only one thread at a time may call its methods.
 
-    flags: of the tables; 0 if this kernel does not let a socket own them. links: whether the chain `source` exists.
-    tunnels: whether the rules for packets of the node's tunnels exist. http: names of the chains with rules by HTTP
-    requests. listeners: the marks and addresses at which the HTTP proxy gets connections, see http/redirect.py.
+    flags: the flags of the tables; 0 if this kernel does not let a socket own tables. links: whether the chain `source`
+    exists. tunnels: whether the rules for packets of the node's tunnels exist. http: names of the chains with rules
+    that match HTTP requests. listeners: the marks and addresses at which the HTTP proxy gets connections, see
+    http/redirect.py.
     """
 
     def __init__(self) -> None:
@@ -77,8 +78,8 @@ class Ruleset(NftTable):
     def load(self, state: State) -> None:
         """Write the complete tables for `state` in LOAD_TRANSACTIONS transactions; existing tables are replaced.
 
-        During the replacement the guard table (rules.py) drops the first packets from and to restricted pods: for a
-        packet that arrives while the transaction ends, neither the old nor the new table may have rules.
+        During the replacement the guard table (rules.py) drops the first packets from and to restricted pods: a packet
+        that arrives while a transaction ends may find rules neither in the old nor in the new table.
         """
         try:
             self._guard(state)
@@ -115,8 +116,8 @@ class Ruleset(NftTable):
         """Write the changes since load() or the last write().
 
         A first transaction adds the new chains, a second transaction makes the other changes. With a single
-        transaction, a packet that arrives while it ends may already find a map element that leads to a new chain, but
-        no rules in that chain. The kernel would accept this packet.
+        transaction, a packet that arrives while the transaction ends may already find a map element that leads to a new
+        chain, but no rules in that chain. The kernel would accept this packet.
         """
         if change.new_chains:
             requests = Transaction()
@@ -136,7 +137,8 @@ class Ruleset(NftTable):
             requests.commit(self.sock)
 
     def drop(self, elements: Sequence[Element]) -> None:
-        """Add elements [(set or map, key)]; elements of maps lead to `drop`. Raises NetlinkError if a map has the key.
+        """Add elements [(set or map, key)]; elements of maps lead to `drop`. Raises NetlinkError if a map already has
+        the key.
 
         An ADD waits for this call. So the messages come from templates, and the kernel acknowledges only the last
         message.
@@ -200,8 +202,8 @@ class Ruleset(NftTable):
         requests.commit(self.sock)
 
     def _complete(self, requests: Transaction, added: Mapping[str, Collection[bytes]]) -> None:
-        """Add the rules for routed links and for tunnels when `added` has their first elements. Other nodes do without
-        these rules, because each rule costs time per packet."""
+        """Add the rules for routed links and for tunnels when `added` has their first elements. A node without such
+        elements has no such rules, because each rule costs time per packet."""
         links, tunnels = self.links or ROUTED.ports in added, self.tunnels or has_tunnels(added)
         if tunnels and not self.tunnels:
             add_tunnels(requests)
@@ -210,15 +212,16 @@ class Ruleset(NftTable):
         self.links, self.tunnels = links, tunnels
 
     def _lead_to_proxy(self, requests: Transaction, new_chains: Iterable[str]) -> None:
-        """Before the first chain with rules by HTTP requests, add the chains that lead connections to the proxy."""
+        """Before the first chain with rules that match HTTP requests, add the chains that lead connections to the
+        proxy."""
         new = {name for name in new_chains if name.startswith(HTTP_CHAINS)}
         if new and not self.http:
             redirect.add_chains(requests, FAMILY, TABLE, self.listeners)
         self.http |= new
 
     def divert(self, listeners: redirect.Listeners) -> None:
-        """Lead connections for the HTTP proxy to `listeners`; if `listeners` is empty, drop these connections. If also
-        no rule by HTTP requests exists, delete the chain that redirect.linger() has left."""
+        """Lead connections for the HTTP proxy to `listeners`; if `listeners` is empty, drop these connections. If, in
+        addition, no rule matches HTTP requests, delete the chain that redirect.linger() has left."""
         self.listeners = dict(listeners)
         requests = Transaction()
         if self.http:
@@ -228,8 +231,8 @@ class Ruleset(NftTable):
         requests.commit(self.sock)
 
     def remove(self) -> bool:
-        """Remove all tables of policies: nothing restricts pods then. Return whether one of the tables existed. Raises
-        ConfigurationError if a running agent owns them."""
+        """Remove all tables of policies, so that no policy restricts pods. Return whether one of the tables existed.
+        Raises ConfigurationError if a running agent owns them."""
         self.adopt()
         there = False
         for family, table in TABLES:
@@ -247,7 +250,8 @@ class Transaction(Requests):
         super().__init__(nft.start(Batch()))
 
     def commit(self, sock: wire.Socket) -> None:
-        """Send the transaction. Raises NetlinkError, the kernel's first error; then the transaction changed nothing."""
+        """Send the transaction. Raises NetlinkError with the kernel's first error; in this case, the transaction has
+        changed nothing."""
         self.add(nft.stop)
         wire.raise_first(self.send(sock))
 
@@ -288,7 +292,7 @@ def set_up(requests: Requests, state: State) -> None:
 
 
 def add_node_chains(requests: Requests) -> None:
-    """Add the chains that judge packets from pods to their own node, by the maps NODE_MAPS."""
+    """Add the chains that decide on packets from pods to their own node, by the maps NODE_MAPS."""
     for name, hook in rules.NODE_CHAINS.items():
         requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=hook, priority=nft.NF_IP_PRI_FILTER)
     for name, rule in rules.node_rules():
@@ -334,8 +338,8 @@ def prepare(requests: Requests, change: Change) -> None:
 
 
 def fill(requests: Requests, change: Change) -> None:
-    """Make the other changes: add rules before the map elements that lead to them, and remove map elements before the
-    rules that they lead to."""
+    """Make the changes that prepare() does not make: add rules before the map elements that lead to them, and remove
+    map elements before the rules that they lead to."""
     for name, chain in change.chains.items():
         if name not in change.new_chains:
             requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)

@@ -1,8 +1,9 @@
-"""Protect a pod whose record on disk is damaged or lost: find its addresses and port, and close it in both directions.
+"""Protect a pod whose record on disk is damaged or lost: find the pod's addresses and port, and close the pod in both
+directions.
 
 The text of a damaged record may still name the pod's addresses and port. Otherwise the agent finds the port in the
 kernel's tables, which exist as long as the pod unless another program removes them. If the tables have a port whose
-link exists and that no record names, it is the port of such a pod.
+link exists, and no record names the port, its pod's record is damaged or lost.
 
 The agent does not use the labels of a damaged record, because a wrong label could allow the pod too much. The agent
 puts the pod into a namespace that no source can name, with one policy that selects all its pods and allows nothing.

@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
 
 EVENT_BYTES = 64 << 20          # receive buffer for the notifications of one load()
-LOOK_S = 0.5                    # between two attempts to answer a waiting request
-CUT_PAUSE_S = 0.03              # between two searches for connections to cut, which take the kernel some 10 ms each
-LINKS_S = 1.0                   # before the next attempt to list links, if links changed during the list
-RETRY_S = 1.0                   # before the next attempt, after the kernel has rejected a transaction
-BRIDGED_S = 1.0                 # between two reads of the sysctls of bridges, which take 30 us each
+LOOK_S = 0.5                    # seconds between two attempts to answer a waiting request
+CUT_PAUSE_S = 0.03              # seconds between two searches for connections to cut; a search takes some 10 ms
+LINKS_S = 1.0                   # seconds before the next attempt to list links, if links changed during the list
+RETRY_S = 1.0                   # seconds before the next attempt, after the kernel has rejected a transaction
+BRIDGED_S = 1.0                 # seconds between two reads of the sysctls of bridges; each read takes 30 us
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
 
@@ -85,8 +85,8 @@ class Settings:
 
 
 class Policies:
-    """The policy service of a node. One thread in the node's namespace makes it and calls all methods. Raises OSError,
-    and ConfigurationError if the operator has to change the configuration.
+    """The policy service of a node. One thread in the node's namespace makes the object and calls all methods. Raises
+    OSError, and ConfigurationError if the operator has to change the configuration.
 
     ready: whether the table was written. due: when to call attend() even without an event, in monotonic seconds.
     """
@@ -105,8 +105,8 @@ class Policies:
         self.unreachable = ""                               # why the agent's directory cannot be made again
         self.not_offloaded = ""                             # why no flowtable forwards connections
         if not see_bridged_traffic():
-            raise ConfigurationError("policies need the kernel module br_netfilter, or traffic between two pods on one "
-                                     "bridge passes them by: modprobe br_netfilter")
+            raise ConfigurationError("policies need the kernel module br_netfilter. Without it, traffic between "
+                                     "two pods on one bridge bypasses the policies: modprobe br_netfilter")
         # The node of a pod in files does not matter: rules for another node's pod do no harm here.
         self.compiler = AttachedCompiler("" if settings.directory else settings.node, wire.index_of)
         for each in attached.read_all(settings.state):
@@ -116,7 +116,7 @@ class Policies:
         self.compiler.settle()
         self.leaving = Leaving(self.compiler, settings.state)
         self.leaving.keep_replaced()
-        with ExitStack() as opened:             # an error closes all; the caller tries again
+        with ExitStack() as opened:             # after an error, close all; the caller tries again
             self.tunnels = opened.enter_context(closing(tunnels.Watch()))
             self.renames = opened.enter_context(closing(renames.Watch()))
             self.ports = opened.enter_context(closing(ports.Finder()))
@@ -276,7 +276,7 @@ class Policies:
         try:
             links = find.all_links(self.ports.sock)
         except wire.NetlinkError as e:
-            if e.errno != EINTR:            # on EINTR, keep what is known until the next read
+            if e.errno != EINTR:            # on EINTR, keep the previous result until the next read
                 raise
             return
         self.compiler.put_tunnels(tunnels.elements(links))
@@ -331,8 +331,9 @@ class Policies:
             self.stale, self.due = True, monotonic() + RETRY_S
 
     def _load(self) -> None:
-        """Write the complete table. If its notifications overflow the socket's buffer, and another program made a
-        transaction at the same time, `stale` stays true: that program may have changed the table."""
+        """Write the complete table. If the notifications of this write overflow the socket's buffer, and another
+        program made a transaction at the same time, `stale` stays true, because the other program may have changed the
+        table."""
         before, dropped = generation(self.engine.rules.sock), []
         self.engine.load()
         self.stale = False
@@ -358,7 +359,7 @@ class Policies:
         self.errors = dict(errors)
 
     def _answer(self, request: Asked, waited: float) -> Answer | None:
-        """Return the answer to a request, None if it is not ready; see requests.py."""
+        """Return the answer to a request; None if the answer is not ready, see requests.py."""
         self.asked = True
         try:
             return self.answers.to(request, waited)

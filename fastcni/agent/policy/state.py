@@ -9,7 +9,7 @@ hash of what the set or chain stands for:
     d4-...                          set of pairs for a domain name: pod's address . address in an answer to the pod
     t4-...                          pairs of d4-..., also expired pairs, for the next agent; no State has this set
     in-... out-...                  chain of a NetworkPolicy
-    http-in-... http-out-...        chain with the rules by HTTP requests of a NetworkPolicy
+    http-in-... http-out-...        chain with a NetworkPolicy's rules that match HTTP requests
     admin-in-... baseline-out-...   chain of the cluster policies of a tier that apply to a pod
     all-in-... all-out-...          chain that jumps to all chains that apply to a pod
 """
@@ -42,7 +42,7 @@ NODE_MAPS = {f"{TO_NODE}{version}" for version in VERSIONS.values()}
 FORWARDERS = "forwarders"       # a set that exists with NODE_MAPS: the agent's ports for redirected DNS queries
 VERDICT_MAPS = MAPS | NODE_MAPS
 TIER_CHAINS = ("admin-", "baseline-")           # prefixes of the chains of cluster policies
-HTTP_CHAINS = "http-"           # prefix of the chains with rules by HTTP requests
+HTTP_CHAINS = "http-"           # prefix of the chains with rules that match HTTP requests
 ACCEPT, DROP, RETURN, PROXY = "accept", "drop", "return", "proxy"          # PROXY: lead the packet to HAProxy
 PERMANENT = {LINK, *MAPS, *(f"self{version}" for version in VERSIONS.values()), *PORT_SETS}
 
@@ -121,7 +121,7 @@ class State:
 class Change:
     """What to write to the kernel. chains: chains that are new or have other rules. new_chains: names of the new chains
     among them. added: {set: {key: chain or ""}}. removed: {set: keys}. An element that leads to another chain than
-    before is in both. gone_sets, gone_chains: names to delete."""
+    before is in both `added` and `removed`. gone_sets, gone_chains: names to delete."""
 
     sets: dict[str, Set] = field(default_factory=dict)
     chains: dict[str, Chain] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class Journal:
                 if old_chain is None:
                     it.new_chains.add(name)
         for name, old in self._elements.items():
-            if name in state.sets or name in NODE_MAPS:         # also of deleted maps: their elements refer to chains
+            if name in state.sets or name in NODE_MAPS:         # also deleted maps, whose elements refer to chains
                 elements = state.elements.get(name, {})
                 note_elements(it, name, old, {key: elements.get(key) for key in old})
         self._sets, self._chains, self._elements = {}, {}, {}

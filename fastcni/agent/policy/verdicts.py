@@ -47,9 +47,9 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """The decisions on one direction. read: whether the policies could be read. policies: their decision; None: no
-    policy applies, so the direction is allowed. kernel: the kernel's decision; None: this node's kernel does not decide
-    on this direction."""
+    """The decisions on one direction. read: whether the policies could be read. policies: the policies' decision; None:
+    no policy applies, so the direction is allowed. kernel: the kernel's decision; None: this node's kernel does not
+    decide on this direction."""
 
     read: bool
     policies: Reason | None

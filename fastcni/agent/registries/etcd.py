@@ -39,12 +39,12 @@ KEEP_S = 600.0                  # seconds between two renewals; the watch notifi
 TRIES = 10                      # tries to take a subnet or to write the record, if other programs write first
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # seconds before a lost watch is opened again
 MADE_HERE = ("VtepMAC", "PublicKey")        # keys of a node's data whose values only this node has
-CONTEST_S = 5.0                 # another node that writes the record twice within this time has the record
+CONTEST_S = 5.0                 # if another node writes the record twice within these seconds, it has the record
 MAX_SHOWN = 200                 # characters of a record in messages
 # All nodes may have to list all records at the same time. Each node waits for a random time, so that one processor of
 # etcd can answer up to 1,900 nodes. A list costs 16 us for each record; a list of changes costs 3 us for each record.
 LIST_S_OF_A_RECORD, CHANGES_S_OF_A_RECORD, MAX_SPREAD_S = 16e-6, 3e-6, 60.0
-IDLE_S = 1500.0                 # the longest silence of a watch in seconds; etcd reports progress every 10 minutes
+IDLE_S = 1500.0         # a watch ends after this many seconds without a message; etcd reports progress every 10 minutes
 
 
 class Etcd:
@@ -111,8 +111,8 @@ class Etcd:
 
     def _find_own(self, conf: NetworkConf, me: Node, pairs: Collection[Pair],
                   taken: Mapping[str, Mapping[int, Prefix]]) -> Pair | None:
-        """Return the record that names this node; without it, the record of its previous subnets if that names no
-        node. None without a record whose subnets fit the configuration."""
+        """Return the record that names this node. If no record does, return the record of this node's previous subnets,
+        unless that record names another node. Ignore records whose subnets do not fit the configuration."""
         former = self.directory + flannel_records.key_of(me.subnets) if me.subnets else ""
         candidates = []
         for pair in pairs:
@@ -124,7 +124,8 @@ class Etcd:
         return max(candidates, key=lambda each: each[:3])[-1] if candidates else None
 
     def _write(self, me: Node, seen: Pair | None, lease: int | None) -> bool:
-        """Write the record `me` if etcd still has the version `seen`; None: no record. Return whether it was written.
+        """Write the record `me` if etcd still has the version `seen`; None: no record. Return whether the record was
+        written.
 
         lease: the id of the record's lease; 0: no lease, for a reservation; None: make a new lease. A missing record
         always gets a lease.
@@ -148,7 +149,7 @@ class Etcd:
         """Return whether no earlier record overlaps this node's subnets; otherwise delete this node's record.
 
         Two records with both families may have one subnet in common and still have different keys. So both nodes write
-        their record, then check for the other; the node that wrote later deletes its record."""
+        their records, and then check for such a record; the node that wrote later deletes its record."""
         pairs = self._list()
         taken, key = self._read_subnets(pairs), self.directory + me.name
         mine = next((pair for pair in pairs if pair.key == key), None)
@@ -240,7 +241,7 @@ class Etcd:
         requests use another endpoint than the watch. Return False if all records must be listed again. Raises Away."""
         endpoint, http = "", self.client.http
 
-        def leave() -> bool:        # also if requests have left the watch's endpoint, which may hang
+        def leave() -> bool:        # also if requests now use another endpoint than the watch, which may hang
             return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
 
         if not self._goes_on(view):
@@ -265,7 +266,8 @@ class Etcd:
 
     def _goes_on(self, view: View) -> bool:
         """Return whether a watch will report all changes since the revision of `view`. If etcd was restored from a
-        backup, the same revision is another change. Then the view's last change is not the last change of its key."""
+        backup, the same revision is another change. In this case, the view's last change is not the last change of its
+        key."""
         return not view.watched or bool(view.last and self.client.txn([revision_is(*view.last)], []).done)
 
     def _parse(self, pair: Pair) -> Node | None:

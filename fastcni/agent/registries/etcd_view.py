@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fastcni.clients.etcd import Client
     from fastcni.daemon.log import Logger
 
-    Fields = tuple[str, str, int, int, int]     # of a Pair
+    Fields = tuple[str, str, int, int, int]     # the fields of a Pair
 
 # The timeout of a list in seconds. If 5,000 agents list 5,000 records at the same time, etcd needs minutes: 58 ms each.
 LIST_WAIT_S = 60.0
@@ -25,7 +25,7 @@ LIST_WAIT_S = 60.0
 class View:
     """A copy of the records below `directory`, from refresh() and the later changes of a watch.
 
-    stored: what stored() of the previous agent's view returned. pairs: {key: record}. revision: etcd's revision of the
+    stored: the result of stored() of the previous agent's view. pairs: {key: record}. revision: etcd's revision of the
     last refresh() or change; 0 before. last: (key, revision) of the last change, with revision 0 if the key was
     deleted; None before the first change. watched: whether a watch was opened after the refresh.
     """

@@ -46,10 +46,10 @@ PUBLIC = {4: "public-ip", 6: "public-ipv6"}
 DATA = {4: "backend-data", 6: "backend-v6-data"}
 OVERWRITE = "-overwrite"
 POD_CIDRS = "fastcni.dev/pod-cidrs"
-KEEP_S = 300.0                  # seconds between two checks of this node's record; the watch also shows its changes
+KEEP_S = 300.0                  # seconds between two checks of this node's record; the watch also reports changes
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # seconds before a lost watch is opened again: the pause doubles
 MAX_SHOWN = 200                 # characters of an annotation in the log
-MAX_ASKED = 20                  # the most Nodes that are read one by one; otherwise all Nodes are listed in pages
+MAX_ASKED = 20                  # the maximum of Nodes to read one by one; for more, the agent lists all Nodes in pages
 # All agents may have to list all Nodes at the same time. Each agent waits for a random time, so that one processor of
 # the API server can answer up to 1,000 agents. A list costs LIST_S_OF_A_NODE for each Node.
 LIST_S_OF_A_NODE, MAX_SPREAD_S = 60e-6, 60.0
@@ -76,7 +76,7 @@ class Kubernetes:
         self.prefix = settings.get("annotation_prefix", PREFIX)
         self.log, self.wait = log, wait
         self.unreadable: dict[str, str] = {}
-        self.uid = ""                                   # of this node's Node object, from join()
+        self.uid = ""                                   # the uid of this node's Node object, set by join()
         self.kept = RecordFile(settings.get("kept", ""), f"{NODES} {self.prefix}", log)
         self._asked: dict[str, dict[int, Any]] = {}     # {uid of a Node without POD_CIDRS: its podCIDRs by family}
 
@@ -212,8 +212,9 @@ class Kubernetes:
             self._store(view)
 
     def _kept_view(self) -> View | None:
-        """Return the records that the previous agent stored at its end; None without them, if it ended longer than
-        MAX_KEPT_S ago, and if they are of another cluster: this node's Node object then has another uid."""
+        """Return the records that the previous agent stored at its end; None if no records are stored, if the previous
+        agent ended more than MAX_KEPT_S ago, or if the records are of another cluster, where this node's Node object
+        had another uid."""
         stored = self.kept.read()
         if stored is None or stored["uid"] != self.uid or abs(time.time() - stored["time"]) > MAX_KEPT_S:
             return None
@@ -224,7 +225,7 @@ class Kubernetes:
         return view
 
     def _store(self, view: View) -> None:
-        """Write what _kept_view() reads."""
+        """Write the file that _kept_view() reads."""
         nodes = {node.name: {name: value for name, value in self._annotations(node).items() if value is not None}
                  for node in view.nodes()}
         self.kept.write({"uid": self.uid, "time": time.time(), "revision": view.revision, "nodes": nodes})

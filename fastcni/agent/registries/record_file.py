@@ -34,7 +34,7 @@ def start_pause(records: int) -> float:
 
 class RecordFile:
     """The file with the records of all nodes. path: the file's path; "": store nothing. directory: the records'
-    directory in the registry; a file of another directory is not read."""
+    directory in the registry; read() ignores a file with the records of another directory."""
 
     def __init__(self, path: str, directory: str, log: Logger) -> None:
         self.path, self.directory, self.log = path, directory, log
@@ -56,7 +56,7 @@ class RecordFile:
             return None
 
     def follow(self, content: Callable[[], Any]) -> None:
-        """Write what content() returns, unless the last write was less than EVERY_S ago."""
+        """Write the result of content(), unless the last write was less than EVERY_S ago."""
         if monotonic() >= self._due:
             self._due = monotonic() + EVERY_S
             self.write(content())

@@ -115,9 +115,9 @@ class Policy:
         if direction != INGRESS:
             return rules
         if not rules or not rules[-1].is_all:
-            self.spec.wrong("closes what comes from outside of the cluster, which a ClusterNetworkPolicy cannot; write "
-                            "a NetworkPolicy for each namespace", "ingress")
-        self.note(f"{rules[-1].path}: allows what comes from pods; for other sources the NetworkPolicies decide")
+            self.spec.wrong("denies connections from outside the cluster, which a ClusterNetworkPolicy cannot do; "
+                            "write a NetworkPolicy for each namespace", "ingress")
+        self.note(f"{rules[-1].path}: allows connections from pods; on other connections the NetworkPolicies decide")
         return rules
 
     def note(self, text: str) -> None:

@@ -165,7 +165,7 @@ def read_rule(reader: Reader, direction: str, own: str) -> CalicoRule:
     peer, here = ("source", "destination") if direction == INGRESS else ("destination", "source")
     if (end := reader.part(here)) and (foreign := [key for key in end.value
                                                    if (here, key) != ("destination", "ports")]):
-        end.wrong("the pod's own end is selected by the policy only", str(foreign[0]))
+        end.wrong("only the policy's selector can select the pod's own end", str(foreign[0]))
     if (end := reader.part("source")) and "ports" in end.value:
         end.wrong("ports of sources cannot be expressed", "ports")
     version = reader.get("ipVersion", int, 0)

@@ -112,7 +112,7 @@ def read_rules(reader: Reader, peer_keys: tuple[str, ...], namespace: str) -> tu
     reader.only(*peer_keys, "toPorts")
     there = [key for key in peer_keys if reader.value.get(key) is not None]
     if len(there) > 1:
-        reader.wrong(f"{' and '.join(there)} do not go together")
+        reader.wrong(f"{' and '.join(there)} cannot be combined")
     peers: tuple[Peer, ...] = ()
     if "toCIDR" in there:
         peers = tuple(Block(read_network(reader, "toCIDR", text)) for text in reader.get("toCIDR", list, []))

@@ -249,7 +249,7 @@ class Proxy:
             for packed in it.addresses for name in ("in4", "in6", "out4", "out6"))}
         for pod in sorted(found - self._bridged):
             self.log.error("http_rules_on_bridge", pod=pod, do="use ptp",
-                           effect="the connections of this pod that HTTP rules are about are closed")
+                           effect="connections of this pod to which HTTP rules apply get no answer")
         self._bridged = found
 
     def _name_cut(self, wanted: Configuration) -> None:

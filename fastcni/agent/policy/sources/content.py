@@ -1,10 +1,11 @@
-"""Put the documents of a source into a Compiler. For an unreadable document, keep its last readable version there.
+"""Put the documents of a source into a Compiler. For an unreadable document, keep the last readable version in the
+Compiler.
 
     content = Content(compiler)
     for _ in content.replace("/etc/fastcni/policies/web.yaml", [("document 1", line)]):
         ...                                     # between two steps, the caller can answer requests
 
-A place is what a source reads and replaces in one piece: a file with its documents, or an object of the Kubernetes API.
+A place is the unit that a source reads and replaces: a file with its documents, or an object of the Kubernetes API.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Content:
         self.notes: dict[str, list[str]] = {}
         self.unsure: set[str] = set()
         self.superseded: dict[Id, list[str]] = {}
-        self._records: dict[Id, dict[str, Record]] = {}         # {id: {place: record}}; the last place counts
+        self._records: dict[Id, dict[str, Record]] = {}         # {id: {place: record}}; the last record is in force
 
     def replace(self, place: str, documents: Collection[tuple[str, bytes]], broken: Collection[tuple[str, str]] = (),
                 ) -> Iterator[None]:
@@ -135,8 +136,8 @@ def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> bool
     """Add to `entries`, the entries of a place with errors, the previous entries of this place that no new entry
     replaces. unparsed: whether a part of the place could not be parsed.
 
-    Return whether an unreadable document may be a policy that no entry names. Only then are previous entries added
-    that close pods.
+    Return whether an unreadable document may be a policy that no entry names. Only in this case, keep_former() adds
+    previous entries that close pods.
     """
     good = records_of(entry for entry in entries.values() if not entry.error)
     unsure = unparsed or any(entry.error and not entry.records and entry.kind not in (POD, NAMESPACE, NODE)
@@ -152,7 +153,7 @@ def records_of(entries: Iterable[Entry]) -> Mapping[Id, Record]:
     found: dict[Id, Record] = {}
     unreadable = []
     entries = list(entries)
-    if len(entries) == 1:               # an object of the API: 100,000 pods need no second dict each
+    if len(entries) == 1:               # an object of the API: save memory for 100,000 pods
         return entries[0].records
     for entry in entries:
         if entry.error:

@@ -21,8 +21,8 @@ class Source(Attended, Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether the source has read all its documents at least once. Before that, only a table of `former` objects is
-        written."""
+        """Whether the source has read all its documents at least once. Before that, the service writes only a table for
+        `former` objects."""
         ...
 
     @property

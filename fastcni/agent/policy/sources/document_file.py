@@ -33,7 +33,7 @@ FORMER = 1                      # read() also accepts this format, which has no 
 MAX_BYTES = 64 << 20
 HEAD_BYTES = 1 << 16
 SHARE = 10                      # the thread spends at most 1/SHARE of the time on writing
-RETRY_S = 10.0                  # until the next attempt after an error
+RETRY_S = 10.0                  # seconds until the next attempt after an error
 
 
 class DocumentFile:
@@ -100,7 +100,7 @@ class DocumentFile:
         ended, failed = False, False
         while not ended:
             self._changed.wait(RETRY_S if failed else None)
-            ended = self._ended.is_set()        # read before the last write, which then has all changes
+            ended = self._ended.is_set()        # read before the last write, so that this write has all changes
             self._changed.clear()
             began = monotonic()
             failed = not self._write(content)
@@ -145,8 +145,8 @@ def open_own(path: str, flags: int) -> int:
 
 
 def write(path: Path, head: dict[str, object], body: bytes) -> None:
-    """Replace the file in one step: even after a crash of the node, it has either the old or the new content. Raises
-    OSError."""
+    """Replace the file in one step: even after a crash of the node, the file has either the old or the new content.
+    Raises OSError."""
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     with open(new, "wb", opener=open_own) as file:

@@ -30,11 +30,11 @@ POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY = "Pod", "Namespace", "NetworkPolic
 EGRESS_ADDRESS, CILIUM_POLICY = egress.KIND, http.KIND
 KINDS = {kind.lower(): kind for kind in (POD, NAMESPACE, POLICY, NODE, CLUSTER_POLICY, EGRESS_ADDRESS, CILIUM_POLICY)}
 POLICIES = (POLICY, CLUSTER_POLICY, EGRESS_ADDRESS, CILIUM_POLICY)
-GROUPS = {                      # {API group of policies: its kinds that are no mistake}
+GROUPS = {                      # {API group of policies: kinds that exist in the group}
     "networking.k8s.io/": (POLICY, "Ingress", "IngressClass", "IPAddress", "ServiceCIDR"),
     cluster_policies.GROUP: (CLUSTER_POLICY, "AdminNetworkPolicy", "BaselineAdminNetworkPolicy"),
     egress.GROUP: (EGRESS_ADDRESS,), http.GROUP: (CILIUM_POLICY, "CiliumClusterwideNetworkPolicy")}
-OTHERS = ("projectcalico.org", "antrea.io", "openshift.io", "ovn.org", "k8s.aws")       # groups that reuse these kinds
+OTHERS = ("projectcalico.org", "antrea.io", "openshift.io", "ovn.org", "k8s.aws")       # groups with such kinds, too
 MISSPELT = {kind.lower(): kind for kind in ("List", *KINDS.values())}
 READERS: dict[str, Callable[[Any], Pod | Policy | ClusterPolicy]] = {
     POD: read_pod, POLICY: read_policy, CLUSTER_POLICY: read_cluster_policy,
@@ -43,7 +43,7 @@ FOREIGN = ""                    # the kind of an Entry for a policy of another p
 FOREIGN_ENDING = "networkpolicy"
 CONVERTED = ("projectcalico.org/", "crd.projectcalico.org/", f"{cluster_policies.GROUP}v1alpha1")    # `policy convert`
 MAX_TEXT = 99                   # characters of a name
-LIKENESS = 0.8                  # the least similarity of a misspelt kind to a known kind, see difflib
+LIKENESS = 0.8                  # the minimum similarity of a misspelt kind to a known kind, see difflib
 PORTS = [{"ports": True, "restartPolicy": True}]
 # The keys that fastcni reads. reduced() drops all other keys, which are most of a pod's document.
 KEYS: dict[str, Any] = {

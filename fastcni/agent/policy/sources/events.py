@@ -21,7 +21,7 @@ CONTROLLER = "fastcni.dev/agent"
 VERSIONS = {"NetworkPolicy": "networking.k8s.io/v1",
             "ClusterNetworkPolicy": "policy.networking.k8s.io/v1alpha2"}        # other kinds have v1
 MAX_WAITING = 256
-RETRY_S = 60.0                  # until the next attempt after an error
+RETRY_S = 60.0                  # seconds until the next attempt after an error
 MAX_OBJECT_NAME = 200           # characters of the object's name in an Event's name, which may have 253
 
 
@@ -39,8 +39,8 @@ class UnreadableEvents:
         self._thread.start()
 
     def close(self) -> None:
-        """Tell the thread to end. If it waits for an answer of the API server, it ends when the caller closes the
-        connection."""
+        """Tell the thread to end. If the thread waits for an answer of the API server, the thread ends when the caller
+        closes the connection."""
         self._stop.set()
         self._wake.set()
 
@@ -67,7 +67,7 @@ class UnreadableEvents:
                 if not failed:
                     self.log.warning("kubernetes_event_unsent", reason=event["reason"], why=str(e))
                 failed = True
-                if len(self._waiting) < MAX_WAITING:        # last: the API server may reject this Event alone
+                if len(self._waiting) < MAX_WAITING:        # at the end: the server may reject only this Event
                     self._waiting.append(event)
                 self._stop.wait(RETRY_S)
 

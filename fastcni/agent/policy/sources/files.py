@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from fastcni.daemon.stamp import Stamp
 
 ENDINGS = (".json", ".yaml", ".yml")
-RETRY_S = 1.0                   # between checks for a missing directory: the kernel does not notify of a new directory
-READ_AGAIN_S = 10.0             # before the agent reads a file again that it could not read
-WRITTEN_S = 10.0                # how long a program may have a file open for writing before this is an error
-BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # how long the constructor waits for files: without, with stored policies
-STEPS_S = 0.005                 # time for changes of the Compiler before the agent answers requests
+RETRY_S = 1.0                   # seconds between checks for a missing directory, because no event reports a new one
+READ_AGAIN_S = 10.0             # seconds before the agent reads an unreadable file again
+WRITTEN_S = 10.0                # seconds that a program may have a file open for writing before this is an error
+BEGIN_S, BEGIN_KEPT_S = 20.0, 2.0       # seconds that the constructor waits for files: without, with stored policies
+STEPS_S = 0.005                 # seconds for changes of the Compiler before the agent answers requests
 
 
 def read_cluster(directory: str) -> Cluster:
@@ -66,9 +66,8 @@ class Files:
     Another process reads the files that have changed and that no program has open for writing (reader.py). The
     constructor waits some seconds for all files. While the directory is missing, all policies stay as they were; after
     a restart, the stored policies apply (document_file.py). Without stored policies, `complete` stays False while the
-    directory is missing or a file is unreadable, because its previous policies are unknown; `away` says why. If the
-    directory was a mount point and no longer is one, it counts as missing, because the directory below the mount is
-    another one.
+    directory is missing or a file is unreadable, because the previous policies are unknown; `away` says why. If the
+    directory is no longer a mount point, it counts as missing, because the directory below the mount has other files.
 
     former: whether the Compiler began with stored objects. errors: {place: texts}. due: when to call attend() without a
     change, in monotonic seconds.
@@ -85,7 +84,7 @@ class Files:
         self._had = False                                       # whether the files had policies
         self._lost = True                                       # whether the directory has to be listed again
         self._stamps: dict[str, Stamp | None] = {}              # {file name: its stamp at the last read}
-        self._links: set[str] = set()                           # symbolic links; their targets change by other names
+        self._links: set[str] = set()                           # symbolic links, whose targets have other names
         self._again: dict[str, float] = {}                      # {file name: when to read the file again, monotonic}
         self._written: dict[str, float] = {}                    # {file name: open for writing since, monotonic}
         self._steps: deque[Iterator[None]] = deque()            # changes of the Compiler
@@ -156,7 +155,7 @@ class Files:
         if not self._lost:
             self._look(set(filter(is_ours, changed)) | {name for name, due in self._again.items() if due <= now})
         for read in self._reader.take():
-            if os.path.lexists(path := os.path.join(self.directory, read.name)):       # else _look() forgets the file
+            if os.path.lexists(path := os.path.join(self.directory, read.name)):      # if not, _look() forgets the file
                 if read.again:
                     self._again[read.name] = now + (RETRY_S if read.written else READ_AGAIN_S)
                 if not self._waits(read, now):
@@ -183,14 +182,13 @@ class Files:
         return now < self._written.setdefault(read.name, now) + WRITTEN_S and self.complete
 
     def _unknown(self) -> str:
-        """Return why the policies are unknown without stored policies, or "". An unreadable file may have policies, and
-        a directory without policies may be the wrong directory."""
+        """If no policies are stored, return why the policies are unknown, or "" if they are known. An unreadable file
+        may have policies, and a directory without policies may be the wrong directory."""
         if self.content.unsure:
-            return f"{min(self.content.unsure)}: what it said before is not known"
+            return f"{min(self.content.unsure)}: the previous version is not known"
         if self.kept and self.kept.lost and not self.content.compiler.cluster.policies:
-            return (f"{self.directory}: has no policy, and {self.kept.path} cannot be read; remove it if there are to "
-                    "be "
-                    "none")
+            return (f"{self.directory}: has no policy, and {self.kept.path} cannot be read; if you want no policies, "
+                    f"remove {self.kept.path}")
         return ""
 
     def _tell_gone(self, log: Logger) -> None:
@@ -218,15 +216,15 @@ class Files:
         """Raise OSError if the directory was a mount point and no longer is one."""
         mounted = os.path.ismount(os.path.realpath(self.directory))
         if self._mounted and not mounted:
-            known = f", or remove {self.kept.path} and start the agent again if it is to be none" if self.kept else ""
-            raise OSError(errno.ENXIO, f"it was a mount point and is none now: mount it again{known}")
+            known = f", or remove {self.kept.path} and restart the agent to use no mount" if self.kept else ""
+            raise OSError(errno.ENXIO, f"no longer a mount point: mount the directory again{known}")
         self._mounted = mounted
         if self.kept and self.kept.mounted != mounted:
             self.kept.mounted = mounted
             self.kept.changed()
 
     def _look(self, changed: set[str]) -> None:
-        """Ask the reader for those of the changed files that exist, and forget the others."""
+        """Ask the reader for the changed files that exist, and forget the changed files that no longer exist."""
         ask = []
         for name in sorted(changed):
             self._again.pop(name, None)

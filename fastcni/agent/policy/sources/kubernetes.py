@@ -72,10 +72,10 @@ CACHED, METADATA = (NODES,), (NAMESPACES,)
 # The watches leave out pods that have ended: they have no address of their own, and jobs leave many of them.
 RUNNING = "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
 ON_NODE, ELSEWHERE = f"{RUNNING}%2Cspec.nodeName%3D", f"{RUNNING}%2Cspec.nodeName%21%3D"
-RETRY_S = 1.0                   # pause after the API server was unavailable, times 0.5 to 1.5
-ABSENT_S = 30.0                 # between two checks for a CRD
-CONFIRM_S = 5.0                 # before the second check for a missing CRD of whose kind the agent has objects
-STEPS_S = 0.005                 # time for changes of the Compiler before the agent answers requests
+RETRY_S = 1.0                   # seconds to wait after the API server was unavailable, times 0.5 to 1.5
+ABSENT_S = 30.0                 # seconds between two checks for a CRD
+CONFIRM_S = 5.0                 # seconds before a second check for a missing CRD, if the agent has objects of its kind
+STEPS_S = 0.005                 # seconds for changes of the Compiler before the agent answers requests
 
 
 class Kubernetes:
@@ -309,7 +309,7 @@ class Kubernetes:
             self.kept.follow(self.content)
 
     def _has_to_wait(self, path: str, line: bytes | None) -> bool:
-        """Return whether this change is one of policies and has to wait for the pods of all nodes. All later changes of
+        """Return whether this change concerns policies and has to wait for the pods of all nodes. All later changes of
         policies wait, too, so that they keep their order."""
         if path in (PODS, OTHER_PODS, NAMESPACES, NODES):
             return False
@@ -376,7 +376,7 @@ class Kubernetes:
         self._replace(place_of(path, key), [])
 
     def _path_of(self, path: str, place: str) -> str:
-        """Return `path`, but OTHER_PODS if `place` has a pod of another node. The pod comes from a previous agent."""
+        """Return `path`; OTHER_PODS if `place` has a pod of another node, which a previous agent has stored."""
         pods = [it for it in self.content.places[place].records.values() if isinstance(it, Pod)]
         node = self.content.compiler.node
         return OTHER_PODS if path == PODS and node and any(pod.node != node for pod in pods) else path
@@ -408,7 +408,8 @@ def names_pods(of: Entry | Place) -> bool:
 
 
 def line_of(path: str, document: dict[str, Any]) -> bytes:
-    """Return the keys of an object that fastcni reads, as encode() writes them. Of a pod this is a tenth."""
+    """Return the keys of an object that fastcni reads, as encode() writes them. For a pod, the result has a tenth of
+    the object's size."""
     kept = reduced({**document, "kind": PATHS[path]})
     assert kept
     return encode(kept)

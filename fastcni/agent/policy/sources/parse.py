@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_BYTES = 4 << 20             # of a file
+MAX_BYTES = 4 << 20             # the maximum size of a file
 MAX_EXPANDED = 8 << 20          # size of a file with expanded aliases: its characters, and NODE_COST for each value
 NODE_COST = 16
 MAX_DEPTH = 64                  # levels of nesting; a policy needs 12
 MAX_DIGITS = 20
-MAX_DOCUMENTS = 10_000          # of a file; each item of a List counts
+MAX_DOCUMENTS = 10_000          # documents of a file; each item of a List counts
 SEPARATOR = re.compile(rb"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
 DIRECTIVE = re.compile(rb"^%.*$", re.MULTILINE)
 JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}]', re.DOTALL)
@@ -38,7 +38,7 @@ class ParseError(ValueError):
 def parse(name: str, data: bytes) -> Iterator[tuple[str, dict[str, Any] | ParseError]]:
     """Yield (where, document) for each document of a file and for each item of a List. Yield (where, ParseError) if a
     document cannot be parsed. where: for example "document 2", or "document 2, items[7]" in a List. name: the file's
-    name, which tells JSON from YAML."""
+    name; if it ends with .json, the file is JSON, otherwise YAML."""
     if len(data) > MAX_BYTES:
         yield "", ParseError(f"has more than {MAX_BYTES >> 20} MB")
         return
@@ -54,8 +54,8 @@ def parse(name: str, data: bytes) -> Iterator[tuple[str, dict[str, Any] | ParseE
 
 def flatten(where: str, document: Any, inherited: dict[str, Any] | None = None,
             ) -> Iterator[tuple[str, dict[str, Any] | ParseError]]:
-    """Yield (where, document) for a document, or for each item of a List. An item without a kind gets it from the List:
-    in a NetworkPolicyList it is a NetworkPolicy. inherited: kind and apiVersion from the List."""
+    """Yield (where, document) for a document, or for each item of a List. An item without a kind gets the kind from the
+    List: an item of a NetworkPolicyList is a NetworkPolicy. inherited: kind and apiVersion from the List."""
     if not isinstance(document, dict):
         yield where, ParseError("expected a mapping")
         return
@@ -152,7 +152,7 @@ def read_yaml(data: bytes) -> Iterator[tuple[str, Any]]:
             number += 1
             yield f"document {number}", document
     if not number and not SEPARATOR.search(data):
-        yield "", ParseError("has no document; delete the file, or write --- into it, if it is to have none")
+        yield "", ParseError("has no document; delete the file, or write --- into the file to keep it empty")
 
 
 class Builder:

@@ -43,11 +43,11 @@ MEMORY_BYTES = 96 << 20                         # limit of a child, without the 
 SMALL_BYTES = 1 << 16           # a file of this size takes the parser at most 20 ms of processor time
 MAX_CHILDREN = 4
 MAX_FILES = 64                                  # files for one child
-REQUEST_BYTES = 1 << 17                         # a file name has at most 255 bytes, six times as many in JSON
+REQUEST_BYTES = 1 << 17         # a file name of 255 bytes may take six times as many bytes in the JSON of a request
 READY = b"1"
-START_S = 10.0                                  # how long the process may take to be ready, on a busy node
-ANSWER_S = 5.0                                  # how long a child may take to begin, on a busy node
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0          # pauses before the agent starts the process again
+START_S = 10.0                                  # seconds that the process may take to be ready, on a busy node
+ANSWER_S = 5.0                                  # seconds that a child may take to begin, on a busy node
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0          # pauses in seconds before the agent starts the process again
 MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.sources.reader import serve; "
         "serve({fd}, {directory!r})")
 
@@ -199,7 +199,7 @@ class Reader:
         self._jobs: dict[int, Job] = {}
         self._failed: list[Read] = []
         self._asked: dict[str, None] = {}                       # names that no child has yet, in order
-        self._sock: socket.socket | None = None                 # to the process; None: no process runs
+        self._sock: socket.socket | None = None                 # the socket to the process; None: no process runs
         self._process: subprocess.Popen[bytes] | None = None
         self._ready, self._pause, self._until = False, FIRST_PAUSE_S, 0.0
         self._start()
@@ -259,7 +259,8 @@ class Reader:
         self._ready = False
 
     def _lose(self, what: str) -> None:
-        """End the process, and let _overdue() start it again after a pause. what: the reason, for `why`."""
+        """End the process, and let _overdue() start it again after a pause. what: the reason, which becomes the
+        attribute `why`."""
         self._end()
         self.why = f"the process that reads files {what}; it is started again"
         self._until = monotonic() + self._pause
@@ -287,7 +288,7 @@ class Reader:
         return found
 
     def _listen(self) -> None:
-        """Receive from the process: it has sent READY, or has ended."""
+        """Receive READY from the process, or notice that the process has ended."""
         assert self._sock
         try:
             self._ready = self._sock.recv(1) == READY

@@ -61,8 +61,9 @@ def close(kind: str, document: dict[str, Any], unnamed: str) -> list[Pod | Polic
 
 
 def closed_policy(namespace: str, name: str, spec: Any, unnamed: str) -> Policy:
-    """Return a policy without rules for the pods and directions of `spec`. It has the name `name` if the name and the
-    pods are readable. Otherwise it has another name, because the policy's last readable version also stays in force."""
+    """Return a policy without rules for the pods and directions of `spec`. The policy has the name `name` if the name
+    and the pods are readable. Otherwise the policy has another name, because the last readable version also stays in
+    force."""
     selector = attempt(lambda: read_selector(Reader("", spec).part("podSelector")))
     directions = named_directions(spec)
     if not name or selector is None:
@@ -73,8 +74,8 @@ def closed_policy(namespace: str, name: str, spec: Any, unnamed: str) -> Policy:
 
 def closed_cluster_policy(name: str, spec: Any, unnamed: str) -> ClusterPolicy:
     """Return a cluster policy that denies everything to the pods of `spec`, in the directions that have rules, with its
-    tier and priority. For an unreadable value it has the strictest value: all pods, both directions, tier Admin,
-    priority 0. See closed_policy() for the name."""
+    tier and priority. The strictest value replaces an unreadable value: all pods, both directions, tier Admin, priority
+    0. See closed_policy() for the name."""
     known = [attempt(lambda read=read: read(Reader("", spec))) for read in (        # type: ignore[misc]
         cluster_policies.read_tier, cluster_policies.read_priority, cluster_policies.read_subject)]
     tier, priority, pods = known

@@ -257,8 +257,8 @@ def test_what_nobody_can_read_any_longer_stays_in_the_kernel(protected, node, da
     protected.start()
     assert eventually(lambda: "policy_unreadable" in protected.events())
     assert ("policies_not_kept" in protected.events()) is (lost != "gone")
-    assert f"{path}: what it said before is not known; no pod is added" in str(protected.it.errors)
-    with pytest.raises(CniError, match=f"policies are not known yet: {path}: what it said before is not known") as e:
+    assert f"{path}: the previous version is not known; no pod is added" in str(protected.it.errors)
+    with pytest.raises(CniError, match=f"policies are not known yet: {path}: the previous version is not known") as e:
         protected.add("d", app="web")
     assert e.value.code == 11 and not protected.it.ready and allowed(node, "a")
     protected.call("DEL", "c")
@@ -392,7 +392,7 @@ def test_a_directory_that_is_no_longer_mounted_opens_no_pod(running, node, mount
     path = running.settings.state.replace("pods", "policies.kept")
     assert eventually(lambda: (it := DocumentFile(path, str(running.directory), Log())).read() and it.mounted)
     run("umount", str(running.directory))
-    said = f"{running.directory}: it was a mount point and is none now: mount it again"
+    said = f"{running.directory}: no longer a mount point: mount the directory again"
     assert eventually(lambda: said in str(running.it.errors)) and allowed(node, "a")
     for rebooted in (False, True):
         running.stop()
