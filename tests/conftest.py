@@ -57,7 +57,6 @@ def pytest_collection():
     tests."""
     gc.disable()
     result = yield
-    gc.collect()
     gc.freeze()
     gc.enable()
     return result
