@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from types import CodeType
 
-from fastcni.launcher.modules import LEAVES, Module, PackError
+from fastcni.launcher.modules import LEAVES, Module, PackError, imported
+from fastcni.launcher.strip import stripped
 from fastcni.third_party import ThirdParty
 
 GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
@@ -73,7 +74,7 @@ def read_module(name: str) -> tuple[Module, ast.Module]:
         tree = ast.parse(source, file)
         if any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(tree)):
             raise Refused(f"{name} uses __file__, and a packed module has no file")
-        return Module(name, is_package, source, compiled(tree, file)), tree
+        return Module(name, is_package, source, compiled(tree, file), imported(stripped(source, file))), tree
     except SyntaxError as error:
         raise Refused(f"{name}: {error}") from None
 

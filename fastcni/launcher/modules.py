@@ -4,6 +4,7 @@ modules."""
 from __future__ import annotations
 
 import _imp
+import ast
 import functools
 import importlib.util
 import os
@@ -39,12 +40,13 @@ class PackError(Exception):
 
 
 class Module:
-    """A module to be packed: its dotted name, whether it is a package, its source as bytes, its code."""
+    """A module to be packed: its dotted name, whether it is a package, its source as bytes, its code, and the names
+    that it imports, see imported()."""
 
-    __slots__ = ("code", "is_package", "name", "source")
+    __slots__ = ("code", "imports", "is_package", "name", "source")
 
-    def __init__(self, name: str, is_package: bool, source: bytes, code: CodeType) -> None:
-        self.name, self.is_package, self.source, self.code = name, is_package, source, code
+    def __init__(self, name: str, is_package: bool, source: bytes, code: CodeType, imports: tuple[str, ...]) -> None:
+        self.name, self.is_package, self.source, self.code, self.imports = name, is_package, source, code, imports
 
 
 def own(more: dict[str, str]) -> dict[str, Module]:
@@ -124,20 +126,34 @@ def library_licences() -> list[bytes]:
 def add_module(modules: dict[str, Module], path: str, source: bytes) -> None:
     """Add the module at `path`, "fastcni/kit/__init__.py" as fastcni.kit."""
     name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    modules[name] = Module(name, path.endswith("/__init__.py"), source, compiled(source, path))
+    modules[name] = Module(name, path.endswith("/__init__.py"), source, *compiled(source, path))
 
 
 def bootstrap() -> CodeType:
     """Return the code of bootstrap.py, which is not a module of the plugin file."""
     path = "launcher/bootstrap.py"
-    return compiled(read(os.path.join(PACKAGE, path)), f"fastcni/{path}")
+    return compiled(read(os.path.join(PACKAGE, path)), f"fastcni/{path}")[0]
 
 
 @functools.cache
-def compiled(source: bytes, name: str) -> CodeType:
-    """Compile a module without docstrings, assertions and annotations, which makes the code a third smaller. The result
-    is cached in this process."""
-    return without_columns(compile(stripped(source, name), name, "exec", dont_inherit=True, optimize=2))
+def compiled(source: bytes, name: str) -> tuple[CodeType, tuple[str, ...]]:
+    """Compile a module without docstrings, assertions and annotations, which makes the code a third smaller. Return the
+    code, and the names that the module imports. The result is cached in this process."""
+    tree = stripped(source, name)
+    return without_columns(compile(tree, name, "exec", dont_inherit=True, optimize=2)), imported(tree)
+
+
+def imported(tree: ast.Module) -> tuple[str, ...]:
+    """Return all names that a module imports when it is run; for `from a import b` both a.b and a. Imports inside
+    functions are ignored, because they are intentionally late. tree: as stripped() returns it, without imports for type
+    checkers."""
+    found: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{item.name}" for item in node.names] + [node.module or ""]
+        elif isinstance(node, ast.Import):
+            found += [item.name for item in node.names]
+    return tuple(found)
 
 
 def leaves() -> bytes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import functools
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 
 from fastcni.kit.firewall import backends
 from fastcni.launcher.modules import ENTRY, LEAVES, Module
@@ -26,7 +25,7 @@ def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict
     needs = needs_of_all(own)
     ends = {kind: [module] for kind, module in BUILT_IN.items()}
     for kind, theirs in others.items():
-        known = {name: module.source for name, module in theirs.items()} | dict.fromkeys(own, b"")
+        known = {name: module.imports for name, module in theirs.items()} | dict.fromkeys(own, ())
         ends[kind] = sorted({name for found in needs_of(known).values() for name in found if name in own})
     found = {}
     for kind, names in ends.items():
@@ -38,7 +37,7 @@ def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict
 
 def needs_of_all(own: dict[str, Module]) -> dict[str, list[str]]:
     """Return {module: the modules that it imports}, see needs_of(), for fastcni's modules and extension modules."""
-    return needs_of({name: module.source for name, module in own.items()} | {f"fastcni.{leaf}": b"" for leaf in LEAVES})
+    return needs_of({name: module.imports for name, module in own.items()} | {f"fastcni.{leaf}": () for leaf in LEAVES})
 
 
 def late_groups(own: dict[str, Module], every: Container[str]) -> list[tuple[list[str], list[int]]]:
@@ -84,14 +83,9 @@ def groups(ends: Iterable[str], needs: dict[str, list[str]]) -> list[list[str]]:
     return [found[needed_by] for needed_by in sorted(found, key=sum, reverse=True)]
 
 
-def needs_of(sources: dict[str, bytes]) -> dict[str, list[str]]:
-    """Return {module name: the modules of `sources` that the module imports when it is run}. sources: {module name:
-    source}.
-
-    Imports inside functions are ignored, because they are intentionally late. Imports for type checkers are ignored,
-    too.
-    """
-    return {name: imports(source, sources) for name, source in sources.items()}
+def needs_of(imports: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """Return {module: the modules in `imports` that the module imports}. imports: {module: Module.imports}."""
+    return {name: [it for it in names if it in imports] for name, names in imports.items()}
 
 
 def others(modules: dict[str, Module]) -> list[str]:
@@ -120,21 +114,3 @@ def walk(names: Iterable[str], needs: dict[str, list[str]], seen: dict[str, bool
             walk(needs[name], needs, seen)
             seen[name] = True
     return seen
-
-
-def imports(source: bytes, known: Container[str]) -> list[str]:
-    """Return the known modules that a module imports when it is run."""
-    return [name for name in imported(source) if name in known]
-
-
-@functools.cache
-def imported(source: bytes) -> tuple[str, ...]:
-    """Return all names that a module imports when it is run; for `from a import b` both a.b and a. Cached, because
-    callers repeat the call."""
-    found: list[str] = []
-    for node in stripped(source, "<source>").body:
-        if isinstance(node, ast.ImportFrom):
-            found += [f"{node.module}.{item.name}" for item in node.names] + [node.module or ""]
-        elif isinstance(node, ast.Import):
-            found += [item.name for item in node.names]
-    return tuple(found)

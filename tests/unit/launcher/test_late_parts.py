@@ -67,8 +67,8 @@ def test_groups_are_in_an_order_in_which_they_can_be_run():
 
 def test_the_part_of_another_distributions_plugin_has_the_modules_that_its_modules_import():
     own = modules.own({})
-    sources = {"sample": b"from sample import more\n", "sample.more": b"import fastcni.kit.ovs.cache\n"}
-    theirs = {name: modules.Module(name, False, source, None) for name, source in sources.items()}
+    imports = {"sample": ("sample.more", "sample"), "sample.more": ("fastcni.kit.ovs.cache",)}
+    theirs = {name: modules.Module(name, False, b"", None, names) for name, names in imports.items()}
     found = needed(own, {"sample": theirs})["sample"]
     assert {"fastcni.handle", "fastcni.kit.ovs.cache", "fastcni.kit.call.files"} <= {*found} <= {
         *own, *(f"fastcni.{leaf}" for leaf in modules.LEAVES)}

@@ -9,6 +9,7 @@ from types import CodeType
 import pytest
 
 from fastcni.launcher import pack
+from fastcni.launcher.modules import imported
 from fastcni.launcher.needs import needs_of
 from fastcni.launcher.strip import stripped, without_columns
 
@@ -70,7 +71,8 @@ def test_a_typed_name_in_brackets_becomes_a_plain_assignment():
 
 def test_imports_for_type_checkers_are_no_needs():
     sources = {"fastcni.a": TYPED.replace("from typing import Protocol", "import fastcni.b"), "fastcni.b": ""}
-    assert needs_of(sources) == {"fastcni.a": [], "fastcni.b": []}
+    imports = {name: imported(stripped(source, name)) for name, source in sources.items()}
+    assert needs_of(imports) == {"fastcni.a": [], "fastcni.b": []}
 
 
 def codes_of(code):
