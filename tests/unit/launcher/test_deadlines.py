@@ -1,4 +1,4 @@
-"""The launcher's deadlines for a server that is stopped or hangs.
+"""The launcher gives up a server that is stopped or hangs.
 
 The plugin file of these tests has shorter deadlines than an installed one.
 """
@@ -31,14 +31,14 @@ COMMANDS = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]
 def bridge(directory):
     """Return a plugin file with short deadlines."""
     quick = directory / "quick"
-    quick.mkdir(exist_ok=True)          # a worker may come to this module twice
+    quick.mkdir(exist_ok=True)          # pytest-xdist may run this fixture twice in one process
     script = write_executable(quick / "python", INSTEAD_OF_PYTHON.encode())
     return write_executable(quick / "bridge", pack.pack(str(script), (UNREAD, ANSWER, QUICK)))
 
 
 @pytest.fixture
 def stopped(directory):
-    """Return the path of a listening socket whose server accepts nothing, and the socket."""
+    """Yield the path of a listening socket that accepts no connection, and the socket."""
     path = directory / "stopped"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
@@ -49,7 +49,7 @@ def stopped(directory):
 
 
 def has_left(conn):
-    """Return whether the server can see now that the caller has left."""
+    """Return whether a read of the server's connection shows that the caller has closed it."""
     conn.setblocking(False)
     try:
         return conn.recv(1) == b""
@@ -59,7 +59,8 @@ def has_left(conn):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_accepts_no_connection_is_skipped(bridge, stopped, command):
-    """The launcher waited for ever. A server that continues reads the request, and sees that its caller has left."""
+    """Once, the launcher waited for ever. When the server continues, it reads the request and sees that its caller has
+    left."""
     path, listener = stopped
     assert run(bridge, env=variables(path, command)) == run(bridge, env=variables("", command))
     conn, _ = listener.accept()
@@ -106,7 +107,8 @@ def test_an_answer_after_the_first_deadline_is_printed(bridge, directory):
 
 
 def test_a_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge, directory):
-    """Between the launcher's check and its shutdown of the connection, the server continues and reads the request."""
+    """The server continues and reads the request after the launcher's check, and before the launcher's shutdown of the
+    connection."""
     args = strace_command(directory, "inject=shutdown:delay_enter=2000000")
 
     @unread
@@ -121,7 +123,7 @@ def test_a_request_that_is_read_while_its_caller_leaves_is_not_done_twice(bridge
 
 
 def test_the_deadlines_of_an_installed_file_are_longer_than_those_of_the_server():
-    """A request that waits for 60 s in the queue, and then runs, must end before its caller gives up."""
+    """A request may wait for 60 s in the server's queue and then run. It must end before its caller gives up."""
     unread_ms, answer_ms, quick_ms, _ = pack.CONFIG.unpack_from(
         data := pack.pack("/usr/bin/python3"), data.find(pack.CONFIG_MAGIC))[-5:-1]
     assert (unread_ms, answer_ms, quick_ms) == (10_000, 400_000, 30_000)

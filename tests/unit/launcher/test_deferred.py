@@ -1,4 +1,4 @@
-"""The child process to which a one-shot plugin leaves work, and the order in which the two close a socket."""
+"""A one-shot plugin leaves work to a child process. The test checks which of the two closes a socket last."""
 
 import os
 import select
@@ -13,7 +13,7 @@ from fastcni.kernel import uapi
 from fastcni.kit.call.mode import Mode
 
 ROOT = str(Path(fastcni.__file__).parent.parent)
-# A process that leaves a "socket" to a child, prints the child's id, and ends when its stdin ends.
+# A process that leaves a "socket" to a child and prints the child's pid. It ends when its stdin ends.
 PARENT = """
 import posix, sys
 sys.path.append({root!r})
@@ -42,7 +42,7 @@ def ended(pidfd, seconds):
 
 @pytest.mark.parametrize("end", ["by itself", "killed"])
 def test_the_child_that_closes_last_ends_after_the_plugin(parent, end):
-    """Under load, the child closed the socket before the plugin did. So the plugin's close() was the last one, and
+    """Once, under load, the child closed the socket before the plugin. The plugin's close() was then the last close and
     waited for RCU: each of twenty parallel DELs took 20 to 40 ms more."""
     pidfd = os.pidfd_open(int(parent.stdout.readline()))
     try:
@@ -59,7 +59,7 @@ def test_the_child_holds_none_of_the_callers_streams(parent):
     pidfd = os.pidfd_open(child)
     try:
         parent.stdin.close()
-        assert parent.stdout.read() == b""          # a child with this stdout would keep the pipe open
+        assert parent.stdout.read() == b""          # a child that has this stdout would keep the pipe open
         assert ended(pidfd, 30)
     finally:
         os.close(pidfd)

@@ -1,4 +1,4 @@
-"""All modules that a one-shot request may import, for each way to start Python."""
+"""Import each module that a one-shot request may import, for each way to start Python."""
 
 import importlib.util
 import subprocess
@@ -13,7 +13,7 @@ from fastcni.launcher import modules
 from fastcni.launcher.install import install
 from fastcni.launcher.needs import others
 
-# Each import has a separate process, because the modules of one import would hide a missing module of another
+# A separate process makes each import. In one process, the modules of one import would hide a missing module of another
 IMPORT = """
 is_core() and complete_when_needed()
 preload(common, sys.meta_path[2])
@@ -38,7 +38,8 @@ posix._exit(0)
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Return a function prepared(text): a program that starts as bootstrap.main() starts, and then runs `text`."""
+    """Return a function prepared(text). It returns a program that starts as bootstrap.main() does and then runs
+    `text`."""
     file = tmp_path_factory.mktemp("bin") / "bridge"
     install(file.parent, names=["bridge"])
     with zipfile.ZipFile(file) as packed:
@@ -49,7 +50,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture(params=["python_core", "interpreter", "zipapp"])
 def start(request, prepared):
-    """Return a function start(text) that returns the stdout and the stderr of a prepared process."""
+    """Return a function start(text). It runs a prepared process and returns (stdout, stderr)."""
     if request.param == "python_core" and not CORE:
         pytest.skip("python_core.elf is not there, or of another build")
 
@@ -65,8 +66,8 @@ def start(request, prepared):
 
 
 def test_each_module_of_a_plugin_file_and_each_that_it_uses_can_be_imported(start):
-    """A module that only host-device has needed modules that the part of host-device does not have. Some versions of
-    Python lack modules of others(), such as _sha2."""
+    """Once, a module that only host-device has imported modules that host-device's part of the file lacks. Some
+    versions of Python lack modules of others(), such as _sha2."""
     own = modules.own({}) | modules.daemon()
     used = [name for name in others(own) if importlib.util.find_spec(name)]
     assert not [name for name in used if name.split(".")[0] == "fastcni"]
@@ -82,7 +83,7 @@ def test_each_module_of_a_plugin_file_and_each_that_it_uses_can_be_imported(star
     "import importlib.util; print(importlib.util.find_spec('xml').name)",
     "import runpy, sysconfig; print(sys.platlibdir)"])
 def test_what_the_main_phase_makes_is_there_when_it_is_used(start, first):
-    """`import site` failed, because Python finds its own frozen modules before the plugin file's."""
+    """Once, `import site` failed, because Python finds its own frozen modules before the plugin file's modules."""
     printed, stderr = start(f"is_core() and complete_when_needed()\n{first}\nimport json; posix._exit(0)")
     ordinary = subprocess.run([INTERPRETER, "-I", "-S", "-c", "import sys\n" + first], capture_output=True, text=True,
                               check=True)

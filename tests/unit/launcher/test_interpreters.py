@@ -1,4 +1,4 @@
-"""The interpreters that a plugin file tries, and the python_core.elf that it may start."""
+"""Which interpreters a plugin file tries, and which python_core.elf it may start."""
 
 import sys
 import sysconfig

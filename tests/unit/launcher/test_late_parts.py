@@ -1,4 +1,4 @@
-"""The parts of a plugin file whose modules are imported late and together."""
+"""Parts of a plugin file. A part has modules that are imported late and together."""
 
 import subprocess
 import sys
@@ -11,7 +11,8 @@ NEEDS = {"nftables": ["elements"], "iptables": ["program", "names"], "both": ["e
          "elements": ["names"], "names": [], "program": []}
 ENDS = ["nftables", "iptables", "both"]
 
-# A file of two parts: `low`, and `high` with `other`. `high` imports `low`; `low` fails while sys.broken is true.
+# A file of two parts: one has `low`, the other has `high` and `other`. `high` imports `low`. `low` raises while
+# sys.broken is true.
 LOAD = """
 import marshal, os, sys
 from fastcni.launcher.bootstrap import Finder
@@ -50,7 +51,7 @@ def test_the_import_of_one_module_runs_its_parts_once():
 
 
 def test_an_import_that_failed_can_be_repeated():
-    """A rollback may need a module whose import failed, for instance because memory was short."""
+    """A rollback may need a module whose import failed before, for example for lack of memory."""
     assert load(True) == ["failed low", "1 True 1 low other"]
 
 

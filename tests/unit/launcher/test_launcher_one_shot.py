@@ -1,7 +1,7 @@
-"""The installed plugin files as a runtime starts them, on the real kernel: ADD, CHECK, DEL, and what DEL leaves behind.
+"""Start the installed plugin files as a runtime does, on the real kernel: ADD, CHECK, DEL. DEL must leave nothing.
 
-DEL answers when the kernel has notified that the link is deleted. A helper process waits for the rest. It must not hold
-the caller's pipes or the pod's namespace, and must not stay in the process table.
+DEL answers when the kernel has notified that the link is deleted. A helper process waits for the kernel's ACK. The
+helper must not hold the caller's pipes or the pod's namespace, and must not remain a zombie.
 """
 
 import json
@@ -27,8 +27,8 @@ def bin_dir(tmp_path_factory):
 
 @pytest.fixture(params=DOORS)
 def call(bin_dir, request):
-    """Return a function that runs one request as a process: (exit status, stdout, process id). before: the command line
-    of a program that becomes the plugin."""
+    """Return a function that runs one request as a process and returns (exit status, stdout, pid). before: a command
+    line that executes the plugin."""
     def call(command, conf, pod, stdin=None, before=()):
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
                "CNI_IFNAME": "eth0", "CNI_PATH": str(bin_dir), "PATH": os.environ["PATH"]}
@@ -42,13 +42,13 @@ def call(bin_dir, request):
 
 
 def alive(session):
-    """Return whether there is a process of that session. Zombies do not count."""
+    """Return whether a process of a session exists. Zombies do not count."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/stat") as file:
                 state, _, _, its_session = file.read().rpartition(")")[2].split()[:4]
         except OSError:
-            continue                # it ended meanwhile
+            continue                # the process ended after listdir()
         if its_session == str(session) and state not in "ZX":
             return True
     return False
@@ -76,7 +76,8 @@ def test_add_check_and_del(node, pod_netns, call):
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_del_answers_before_its_helper_is_done_and_leaves_no_process(node, pod, call, kind):
-    """On a busy machine the helper may end before the test looks. One early answer of thirty is enough."""
+    """On a busy machine, the helper may end before the test checks for it. One early answer in thirty DELs is
+    enough."""
     conf, early = node.conf(type=kind, ipMasq=True), 0
     for _ in range(30):
         assert call("ADD", conf, pod)[0] == 0
@@ -120,8 +121,7 @@ def test_stdin_of_100_megabytes_is_refused(node, pod, call):
 
 
 def held_of(pod):
-    """Return this process's references to a pod's namespace: its descriptors, and netlink sockets bound in the
-    namespace."""
+    """Return this process's references to a pod's namespace: descriptors, and netlink sockets that are bound in it."""
     with Inside(pod):
         inode = os.stat("/proc/thread-self/ns/net").st_ino
         with open("/proc/thread-self/net/netlink") as file:
@@ -131,7 +131,7 @@ def held_of(pod):
         try:
             descriptors += [fd] if os.stat(f"/proc/self/fd/{fd}").st_ino == inode else []
         except OSError:
-            continue                # the descriptor of the listing itself
+            continue                # the descriptor that listdir() used
     return descriptors + sockets
 
 

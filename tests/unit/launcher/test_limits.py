@@ -1,4 +1,4 @@
-"""A caller with limits of resources, see setrlimit(2)."""
+"""A caller with resource limits, see setrlimit(2)."""
 
 import json
 import os
@@ -17,13 +17,13 @@ NOBODY = 65534
 
 
 def limit(what, soft):
-    """Return a function for the child of subprocess that sets a limit."""
+    """Return a function that sets the soft limit of a resource, for subprocess's preexec_fn."""
     return lambda: resource.setrlimit(what, (soft, resource.getrlimit(what)[1]))
 
 
 def test_a_limit_of_file_sizes_does_not_stop_a_long_request(directory):
-    """The part of a request that does not fit into a message goes to a memory file. The request ended with signal 25
-    (SIGXFSZ). Python gets the limit unchanged: 1,024 bytes are two blocks of ulimit."""
+    """If a request is too long for a message, the launcher writes it to a memory file. Once, SIGXFSZ ended such a
+    request. Python gets the caller's limit: 1,024 bytes are two blocks of ulimit."""
     python = write_executable(directory / "shows-limit", SHOWS_LIMIT)
     plugin = write_executable(directory / "limited", pack.pack(str(python)))
     with serving(directory, reply(0, b"warm")) as server:
@@ -52,7 +52,8 @@ def test_a_limit_that_the_caller_may_not_raise_is_an_error(directory):
 @pytest.mark.parametrize("files", range(3, 13))
 @pytest.mark.parametrize("start", ["python_core", "interpreter"])
 def test_a_limit_of_open_files_gives_the_result_or_code_11(tmp_path, start, files):
-    """With few files the error had code 999 and advised to install again, or the request had no answer."""
+    """Once, with few files, the error had code 999 and advised to install fastcni again, or the request had no
+    answer."""
     core = interpreters.core_of(INTERPRETER) if start == "python_core" else ""
     if start == "python_core" and not core:
         pytest.skip("python_core.elf is not there, or of another build")

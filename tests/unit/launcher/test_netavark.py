@@ -1,4 +1,4 @@
-"""netavark's plugin protocol in the launcher: arguments become variables, and errors have its form."""
+"""netavark's plugin protocol in the launcher. Arguments become CNI variables, and errors have netavark's form."""
 
 import json
 
@@ -13,9 +13,10 @@ COMMANDS = {"setup": "ADD", "teardown": "DEL", "create": "CREATE", "info": "VERS
 
 @pytest.fixture(scope="module")
 def driver(directory):
-    """Return a file with another name than fastcni, because podman takes a driver's name from its file."""
+    """Return an installed file "mydriver". podman takes a driver's name from the file's name, which need not be
+    fastcni."""
     own = directory / "netavark"
-    own.mkdir(exist_ok=True)            # a worker may come to this module twice
+    own.mkdir(exist_ok=True)            # pytest-xdist may run this fixture twice in one process
     script = write_executable(own / "python", INSTEAD_OF_PYTHON.encode())
     return write_executable(own / "mydriver", pack.pack(str(script), (UNREAD, ANSWER, QUICK)))
 

@@ -1,4 +1,4 @@
-"""The cases in which the launcher goes one-shot although a server listens, and those in which it must not."""
+"""When the launcher runs a request one-shot although a server listens, and when it must not."""
 
 import json
 import os
@@ -56,7 +56,7 @@ LOST = {
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
 @pytest.mark.parametrize("why", NOTHING_DONE)
 def test_a_request_that_the_server_has_not_begun_is_done_one_shot(bridge, directory, why, command, stdin):
-    """Python gets the same stdin and the same number of open files as without a server."""
+    """Python gets the same stdin and as many open files as without a server."""
     alone = run(bridge, env=variables("", command), stdin=stdin)
     assert (alone[0], alone[1].splitlines()[0][:20]) == (3, f"one-shot bridge, {command}".encode())
     assert alone[1].endswith(b"stdin:\n" + stdin)
@@ -71,7 +71,7 @@ def test_the_memory_file_of_an_invalid_answer_is_closed(bridge, directory):
 
 
 def test_python_gives_the_same_answer_after_a_server_has_declined(directory, tmp_path):
-    """host-local's result shows that the plugin got stdin; its file shows that it was called once."""
+    """host-local's result shows that the plugin got stdin. Its one address file shows that the plugin ran once."""
     plugin = write_executable(directory / "host-local", pack.pack(checked_interpreter(base_interpreter())))
     more = {"CNI_CONTAINERID": "x", "CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere", "CNI_PATH": "/nowhere"}
     answers = []
@@ -99,8 +99,8 @@ def test_a_request_that_is_not_for_a_server_is_not_sent(bridge, directory, env):
 
 @pytest.mark.parametrize("command", ["ADD", "GC"])
 def test_stdin_that_does_not_fit_into_a_message_goes_one_shot(bridge, directory, command):
-    """30 MB of `[],` took 1.8 GB of a server's memory, and all its callers waited for a minute. One-shot, the memory is
-    free again when the process ends."""
+    """Once, 30 MB of `[],` took 1.8 GB of a server's memory, and all callers waited for a minute. A one-shot process
+    frees the memory at its end."""
     alone = run(bridge, env=variables("", command), stdin=LONG)
     assert alone[1].endswith(LONG)
     with serving(directory, reply(0, b"warm")) as server:
@@ -131,8 +131,8 @@ def test_without_a_server_the_launcher_goes_one_shot(bridge, directory):
     alone = run(bridge, env=variables(""), stdin=LONG)
     assert alone[1].endswith(LONG)
     left, other = str(directory / "left"), str(directory / "other")
-    listener_of(socket.SOCK_SEQPACKET, left).close()            # no listener: ECONNREFUSED
-    with listener_of(socket.SOCK_STREAM, other):                # EPROTOTYPE
+    listener_of(socket.SOCK_SEQPACKET, left).close()            # connect(2) to this path fails with ECONNREFUSED
+    with listener_of(socket.SOCK_STREAM, other):                # connect(2) to this path fails with EPROTOTYPE
         for path in ("/nowhere/socket", left, other, str(directory), str(bridge) + "/x", "/" + "x" * 107, "x" * 5000):
             assert run(bridge, env=variables(path), stdin=LONG) == alone, path
     os.unlink(left)
@@ -160,7 +160,7 @@ def test_a_server_with_a_full_backlog_is_skipped(bridge, directory):
 
 
 def test_a_server_that_ends_before_it_accepts_has_done_nothing(bridge, directory):
-    """The connection waits in the backlog with the request. Both end with the listener."""
+    """The connection with the request waits in the backlog. When the listener closes, the connection ends."""
     alone = run(bridge, env=variables(""), stdin=FULL)
     path = str(directory / "backlog")
     with listener_of(socket.SOCK_SEQPACKET, path) as listener, tempfile.TemporaryFile() as stdin:
@@ -175,7 +175,7 @@ def test_a_server_that_ends_before_it_accepts_has_done_nothing(bridge, directory
 
 @pytest.mark.parametrize("why", LOST)
 def test_a_lost_add_fails_with_code_11(bridge, directory, why):
-    """The ADD may have changed something, so the launcher must not add again."""
+    """The ADD may have changed the node, so the launcher must not repeat the ADD."""
     with serving(directory, LOST[why]) as server:
         status, stdout, stderr = run(bridge, env=variables(server), stdin=FULL)
     error = json.loads(stdout)
@@ -196,7 +196,8 @@ def test_another_lost_command_is_repeated_one_shot(bridge, directory, command, s
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 def test_a_caller_that_has_closed_a_stream_is_served_one_shot(bridge, directory, closed):
-    """The socket would get the number of that stream. No runtime closes a stream; Python reports the error."""
+    """The launcher's socket would get the number of the closed stream. No runtime closes a stream; Python reports the
+    error."""
     args = ["sh", "-c", f"exec {' '.join(f'{fd}>&-' for fd in closed)}; exec {bridge}"]
     alone = run(*args, env=variables(""))
     with serving(directory, reply(0, b"warm")) as server:

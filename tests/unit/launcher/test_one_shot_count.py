@@ -1,4 +1,4 @@
-"""The count of one-shot requests, in a file next to the server's socket."""
+"""The count of one-shot requests in a file next to the server's socket."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ CAUSES = {"declined": (reply(DECLINED), b"{}", b"d"), "closed unread": (closed_u
 
 @pytest.fixture
 def count(directory):
-    """Return the file of the socket that serving() uses."""
+    """Yield the count file of the socket that serving() uses."""
     path = directory / f"server{SUFFIX}"
     path.touch()
     yield path
@@ -48,7 +48,7 @@ def test_a_path_without_a_file_changes_nothing(bridge, path):
 
 
 def test_a_file_that_may_not_be_the_servers_is_left_alone(bridge, directory, count):
-    """In a directory like /tmp another user could link the name to a file of root."""
+    """In a directory like /tmp, another user could make this name a link to a file of root."""
     other = directory / "other"
     other.write_bytes(b"precious")
     count.unlink()
@@ -94,12 +94,12 @@ def test_the_server_counts_by_reason_and_empties_a_long_file(directory):
         assert path.stat().st_size == 0
         file.write(b"l")
     assert (counts.read()["lost"], counts.read()["lost"]) == (1, 1)
-    os.truncate(path, 0)                # by hand
+    os.truncate(path, 0)                # an operator empties the file
     counts.read()
     path.write_bytes(b"b")
     assert counts.read()["busy"] == 1
     counts.close()
-    again = OneShotCount(str(directory / "server"))        # the next server
+    again = OneShotCount(str(directory / "server"))        # the next server reads the same file
     assert again.read()["busy"] == 1
     again.close()
     path.unlink()

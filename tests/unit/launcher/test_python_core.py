@@ -1,5 +1,5 @@
-"""python_core.elf: it runs a one-shot request after the core phase of Python's start. The main phase follows only if
-the request needs it."""
+"""python_core.elf runs a one-shot request after the core phase of Python's start. The main phase runs only if the
+request needs it."""
 
 import json
 import os
@@ -21,7 +21,7 @@ CORE = interpreters.core_of(INTERPRETER)
 LIBRARY = Path(*sysconfig.get_config_vars("LIBPL", "LIBRARY"))
 SETUP = Path(__file__).parents[3] / "setup.py"
 CONF = {"cniVersion": "1.0.0", "name": "net", "type": "host-local"}
-# As bootstrap.main() prepares imports
+# Prepare imports as bootstrap.main() does
 PREPARE = """
 import marshal, posix, sys
 fd = posix.open({file!r}, posix.O_RDONLY)
@@ -30,7 +30,7 @@ exec(code)
 sys.meta_path.insert(2, Finder(fd, index, late, extensions))
 sys.stdout = sys.stderr
 """
-# The parts of the process that a module may see, printed by both interpreters
+# Print the state of the process that a module may see. The test compares both interpreters.
 STATE = """
 import builtins, codecs, io, json, locale, os, signal, threading, time
 keep = "argv base_prefix exec_prefix executable flags path prefix platlibdir pycache_prefix warnoptions".split()
@@ -55,11 +55,11 @@ def strace(*options):
 
 
 def started(text, *, argv0=INTERPRETER, **more):
-    """Run a text as the launcher does, in python_core.elf or in an interpreter."""
+    """Run Python code as the launcher does, in python_core.elf or in an interpreter."""
     status = os.stat(INTERPRETER)
     text = f"#!{INTERPRETER} {status.st_size} {int(status.st_mtime)}\n{text}"
     command = [argv0, "-ISB", "-X", "utf8", "-c", text, "bridge", "3"]
-    return subprocess.run(command, capture_output=True, timeout=600, check=False, **more)      # slow if emulated
+    return subprocess.run(command, capture_output=True, timeout=600, check=False, **more)  # an emulated machine is slow
 
 
 needs_core = pytest.mark.skipif(not CORE, reason="python_core.elf is not there, or of another build")
@@ -101,7 +101,7 @@ def test_a_request_needs_nothing_of_the_standard_library(files, tmp_path, name, 
 
 @needs_core
 def test_the_core_phase_leaves_out_what_a_request_does_not_need(files):
-    """The core phase interns no names of frozen modules, does not import io, and collects no garbage."""
+    """The core phase does not intern names of frozen modules, does not import io, and collects no garbage."""
     with zipfile.ZipFile(files / "bridge") as packed:
         bootstrap = packed.read("__main__.py")
     text = """import abc, gc, posix, sys
@@ -119,7 +119,7 @@ posix._exit(0)"""
     b'{"cniVersion": "1.0', b'{"cniVersion": \xff\xfe}', b'{"cniVersion": "1.0.0", "name": "\xed\xa0\x80"}', b"[" * 600,
     b'{"cniVersion": "1.0.0", "name": "a", "type": "\\ud800"}'])
 def test_a_request_that_needs_more_has_the_same_answer(files, tmp_path, stdin):
-    """The files that json or a codec reads come from the standard library, or the plugin file has them."""
+    """The files of json or of a codec come from the standard library or from the plugin file."""
     ordinary = write_executable(tmp_path / "bridge", pack.pack(INTERPRETER))
     for env in (ADD, ADD | {"CNI_IFNAME": os.fsdecode(b"eth\xff")}):
         assert run(files / "bridge", stdin=stdin, env=env) == run(ordinary, stdin=stdin, env=env)
@@ -129,7 +129,7 @@ def test_a_request_that_needs_more_has_the_same_answer(files, tmp_path, stdin):
 @pytest.mark.parametrize("first", ["", "b'\\xff'.decode('utf-8', 'backslashreplace'); import _signal",
                                    "import os, io, time", "'x'.encode('idna')"])
 def test_the_complete_interpreter_is_an_ordinary_one(files, first):
-    """first: the code that has run in the core phase."""
+    """first: code that runs in the core phase before the main phase."""
     with zipfile.ZipFile(files / "bridge") as packed:
         boot = packed.getinfo("boot")
         offset = (files / "bridge").read_bytes().index(packed.read("boot"))
@@ -160,7 +160,7 @@ def test_signals_are_those_of_python():
 
 @needs_core
 def test_a_file_with_other_leaves_runs_in_the_next_interpreter(tmp_path):
-    """fastcni was upgraded, and `fastcni install` did not run yet."""
+    """fastcni was upgraded, but `fastcni install` has not run yet."""
     image = pack.pack(INTERPRETER, core=CORE)
     digest = repr(pack.leaves_digest()).encode()
     assert image.count(digest) == 2
@@ -183,8 +183,8 @@ def test_a_file_runs_without_it(tmp_path):
 @needs_core
 @pytest.mark.parametrize("gone", [False, True])
 def test_an_interpreter_that_was_updated_runs_itself(tmp_path, gone):
-    """The updated interpreter's library may need other built-in modules than this copy has, and an update may fix a
-    vulnerability."""
+    """The updated interpreter's library may need other built-in modules than python_core.elf has. Also, the update may
+    fix a vulnerability."""
     interpreter, later = tmp_path / "a python", tmp_path / "another"
     interpreter.symlink_to(INTERPRETER)
     write_executable(later, b'#!/bin/sh\nshift 5\nprintf \'{"ran": "%s", "stdin": "%s"}\' "$1" "$(cat)"\n')

@@ -68,7 +68,7 @@ def test_the_plugins_name_is_that_of_its_call(bridge, directory):
 
 
 def test_a_descriptor_of_the_pods_namespace_is_sent(bridge, directory):
-    """The test uses a namespace of another kind, because a network namespace would need root."""
+    """Here CNI_NETNS is a UTS namespace, because a network namespace would need root."""
     request = asked(bridge, directory, CNI_NETNS="/proc/self/ns/uts")
     assert request.descriptors == NETNS
     assert request.files == [os.readlink("/proc/self/ns/uts")]
@@ -87,7 +87,7 @@ def test_the_launcher_does_not_wait_for_a_pipe_at_the_namespaces_path(bridge, di
 
 
 def test_version_does_not_read_stdin(bridge, directory):
-    here, there = os.pipe()                     # never readable, and without an end of file
+    here, there = os.pipe()                     # a pipe that is never readable and has no end of file
     try:
         request = asked(bridge, directory, command="VERSION", stdin=here)
     finally:
@@ -97,7 +97,8 @@ def test_version_does_not_read_stdin(bridge, directory):
 
 
 def test_stdin_may_fill_the_message(bridge, directory):
-    """With one byte more, the launcher cannot know that stdin ends there, and goes one-shot."""
+    """If stdin fills the message completely, the launcher cannot know whether stdin ends there. So it runs the request
+    one-shot."""
     size_left = BODY_BYTES - len(b"bridge\0CNI_COMMAND=ADD\0")
     for size in (0, 1, size_left - 1):
         request = asked(bridge, directory, stdin=LONG[:size])
@@ -109,7 +110,8 @@ def test_stdin_may_fill_the_message(bridge, directory):
 
 
 def test_stdin_is_read_up_to_a_limit(bridge, directory):
-    args = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]   # the limit saves memory if the test fails
+    # if the test fails, this limit saves memory
+    args = ["sh", "-c", f"ulimit -f {2 * MAX_STDIN // 512}; exec {bridge}"]
     with serving(directory, reply(0, b"warm")) as server, open("/dev/zero", "rb") as endless:
         _, stdout, _ = run(*args, env=variables(server), stdin=endless)
     assert MAX_STDIN < len(stdout) < MAX_STDIN + 3 * BODY_BYTES and not server.requests

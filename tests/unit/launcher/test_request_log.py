@@ -1,4 +1,4 @@
-"""FASTCNI_LOG: a line for each one-shot request, without an effect on the answer."""
+"""FASTCNI_LOG writes a line for each one-shot request. The answer stays the same."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def host_local(directory):
 
 @pytest.fixture
 def call(host_local, tmp_path):
-    """Return a function that calls host-local one-shot and returns (exit status, stdout)."""
+    """Return a function that runs host-local one-shot and returns (exit status, stdout)."""
     conf = {**CONF, "ipam": {**CONF["ipam"], "dataDir": str(tmp_path / "ipam")}}
 
     def call(log, **env):
@@ -39,7 +39,7 @@ def call(host_local, tmp_path):
 
 
 def fields_of(line):
-    """{name: text} of a logfmt line."""
+    """Return {name: text} of a line in logfmt."""
     found, rest = {}, line.rstrip("\n")
     while rest:
         name, _, rest = rest.partition("=")
@@ -97,7 +97,7 @@ def test_an_unusable_log_changes_no_answer(call, log):
 
 @pytest.fixture
 def daemon(directory, monkeypatch):
-    """Yield a socket in place of the sockets of both log daemons."""
+    """Yield a socket that replaces the sockets of journald and of syslog."""
     path = str(directory / "log-daemon")
     monkeypatch.setattr(request_log, "JOURNAL", path)
     monkeypatch.setattr(request_log, "SYSLOG", path)
@@ -115,7 +115,7 @@ def entry():
 def test_journald_gets_a_field_for_each_value(daemon):
     entry().write("journald", Reply(1, ERROR))
     data, found = daemon.recv(1 << 16), {}
-    while data:                     # systemd.io/JOURNAL_NATIVE_PROTOCOL
+    while data:                     # the format is that of systemd.io/JOURNAL_NATIVE_PROTOCOL
         line, _, data = data.partition(b"\n")
         name, has_value, value = line.partition(b"=")
         if not has_value:
@@ -129,7 +129,7 @@ def test_journald_gets_a_field_for_each_value(daemon):
 
 
 def test_a_warning_of_the_plugin_is_in_the_log(daemon):
-    """Only errors were in the log."""
+    """Once, the log had only errors."""
     entry().write("syslog", Reply(0, b"{}", b"portmap: a\nportmap: b\n"))
     line = daemon.recv(1 << 16).decode()
     assert line.startswith("<28>") and 'warning="portmap: a; portmap: b"' in line
@@ -144,7 +144,7 @@ def test_syslog_gets_one_line(daemon):
 
 def test_the_plugin_does_not_wait_for_a_log_daemon_that_does_not_read(daemon):
     daemon.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-    for _ in range(2000):           # more than a queue of datagrams takes
+    for _ in range(2000):           # more datagrams than the socket's queue takes
         entry().write("journald", Reply(0, b"{}"))
 
 

@@ -1,4 +1,4 @@
-"""Callers that are killed or stopped, and the system calls of warm mode."""
+"""Callers that are killed or stopped, and the launcher's system calls in warm mode."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_the_server_sees_that_a_caller_was_killed(bridge, directory):
 
 
 def test_a_caller_that_was_stopped_for_a_while_gets_its_answer(bridge, directory):
-    """The test stops the caller while it waits for stdin, and again while it waits for the answer."""
+    """The test stops the launcher while it waits for stdin, and again while it waits for the answer."""
     there, go = threading.Event(), threading.Event()
 
     def answer(conn, _):
@@ -88,7 +88,7 @@ def test_an_interrupted_call_is_repeated(bridge, directory, strace):
 
 
 def test_a_kernel_without_the_seal_gets_a_request_without_it(bridge, directory, strace):
-    """MFD_NOEXEC_SEAL came with Linux 6.3."""
+    """Linux before 6.3 rejects MFD_NOEXEC_SEAL with EINVAL."""
     strace += ["-e", "inject=memfd_create:error=EINVAL:when=1"]
     assert run(*strace, bridge, env=variables(""), stdin=LONG)[1].endswith(LONG)
 
@@ -105,7 +105,7 @@ def test_a_failure_before_the_request_is_sent_goes_one_shot(bridge, directory, s
 
 
 def test_an_answer_is_received_again_after_a_lack_of_memory(bridge, directory, strace):
-    """The launcher reported a successful ADD as failed, and its links and addresses stayed until the DEL."""
+    """Once, the launcher reported a successful ADD as failed. Its links and addresses remained until the DEL."""
     strace += ["-e", "inject=recvmsg:error=ENOMEM:when=1", "-e", "inject=ppoll:error=EINTR:when=2"]
     with serving(directory, reply(0, b"warm")) as server:
         assert run(*strace, bridge, env=variables(server)) == (0, b"warm", b"")
@@ -113,7 +113,7 @@ def test_an_answer_is_received_again_after_a_lack_of_memory(bridge, directory, s
 
 
 def test_an_answer_that_cannot_be_received_is_lost(bridge, directory, strace):
-    """The caller may leave before the server has written the answer."""
+    """The launcher may leave before the server writes the answer."""
     def answer(conn, _):
         with suppress(BrokenPipeError):
             conn.send(reply(0, b"warm"))

@@ -1,4 +1,5 @@
-"""Packed plugins have no annotations, no imports for them, and of the source's places only the lines."""
+"""Packed plugins have no annotations and no imports that only annotations need. Of the source's positions, they keep
+only line numbers."""
 
 import ast
 import textwrap
@@ -61,7 +62,8 @@ def test_annotations_and_what_is_for_type_checkers_are_removed():
                                   "def a():", "try:\n    b\nexcept a:", "match a:\n  case b:"])
 @pytest.mark.parametrize("only", ["b: int", "if TYPE_CHECKING:\n        import b"])
 def test_a_block_with_nothing_but_types_can_be_compiled(head, only):
-    """compile() refused a block that became empty, unless it was a function or a class."""
+    """Once, stripping left an empty block, which compile() rejects, unless the block was a function's or a class's
+    body."""
     compile(stripped(f"{head}\n    {only}\n", "x"), "x", "exec")
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of fastcni.node: a node that is a directory, and one that is a network namespace."""
+"""Fixtures for tests of fastcni.node: a node that consists of directories, and a node in a network namespace."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ HEALTHY = {"net.ipv4.ip_forward": "1", "net.ipv4.neigh.default.gc_thresh3": "102
 
 
 class Directories:
-    """The directories of a node: configurations, result caches and address files. They contain nothing of the
+    """A node's directories of configurations, cached results and address files. None of them is a directory of the
     machine."""
 
     def __init__(self, where: Path):
@@ -38,7 +38,7 @@ class Directories:
         return Places(str(self.conf), (str(self.cache),), (str(self.data),))
 
     def configure(self, document=LIST, name="10-net1.conflist"):
-        """Write a configuration file with these directories' dataDir. Return its document."""
+        """Write a configuration file whose dataDir is in these directories. Return its document."""
         document = json.loads(json.dumps(document))
         for plugin in document.get("plugins", [document]):
             if plugin.get("ipam", {}).get("type") == "host-local":
@@ -61,7 +61,8 @@ class Directories:
 
 
 class Host(Directories):
-    """A host in a fresh namespace. This process is its runtime, with fastcni's plugins or those in a directory."""
+    """A host in a new namespace. This process is the host's runtime. plugin_dir: a directory of plugins, or "" for
+    fastcni's."""
 
     def __init__(self, where, plugin_dir=""):
         super().__init__(where)
@@ -69,7 +70,7 @@ class Host(Directories):
         self.cni = CNI([plugin_dir or "/nowhere"], str(self.conf), str(self.cache), runner)
 
     def add(self, container, pod, network="net1", ports=()):
-        """ADD of a pod's namespace; return the result."""
+        """Run ADD for a pod's namespace, and return the result."""
         return self.cni.add(self.cni.load(network), self.rt(container, pod, ports))
 
     def delete(self, container, pod, network="net1"):
@@ -82,7 +83,7 @@ class Host(Directories):
 
 @pytest.fixture(autouse=True)
 def no_directories_of_this_machine(tmp_path, monkeypatch):
-    """Make the default directories of plugins empty."""
+    """Replace the default directories of plugins by empty directories."""
     monkeypatch.setattr(address_dirs, "DATA_DIR", str(tmp_path / "default"))
     monkeypatch.setattr(address_dirs, "CLUSTER_DIR", str(tmp_path / "default-cluster"))
     monkeypatch.setattr(dhcp_leases, "DIRECTORY", str(tmp_path / "default-dhcp"))
@@ -112,7 +113,7 @@ class Answer:
 
 @pytest.fixture
 def fastcni(directories, monkeypatch, capfd):
-    """Return a function that runs one command on the node of `directories`: as text of 80 columns, or with --json."""
+    """Return a function that runs one command on the node of `directories`. The text output has 80 columns."""
     monkeypatch.setenv("NETCONFPATH", str(directories.conf))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "dumb")
@@ -125,14 +126,13 @@ def fastcni(directories, monkeypatch, capfd):
 
 
 def diagnosed(fastcni, *words):
-    """Return (exit status, {check: its finding}) of the command `fastcni doctor`. Each check has at most one
-    finding."""
+    """Return (exit status, {check: finding}) of `fastcni doctor`. Each check must have at most one finding."""
     answer = fastcni("doctor", "--json", "--socket", "", *words)
     return answer.status, {it["check"]: it for it in answer.document["findings"]}
 
 
 def one(findings, severity, *parts):
-    """Return the only finding, after a check of its severity, of the parts in its sentences, and of its remedy."""
+    """Return the only finding. Assert its severity, that it has a remedy, and that its sentences contain `parts`."""
     (it,) = list(findings)
     assert it.severity == severity
     assert it.why
@@ -160,8 +160,8 @@ class Link:
 
 @pytest.fixture
 def node(directories, tmp_path):
-    """node(sysctls, ...): a Node without a kernel, with running pods of net1; the files of the kernel are in tmp_path.
-    """
+    """Return a function node(sysctls, ...) that returns a Node without a kernel. Pods of net1 run on the node. tmp_path
+    contains the kernel's files."""
     directories.configure()
 
     def make(sysctls=HEALTHY, *, pods=("c1",), links=(), saved=None, plugin_dirs=(), at="", conf=LIST, **more):

@@ -1,4 +1,4 @@
-"""The contents of `fastcni top` and of the status page: the arithmetic, and the frame of 80x24."""
+"""Figures and text of `fastcni top` and of the status page, in a frame of 80 columns and 24 rows."""
 
 import pytest
 
@@ -14,7 +14,7 @@ NOW = 1_763_900_000.0
 
 def entry(number, ms=2.0, *, ago=10.0, command="ADD", network="net-a", container="c-1", outcome="0", queue_ms=0.5,
           phases=(), plugin="bridge"):
-    """An entry of the history. ago: seconds since its end."""
+    """Return an entry of the server's history. ago: seconds since the request ended."""
     return {"number": number, "id": f"ab12-{number}", "time": NOW - ago - (queue_ms + ms) / 1e3, "command": command,
             "plugin": plugin, "network": network, "container": container, "ifname": "eth0", "pid": 7,
             "outcome": outcome, "queueMs": queue_ms, "ms": ms,
@@ -22,11 +22,11 @@ def entry(number, ms=2.0, *, ago=10.0, command="ADD", network="net-a", container
 
 
 class Ring:
-    """A server's history that answers as fastcni.server.records.history.ask() does."""
+    """A server's history. It answers as fastcni.server.records.history.ask() does."""
 
     def __init__(self, size=1000, page=100):
         self.entries, self.size, self.page, self.pid = [], size, page, 812
-        self.failed = []                # failed requests stay longer than others
+        self.failed = []                # the history keeps failed requests longer than other requests
 
     def add(self, *entries):
         self.entries += entries
@@ -95,7 +95,7 @@ def test_errors_by_code_and_what_has_no_time():
         ("11", 2), ("101", 1), ("7", 1), ("caller_gone", 1), ("declined", 1)]
     assert of(found["errors"], outcome="11")["text"] == "try again later"
     assert of(found["errors"], outcome="101")["text"] == "an error of the plugin"
-    assert found["failed"] == 5             # a declined request was repeated one-shot
+    assert found["failed"] == 5             # a declined request counts, because the launcher repeated it one-shot
     assert of(found["commands"], command="ADD")["maxMs"] == 2.5
     assert of(found["networks"], network="net-b")["p50Ms"] is None
 

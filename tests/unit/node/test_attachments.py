@@ -1,4 +1,4 @@
-"""The inventory of attachments: the data of each source, and how they are merged. The last tests need root."""
+"""The inventory of attachments: what each source shows, and how the sources are merged. The last tests need root."""
 
 import dataclasses
 import errno
@@ -79,7 +79,7 @@ def test_a_cache_file_tells_addresses_ports_and_plugins(directories):
 
 
 def test_a_cache_file_of_an_old_libcni_is_read(directories):
-    """libcni before 0.8 wrote the result alone; the file's name has the attachment."""
+    """libcni before 0.8 wrote only the result. The file's name gives the attachment."""
     results = directories.cache / "results"
     results.mkdir(parents=True)
     (results / "net1-c0-eth0").write_text(json.dumps({"cniVersion": "0.2.0", "ip4": {"ip": "10.88.0.9/24"}}))
@@ -95,7 +95,7 @@ def test_a_cache_file_of_an_old_libcni_is_read(directories):
     ({**RESULT, "cniVersion": "9.9.9"}, 'unsupported CNI result version "9.9.9"'), ([], "decoding version"),
     ({**RESULT, "ips": 1}, "result.ips: ")])
 def test_a_cached_result_that_cannot_be_read_is_named(directories, result, why):
-    """doctor reported nothing, and CHECK of the pod failed. The node still lists the attachment."""
+    """Once, doctor reported nothing, and CHECK of the pod failed. The attachment is still listed."""
     directories.cached("c1", netns="/run/netns/p", result=result)
     unseen = []
     ((sighting, cached),) = caches.read_cache(Cache(directories.cache), unseen)
@@ -119,7 +119,8 @@ def test_address_files_name_their_attachments(directories):
 
 
 def test_address_files_of_a_space_name_network_and_attachment(directories):
-    """A line of the file names the network. An address that is held for another node's pod is no attachment."""
+    """One line of the file names the network. An address that is held for a pod of another node belongs to no
+    attachment."""
     directories.hold("10.9.0.2", "c1\r\neth0\r\nnet1\r\nns/web-0\r\nsingle", "default")
     directories.hold("10.9.0.3", "fastcni:single ns/db-0\r\neth0", "default")
     found = list(address_dirs.read_directory(str(directories.data), "default", [], address_dirs.read_space_owner))
@@ -155,7 +156,7 @@ def test_keys_of_elements_are_read(name, key, value, text, ports):
 
 
 def test_a_cut_mark_is_recognised():
-    """nftables keeps 127 bytes of a comment, and a mark with a link and a long id has more."""
+    """nftables keeps 127 bytes of a comment. A mark with a link and a long container ID is longer."""
     mark = mark_of("net1", LONG_ID)
     hashes, _, text = mark.partition(", ")
     whole, cut = tables.read_mark(mark), tables.read_mark(f"{hashes}, link: 12, {text}"[:127])
@@ -229,7 +230,8 @@ def test_states(namespace, kind, everything, expected):
 
 
 def test_an_address_that_a_new_pod_holds_is_no_sign_of_the_old_one():
-    """host-local gives an address again. A remaining rule of the old pod must not make that pod look alive."""
+    """host-local has given the address of an earlier pod to a new pod. A rule that remains must not make the earlier
+    pod look alive."""
     old = Sighting(ELEMENT, "pods4", "10.88.0.2", "n", "old", "eth0", addresses=("10.88.0.2",))
     new = Sighting(ADDRESS_FILE, "f", "10.88.0.2", "n", "new", "eth0", addresses=("10.88.0.2",))
     inside = namespaces.Interface("/run/netns/p", "eth0", "veth", 2, 9, ("10.88.0.2",), True)
@@ -248,7 +250,7 @@ def test_a_cache_file_of_the_former_boot_without_namespace_is_gone():
 
 
 def test_directories_alone_show_attachments(directories):
-    """Without root, the command also names what it cannot see."""
+    """Without root, the command also names sources that it cannot read."""
     directories.configure()
     directories.hold("10.88.0.2", "c1\r\neth0")
     directories.data.mkdir(exist_ok=True)
@@ -276,7 +278,7 @@ def test_a_pod_of_fastcni_is_seen_by_every_source(host, pod_netns):
 
 
 def test_the_cache_is_not_needed_to_see_a_running_pod(host, pod_netns):
-    """A runtime may keep its cache elsewhere, or keep no cache. The address in a namespace shows that the pod runs."""
+    """A runtime may have its cache elsewhere, or no cache. The address in a namespace shows that the pod runs."""
     pod = pod_netns()
     host.add("c1", pod)
     places = dataclasses.replace(host.places, cache_dirs=("/nowhere",))
@@ -288,8 +290,8 @@ def test_the_cache_is_not_needed_to_see_a_running_pod(host, pod_netns):
 
 
 def test_rules_alone_show_a_running_pod(host, pod_netns):
-    """Without the cache and address files, doctor would call a running pod orphaned, and recommend a command that ends
-    the pod."""
+    """Here the command sees neither the cache nor address files. If doctor called the running pod orphaned, it would
+    recommend a command that ends the pod."""
     pod = pod_netns()
     host.add("c1", pod)
     places = Places("/nowhere", ("/nowhere",))
@@ -314,7 +316,7 @@ def test_a_pod_of_the_go_plugins_is_seen(tmp_path, host_netns, pod_netns):
 
 
 def test_an_ifb_that_is_left_is_no_sign_of_a_running_pod():
-    """A veth pair is deleted with its pod; an ifb of bandwidth remains until DEL."""
+    """The kernel deletes a veth pair with the pod's namespace. bandwidth's ifb remains until DEL."""
     it = Sighting("link", "bwp0123456789ab", "ifb of bandwidth", "net1", "c1", "eth0", links=("bwp0123456789ab",))
     link = Link()
     link.name, link.kind, link.index = "bwp0123456789ab", "ifb", 7
@@ -323,7 +325,7 @@ def test_an_ifb_that_is_left_is_no_sign_of_a_running_pod():
 
 
 def test_the_inventory_of_a_large_node_needs_a_look_at_each_thing_only():
-    """Pairs of 2,000 pods and 8,000 rules would be 16 million comparisons."""
+    """To compare 2,000 pods with 8,000 rules would take 16 million comparisons."""
     sightings = []
     for number in range(2000):
         ip, container = f"10.{number >> 8}.{number & 255}.2", f"c{number}"

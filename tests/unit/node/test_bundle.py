@@ -1,4 +1,4 @@
-"""fastcni doctor --bundle: its contents, and data that it must never contain."""
+"""fastcni doctor --bundle: what the bundle contains, and which data it must never contain."""
 
 import json
 import tarfile
@@ -11,14 +11,14 @@ from fastcni.server.records.secrets import HIDDEN, hide
 
 
 def read(path):
-    """{name: text} of a bundle."""
+    """Return {name: text} of the files in a bundle."""
     with tarfile.open(path) as bundle:
         return {it.name.removeprefix("fastcni-doctor/"): bundle.extractfile(it).read().decode() for it in bundle}
 
 
 @pytest.fixture
 def bundle(directories, fastcni, tmp_path):
-    """Return (answer, contents) of a node with secrets in its files."""
+    """Return (answer, files) of `fastcni doctor --bundle` on a node whose files contain secrets."""
     secret = {"type": "other", "kubernetes": {"kubeconfig": "/root/SECRET"}, "apiToken": "SECRET", "list": [
         {"password": "SECRET"}], "endpoint": "https://me:SECRET@etcd:2379", "mtu": 1400}
     directories.configure({**LIST, "plugins": [*LIST["plugins"], secret]})

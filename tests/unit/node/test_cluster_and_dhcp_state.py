@@ -1,4 +1,4 @@
-"""The findings of doctor and uninstall on dhcp's leases, and on this node's blocks of cluster-wide addresses."""
+"""doctor and uninstall: what they report about dhcp leases, and about the node's blocks of cluster-wide addresses."""
 
 import json
 import os
@@ -27,7 +27,7 @@ HOUR_S = 3600.0
 
 @pytest.fixture
 def sock(tmp_path, monkeypatch):
-    """Return the path of the daemon's socket on this node."""
+    """Return the path at which this node's dhcp daemon would listen."""
     path = str(tmp_path / "dhcp.sock")
     monkeypatch.setattr(checks_dhcp, "SOCKET_PATH", path)
     monkeypatch.setattr(uninstall, "SOCKET_PATH", path)
@@ -37,8 +37,8 @@ def sock(tmp_path, monkeypatch):
 
 @pytest.fixture
 def leased(monkeypatch):
-    """Return a function leased(container, running=True, boot=..., seconds=...) that writes a lease as the daemon does,
-    and returns its path."""
+    """Return a function leased(container, running=True, boot=..., seconds=...). It writes a lease file as the daemon
+    does, and returns the file's path."""
     monkeypatch.setattr(presence, "sees_processes", lambda proc="/proc": True)
 
     def write(container, running=True, boot="", seconds=HOUR_S):
@@ -82,7 +82,7 @@ def test_a_network_that_needs_a_daemon_and_has_none(node, directories, sock, lea
 
 def test_leases_of_running_pods_without_a_daemon_are_a_warning(node, sock, leased):
     leased("c1")
-    leased("c2", boot="an earlier one")                     # the pod did not survive the reboot
+    leased("c2", boot="an earlier one")                     # the reboot has ended this pod
     assert texts(checks_dhcp.leases(node())) == [
         (WARNING, f"1 dhcp lease of running pods, and no daemon listens at {sock}: 10.0.0.7 of c1 eth0"),
         (WARNING, "1 dhcp lease of pods that are gone: 10.0.0.7 of c2 eth0")]
@@ -93,7 +93,7 @@ def test_a_lease_that_ended_although_a_daemon_runs_is_an_error_and_a_damaged_fil
     directories.configure(dhcp(sock))
     leased("c1")
     leased("c2", seconds=-1.0)
-    leased("c3", running=False)                             # the daemon is about to release the lease
+    leased("c3", running=False)                             # the pod has ended, so the daemon will release this lease
     damaged = leased("c4")
     with open(damaged, "ab") as file:
         file.write(b"!")
@@ -103,7 +103,7 @@ def test_a_lease_that_ended_although_a_daemon_runs_is_an_error_and_a_damaged_fil
         assert texts(checks_dhcp.leases(node())) == [
             (ERROR, "1 dhcp lease of running pods ended: 10.0.0.7 of c2 eth0"),
             (WARNING, f"1 damaged lease file: {os.path.basename(damaged)}")]
-    assert os.path.exists(damaged)                          # doctor changes nothing
+    assert os.path.exists(damaged)                          # doctor must change nothing
 
 
 def test_uninstall_keeps_leases_of_running_pods_and_removes_the_others(sock, leased):
@@ -114,7 +114,7 @@ def test_uninstall_keeps_leases_of_running_pods_and_removes_the_others(sock, lea
     assert done.kept == ["1 dhcp lease of running pods, which nothing renews any more: delete these pods "
                          "(10.0.0.7 of c1 eth0)"]
     own_files.remove(free)
-    leased("c1", running=False)                             # the pod has ended
+    leased("c1", running=False)                             # now the pod has ended
     done = State()
     assert own_files.remove(uninstall.sort_leases(done)) == [running] and done.kept == []
 
@@ -124,7 +124,7 @@ def test_uninstall_leaves_all_leases_to_a_daemon_that_runs(sock, leased, tmp_pat
 
     leased("c1", running=False)
     done = State()
-    with open(f"{sock}.lock", "w") as lock:                 # the daemon holds this lock
+    with open(f"{sock}.lock", "w") as lock:                 # a running daemon holds this lock
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert uninstall.sort_leases(done) == []
     assert "1 dhcp lease" in done.kept[0] and f"listens at {sock}: stop it" in done.kept[0]
@@ -137,7 +137,7 @@ STORE = {"type": "etcd", "endpoints": ["http://127.0.0.1:9"], "password": "secre
 
 @pytest.fixture
 def blocks():
-    """Record two blocks of this node in the address space `shared`. Return the directory of the address space."""
+    """Record two blocks of this node in the address space `shared`. Return the space's directory."""
     directory = f"{address_dirs.CLUSTER_DIR}/shared"
     os.makedirs(f"{directory}/.cluster")
     with open(f"{directory}/.cluster/blocks.json", "w") as file:
@@ -161,7 +161,8 @@ def test_blocks_of_a_space_in_use_are_not_reported(node, directories, blocks):
 
 
 def test_blocks_of_a_space_whose_pods_are_here_are_not_reported(node, blocks):
-    """With Multus, no file configures the network, and doctor advised to remove the directory of its pods."""
+    """With Multus, no file configures the network. Once, doctor advised to remove the directory that holds its pods'
+    addresses."""
     with open(f"{blocks}/10.0.0.7", "w", newline="") as file:
         file.write("c1\r\neth0\r\nnet\r\nns/web-0")
     assert [*checks_cluster.cluster_addresses(node())] == []

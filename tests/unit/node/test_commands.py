@@ -1,5 +1,5 @@
 
-"""The commands list, inspect and adopt, as text of 80 columns and as JSON."""
+"""`fastcni list`, `inspect` and `adopt`: text of 80 columns, and JSON."""
 
 import re
 
@@ -20,11 +20,12 @@ LONG_ID = "8f" * 32
 
 @pytest.fixture
 def three(directories):
-    """Write a running pod, a pod whose namespace no longer exists, and an address file."""
+    """Write a cached result of a running pod, a cached result of a pod whose namespace no longer exists, and an address
+    file."""
     directories.configure()
     directories.cached("web1", netns="/proc/self/ns/net", result={"cniVersion": "1.0.0", "ips": [
         {"address": "10.88.0.2/24"}, {"address": "fd00:88:1111:2222:3333:4444:5555:6666/64"}]})
-    directories.data.mkdir()                    # a directory that is younger than the ADD would prove nothing
+    directories.data.mkdir()  # the directory must be older than the ADD, as a proof that the namespace no longer exists
     directories.cached(LONG_ID, netns=str(directories.data / "gone"), network="a-network-with-a-rather-long-name")
     namespace_files.end(directories.data / "gone")
     directories.hold("10.88.0.9", "lost\r\neth0")
@@ -33,7 +34,8 @@ def three(directories):
 
 def test_list_fits_80_columns_and_counts(three, fastcni):
     answer = fastcni("list")
-    lines = [line for line in answer.out.splitlines() if "/pytest-" not in line]       # a path stays in one piece
+    # lists break no path, so lines with a path may be longer
+    lines = [line for line in answer.out.splitlines() if "/pytest-" not in line]
     assert answer.status == 0 and max(map(len, lines)) <= 80
     rows = {line.split()[0]: line for line in answer.out.splitlines() if line.strip()}
     assert "running" in rows["web1"]
@@ -49,7 +51,7 @@ KUBERNETES = [["IgnoreUnknown", "1"], ["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_N
 
 
 def test_pods_are_shown_and_found_by_the_names_of_kubernetes(three, fastcni):
-    """`why` and `flows` knew these names; `list`, `inspect` and `explain` did not."""
+    """Once, only `why` and `flows` knew these names."""
     three.cached("c0ffee", netns="/proc/self/ns/net", cniArgs=KUBERNETES, result={"cniVersion": "1.0.0", "ips": [
         {"address": "10.88.0.3/24"}]})
     rows = {line.split()[0]: line.split() for line in fastcni("list", "--network", "net1").out.splitlines() if line}
@@ -109,7 +111,8 @@ def test_adopt_says_what_it_cannot_own(three, fastcni):
                     "2.conflist")
     three.cached("leaser", network="leased", netns="/proc/self/ns/net")
     answer = fastcni("adopt", "--dry-run")
-    short = [line for line in answer.out.splitlines() if "`" not in line]       # a command stays in one piece
+    # lists break no command, so lines with a command may be longer
+    short = [line for line in answer.out.splitlines() if "`" not in line]
     assert answer.status == 0 and max(map(len, short)) <= 80 + len(str(three.data))
     assert "3 of 4 attachments" in answer.out and "fastcni has no plugin acme" in " ".join(answer.out.split())
     assert not (three.data / "net1/.fastcni.index").exists()
@@ -173,7 +176,7 @@ def test_the_command_of_gc_keeps_pods_that_gc_would_not_know():
 
 
 def test_a_long_value_goes_on_behind_its_title(capsys):
-    """The rows of doctor and inspect were longer than the terminal, which broke the rows within words."""
+    """Once, rows of doctor and inspect were longer than the terminal, which broke the rows within words."""
     put_row(Console(width=40), "server", "/run/fastcni/fastcni.sock: 0.1.0, pid 4711, 0 running, 0 of 1024 waiting")
     put(Console(width=40), "pods with IPv4 reach nothing outside of this node", title="  why: ")
     assert capsys.readouterr().out.splitlines() == [
@@ -182,7 +185,7 @@ def test_a_long_value_goes_on_behind_its_title(capsys):
 
 
 def test_commands_and_paths_are_not_broken():
-    """Rich broke a path longer than a line, and a command at its spaces."""
+    """Once, Rich broke a path that is longer than a line, and a command at its spaces."""
     path, command = "/var/lib/" + "x" * 90, "`fastcni ipam forget-node node-with-a-long-name --yes`"
     lines = broken(f"some words before {path}: some words before the command {command}; then more words", 80)
     assert lines == ["some words before", f"{path}:", "some words before the command", f"{command}; then more words"]

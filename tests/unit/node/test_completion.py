@@ -1,4 +1,4 @@
-"""The shell completes commands, and names of networks, containers and plugins."""
+"""The shell completes commands, and the names of networks, containers and plugins."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Commands of a node know the datapath ebpf: list, explain and inspect show its pods, doctor its faults."""
+"""Commands show the datapath ebpf: list, explain and inspect show its pods, and doctor finds its faults."""
 
 import contextlib
 import os
@@ -23,7 +23,8 @@ PTP = {**LIST, "plugins": [{"type": "ptp", "datapath": "ebpf", "ipam": LIST["plu
 
 @pytest.fixture
 def pods(host, pod_netns, bpffs):  # noqa: F811
-    """Return two pods of the datapath with addresses .2 and .3, and the directory of the pins."""
+    """Make two pods of the datapath, with the addresses .2 and .3. Return a function that returns the pins'
+    directory."""
     host.configure(PTP)
     for number in range(2):
         host.add(f"pod{number}", pod_netns())
@@ -31,7 +32,7 @@ def pods(host, pod_netns, bpffs):  # noqa: F811
 
 
 def wire_call(do, *more):
-    """Return do(socket, ...)."""
+    """Return do(socket, *more) with a new netlink socket."""
     with contextlib.closing(wire.open_socket()) as sock:
         return do(sock, *more)
 
@@ -69,7 +70,8 @@ def test_doctor_finds_nothing_wrong_with_a_datapath(pods, fastcni):
 
 
 def test_doctor_finds_flows_that_nobody_can_end_and_its_command_mends_that(pods, fastcni):
-    """The kernel keeps programs and maps of filters, so flows go on without the pins."""
+    """Filters keep their programs and maps in the kernel. Without the pins, the redirection continues, but nothing can
+    end a flow."""
     where = pods()
     for name in os.listdir(where):
         os.unlink(f"{where}/{name}")
@@ -81,11 +83,11 @@ def test_doctor_finds_flows_that_nobody_can_end_and_its_command_mends_that(pods,
     assert wire_call(own.load, pytest.fail) == 2
     after = wire_call(filters.linked)
     assert after.keys() == before.keys() and not set.union(*before.values()) & set.union(*after.values())
-    assert "not in the datapath" in finding(fastcni)["what"]          # no pod is in a map until it is added again
+    assert "not in the datapath" in finding(fastcni)["what"]          # only an ADD adds a pod to the new maps
 
 
 def test_an_add_that_makes_maps_again_ends_the_use_of_the_former_ones(pods, host, pod_netns):
-    """Otherwise flows of the previous maps would remain redirected, and policies could not end them."""
+    """Otherwise the earlier programs would redirect flows that policies cannot end."""
     where = pods()
     former = set.union(*wire_call(filters.linked).values())
     os.unlink(f"{where}/flows-1")

@@ -1,4 +1,4 @@
-"""Commands of a node show flows that the datapath ebpf redirects: `datapath status` by the names of pods, and `why`."""
+"""`datapath status` and `why` show flows that the datapath ebpf redirects, with the names of pods."""
 
 import pytest
 from lab.datapath_pods import Tcp, Udp, bpffs, kernel_flows, marks, opened_maps  # noqa: F401 - a fixture
@@ -15,8 +15,8 @@ DROP = """table inet hand { chain forward { type filter hook forward priority 0;
 
 @pytest.fixture
 def spaces(host, pod_netns, bpffs):  # noqa: F811
-    """Return the namespaces of two pods of the datapath: pod0 with the address .2, and pod1 with .3. Their links are
-    up, and no flow exists."""
+    """Return the namespaces of two pods of the datapath: pod0 with the address .2, pod1 with .3. Both links are up, and
+    no flow exists."""
     host.configure(PTP)
     found = pod_netns(), pod_netns()
     for number, space in enumerate(found):
@@ -36,7 +36,8 @@ def test_status_sums_the_flows_of_each_two_pods_by_their_names(spaces, fastcni):
         found = fastcni("datapath", "status", "--json").document
         [pair] = found["pairs"]
         assert pair["pods"] == ["pod0", "pod1"] and pair["flows"] == 2
-        # 5 and 2 of each direction are redirected. The sums do not depend on which pod has begun a flow.
+        # Of one flow, 5 packets are redirected in each direction; of the other, 2. The sums are the same for whichever
+        # pod began the flow.
         assert pair["packets"] == [7, 7]
         assert pair["bytes"] == [sum(flow["bytes"][flow["names"].index(name)] for flow in found["flows"])
                                  for name in pair["pods"]]
@@ -61,7 +62,7 @@ def test_why_says_that_a_connection_is_redirected_and_counts_the_others(spaces, 
         redirect = found.document["datapath"]
         assert (redirect["redirected"], redirect["why"], redirect["flows"]) == (True, "", 1)
         [after] = [flow for flow in kernel_flows() if flow.key == before.key]
-        for key in ("packets", "bytes"):            # an acknowledgement may follow
+        for key in ("packets", "bytes"):            # a late acknowledgement may increase the count
             first, last = getattr(before, key), getattr(after, key)
             assert all(low <= count <= high for low, count, high in zip(first, redirect[key], last, strict=True))
         tcp.listener.accept()[0].close()
@@ -73,8 +74,8 @@ def test_why_says_that_a_connection_is_redirected_and_counts_the_others(spaces, 
 
 
 def test_why_finds_a_rule_although_the_last_connection_was_redirected(spaces, fastcni):
-    """For a second after a connection, the datapath redirects the next connection from its first packet on. `why`
-    answered that the pod reaches the other pod, but a later connection failed."""
+    """For a second after a connection, the datapath redirects the next connection from its first packet on. Once, `why`
+    reported that the pods reach each other, but a later connection failed."""
     with Tcp(*spaces, "10.88.0.3") as tcp:
         tcp.there_and_back()
         run("nft", DROP)
@@ -131,7 +132,7 @@ def test_uninstall_removes_pins_and_filters_while_connections_go_on(spaces, fast
     [pins] = bpffs.glob("fastcni-*")
     with Tcp(*spaces, "10.88.0.3") as tcp:
         tcp.there_and_back(2)
-        run("nft", DROP)                # drops packets that conntrack does not know
+        run("nft", DROP)                # this rule drops packets of connections that conntrack does not know
         planned = fastcni("uninstall", "--dry-run", *where, "--json").document
         assert str(pins) in planned["state"]["removed"] and pins.exists() and kernel_flows()
         done = fastcni("uninstall", *where)

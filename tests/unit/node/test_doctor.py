@@ -1,4 +1,4 @@
-"""fastcni doctor: each check finds its fault, and a healthy node has no finding."""
+"""Each check of `fastcni doctor` finds its fault, and a healthy node has no finding."""
 
 import os
 import socket
@@ -77,7 +77,7 @@ def test_services_on_the_same_bridge(node):
 
 @pytest.mark.parametrize("name", ["call-iptables", "call-ip6tables", "filter-vlan-tagged"])
 def test_network_policies_that_a_bridge_bypasses(node, directories, name):
-    """`sysctl --system` switched the filter off, and doctor found nothing."""
+    """`sysctl --system` sets this sysctl to 0. Once, doctor found nothing."""
     on = {f"net.bridge.bridge-nf-{each}": "1" for each in ("call-iptables", "call-ip6tables", "filter-vlan-tagged")}
     name = f"net.bridge.bridge-nf-{name}"
     directories.configure({**LIST, "plugins": [*LIST["plugins"], {"type": "policy"}]})
@@ -101,7 +101,7 @@ def with_firewall(plugins=LIST["plugins"]):
 
 
 def test_a_chain_that_drops_names_the_pods_without_plugin_firewall(node):
-    """The doctor named the network even for pods that another rule accepts."""
+    """Once, doctor named the network although another rule accepts some pods."""
     pods = "c1", "c2"
     it = one(checks_kernel.forward_policy(node(saved=saved_rules(), pods=pods)), WARNING,
              "chain FORWARD of iptables-nft", "pods c1/eth0 (10.88.0.2 fd00::2), c2/eth0 (10.88.0.3 fd00::3)",
@@ -186,7 +186,7 @@ def test_a_kernel_without_netlink_families(node, monkeypatch):
 
 def test_a_kernel_without_the_family_inet(node, host_netns, monkeypatch):
     assert texts(checks_kernel.nf_tables(node())) == []
-    monkeypatch.setattr(checks_kernel, "FAMILY", 99)            # a family that no kernel has
+    monkeypatch.setattr(checks_kernel, "FAMILY", 99)            # no kernel has this family
     one(checks_kernel.nf_tables(node()), WARNING, "no nftables family inet", '"backend": "iptables"')
     assert run("nft", "list", "ruleset") == ""
 
@@ -249,7 +249,7 @@ def test_states_of_a_server(node, tmp_path, monkeypatch, answer, severity, part)
 
 
 def test_a_server_that_declines_to_answer_is_not_called_old(node, tmp_path, monkeypatch):
-    """The doctor said that a server that could not read the request is older than the command."""
+    """The server could not read the request. Once, doctor said that such a server is older than the command."""
     (tmp_path / "s").write_text("")
     monkeypatch.setattr(checks_state.status, "ask", lambda path: None)
     it = node(at=str(tmp_path / "s"))
@@ -288,7 +288,7 @@ def test_faults_of_a_real_node_are_found(host, pod_netns, fastcni, bin_dir):
     status, found = diagnosed(fastcni, "--bin-dir", bin_dir)
     assert status == 2 and set(found) >= {"forwarding", "stale", "unowned", "address-files", "lost-rules"}
     assert "c1" in found["stale"]["what"] and "veth0badc0de" in found["unowned"]["what"]
-    # GC would take the address of a running pod that is not in the cache.
+    # Without --valid, GC would release the address of the running pod that is not in the cache.
     assert f"fastcni gc --valid c2/eth0 --conf-dir {host.conf}" in found["stale"]["do"]
     assert found["lost-rules"]["do"] == "fastcni restore" and "c0" in found["lost-rules"]["what"]
     for number in (0, 2):
@@ -298,7 +298,7 @@ def test_faults_of_a_real_node_are_found(host, pod_netns, fastcni, bin_dir):
 @pytest.mark.parametrize("backend", ["nftables", "iptables"])
 def test_rules_of_one_address_family_that_are_lost_are_found(directories, host_netns, pod_netns, fastcni, bin_dir,
                                                              backend):
-    """A flush of IPv4's rules alone had no finding, because the rules of IPv6 existed."""
+    """Once, doctor did not report a flush of the IPv4 rules, because the IPv6 rules existed."""
     bridge, portmap = LIST["plugins"]
     ipam = {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]],
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}
@@ -319,7 +319,8 @@ def test_rules_of_one_address_family_that_are_lost_are_found(directories, host_n
 
 
 def test_guards_and_isolation_that_were_flushed_alone_are_found(directories, host_netns, pod_netns, fastcni, bin_dir):
-    """The masquerade element existed, so the pod seemed to have all its rules. A flush of a table keeps its sets."""
+    """A flush of a table keeps its sets. Once, the pod's masquerade element was enough to count all its rules as
+    existing."""
     bridge, _ = LIST["plugins"]
     directories.configure({**LIST, "plugins": [{**bridge, "ipspoofchk": True}, {
         "type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}]})
@@ -342,9 +343,11 @@ def test_guards_and_isolation_that_were_flushed_alone_are_found(directories, hos
 
 def test_rules_that_a_saved_ruleset_has_added_again_are_found_and_restore_replaces_them(
         directories, host_netns, pod_netns, fastcni, bin_dir):
-    """`nft -f` without a flush adds each rule again. With such rules, GC kept the chain of a subnet for ever."""
+    """`nft -f` adds each rule again if the file does not flush. Once, with such rules, GC kept the chain of a subnet
+    for ever."""
     bridge, portmap = LIST["plugins"]
-    directories.configure({**LIST, "plugins": [bridge, portmap, {   # nft reads no rules of ipspoofchk
+    # nft prints ipspoofchk's rules in a form that nft cannot read
+    directories.configure({**LIST, "plugins": [bridge, portmap, {
         "type": "firewall", "backend": "nftables", "ingressPolicy": "isolated"}]})
     pod = pod_netns()
     directories.add("c1", pod, ports=[(8080, 80)])
@@ -362,7 +365,8 @@ def test_rules_that_a_saved_ruleset_has_added_again_are_found_and_restore_replac
 
 def test_a_chain_of_another_kind_with_a_name_of_fastcnis_is_an_error_with_a_remedy(directories, host_netns, pod_netns,
                                                                                     fastcni, bin_dir):
-    """The kernel rejects fastcni's chain, so no ADD and no restore can set up the table. No finding named a remedy."""
+    """The kernel rejects fastcni's chain, so neither ADD nor restore can set up the table. Once, no finding named a
+    remedy."""
     directories.configure()
     pods = pod_netns(), pod_netns()
     directories.add("c1", pods[0])

@@ -1,4 +1,4 @@
-"""fastcni doctor: files of plugins, and the file systems of the state."""
+"""`fastcni doctor`: the plugin files, and the file systems of the state directories."""
 
 import dataclasses
 import os
@@ -60,7 +60,7 @@ def test_a_damaged_plugin_file_is_an_error(node, tmp_path, bin_dir, cut):
 
 
 def test_a_plugin_of_another_project_is_not_executed(node, tmp_path, bin_dir, monkeypatch):
-    """doctor only reads. It would run a Go plugin for its version, for up to 5 s."""
+    """doctor must only read. To learn a Go plugin's version, it would execute the plugin, for up to 5 s."""
     (tmp_path / "portmap").write_bytes(b"\x7fELF" + checks_conf.identify.GO_MARK)
     monkeypatch.setattr(checks_conf.identify, "go_version", lambda path: pytest.fail(f"{path} was executed"))
     found = node(plugin_dirs=[str(tmp_path), str(bin_dir)])
@@ -68,7 +68,7 @@ def test_a_plugin_of_another_project_is_not_executed(node, tmp_path, bin_dir, mo
 
 
 def test_a_relative_data_dir_that_does_not_exist(node, directories, tmp_path, monkeypatch):
-    """The search for an existing parent directory never ended."""
+    """Once, the search for an existing parent directory never ended."""
     monkeypatch.chdir(tmp_path)
     found = node()
     found.seen.data_dirs = ["no/such"]

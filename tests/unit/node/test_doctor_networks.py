@@ -1,4 +1,4 @@
-"""fastcni doctor and networks that share a subnet, a bridge or an address space."""
+"""`fastcni doctor` on networks that share a subnet, a bridge or an address space."""
 
 import pytest
 from unit.node.conftest import LIST
@@ -17,8 +17,7 @@ def kind(kind, subnet, **keys):
 
 
 LOW, HIGH = {"rangeEnd": "10.1.0.99"}, {"rangeStart": "10.1.0.100"}
-# ruff: noqa: E501
-# (plugins of two networks, a part of the finding or "")
+# ruff: noqa: E501 {case: (plugin of one network, plugin of another, a part of the finding or "")}
 PAIRS = {
     "two bridges with one subnet": (bridge("a", "10.1.0.0/16"), bridge("b", "10.1.0.0/16"), "have one subnet, 10.1.0.0/16"),
     "a subnet inside of another": (bridge("a", "10.1.0.0/16"), bridge("b", "10.1.2.0/24"), "have one subnet"),

@@ -1,4 +1,4 @@
-"""fastcni doctor and the path of packets: each fault is one finding, whose command repairs it."""
+"""`fastcni doctor` on the path of packets. Each fault gives one finding, whose command repairs the fault."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ class Pods:
 
 @pytest.fixture
 def uplink(host_netns):
-    """Give the host a default route by a link with an MTU of 1500."""
+    """Give the host a default route over a link with an MTU of 1500."""
     run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "up1")
     run("ip", "address", "add", "192.0.2.1/24", "dev", "up0")
     for link in ("up0", "up1"):
@@ -55,8 +55,7 @@ def pods(directories, uplink, pod_netns):
 
 @pytest.fixture
 def doctor(fastcni, bin_dir):
-    """Return a function doctor() that returns {check: its finding}. Its mend() runs and returns the commands of all
-    findings."""
+    """Return a function doctor() that runs `fastcni doctor`, checks its exit status, and returns {check: finding}."""
     def doctor():
         status, found = diagnosed(fastcni, "--bin-dir", bin_dir)
         assert status == max((2 if it["severity"] == "error" else 1 for it in found.values()), default=0)
@@ -103,14 +102,16 @@ def test_a_fault_of_the_path_is_one_finding_whose_command_mends_it(pods, doctor,
 
 
 def test_the_loopback_interfaces_of_pods_are_no_duplicates(directories, pods, doctor):
-    """containerd and `fastcni pod up` attach lo. The doctor said that all pods of a node have the address 127.0.0.1."""
+    """containerd and `fastcni pod up` attach lo. Once, doctor said that all pods of a node have the address
+    127.0.0.1."""
     for number, name in enumerate(pods.names):
         directories.cni.add(LOOPBACK, RuntimeConf(f"c{number}", f"/run/netns/{name}", "lo"))
     assert doctor() == {}
 
 
 def test_an_address_that_was_given_again_after_the_files_were_lost(directories, pods, pod_netns, doctor):
-    """With a new disk at /var/lib/cni, an ADD gave the address of a running pod again, and the doctor found nothing."""
+    """A new disk is mounted at /var/lib/cni. Once, an ADD gave the address of a running pod again, and doctor found
+    nothing."""
     for lost in (directories.data, directories.cache):
         shutil.rmtree(lost, ignore_errors=True)
     directories.add("new", pod_netns())
@@ -119,7 +120,8 @@ def test_an_address_that_was_given_again_after_the_files_were_lost(directories, 
 
 
 def test_an_address_of_a_pod_of_another_host_namespace_is_no_duplicate(pods, pod_netns, doctor):
-    """A link's index is unique in its namespace only: the other pod's peer has the index of a link of this host."""
+    """Link indexes are unique only within a namespace. The other pod's peer has an index that a link of this host has,
+    too."""
     other_host, other_pod = pod_netns(), pod_netns()
     found = links()[pods.host_links[0]]
     run("ip", "link", "add", "host0", "index", str(found["ifindex"]), "type", "veth", "peer",
@@ -206,7 +208,7 @@ def test_an_mtu_that_the_plugin_tuning_has_set_is_no_finding(directories, uplink
 
 @pytest.mark.parametrize("ends", ["namespace", "cached result"])
 def test_a_pod_that_is_deleted_meanwhile_has_no_finding(pods, doctor, monkeypatch, ends):
-    """A DEL removes the link before it removes the cached result."""
+    """DEL removes the link before it removes the cached result. doctor may read in between."""
     real = checks_pods.read
 
     def read(it, *more, **options):
@@ -223,8 +225,8 @@ def test_a_pod_that_is_deleted_meanwhile_has_no_finding(pods, doctor, monkeypatc
 
 
 def test_a_pod_whose_namespace_s_path_another_pod_has_is_not_said_to_run_there(directories, host_netns, pod_netns, fastcni, bin_dir):
-    """The runtime lost pod c0 without DEL. Doctor advised to give c0's address to the interface of c1. The address of c0
-    stayed taken."""
+    """The runtime lost pod c0 without a DEL. Once, doctor advised to give c0's address to c1's interface, and c0's
+    address stayed held."""
     directories.configure(DUAL)
     name = pod_netns()
     link = next(it["name"] for it in directories.add("c0", name)["interfaces"] if it["name"].startswith("veth"))
@@ -252,8 +254,8 @@ def test_a_master_that_is_down_is_found(directories, uplink, pod_netns, doctor):
 
 
 def test_lost_routes_of_a_pod_with_several_networks_are_found_once(directories, uplink, pod_netns, fastcni, tmp_path):
-    """doctor did not report a lost default route of a pod with several networks. The pod's first interface, which
-    multus and the first network both have, counted as two pods."""
+    """Once, doctor did not report a lost default route. Both multus and the first network have the pod's first
+    interface, and this counted as two pods."""
     install(tmp_path / "bin", names=["multus", "bridge", "host-local"])
     cluster, further = (
         {"cniVersion": "1.1.0", "name": name, "type": "bridge", "bridge": bridge, "isGateway": True, "ipam": {
@@ -276,7 +278,7 @@ def test_lost_routes_of_a_pod_with_several_networks_are_found_once(directories, 
     given = default()
     assert sorted(given) == ["eth0", "net1"] and found() == []
     ip("route", "del", "default", "dev", "eth0", netns=name)
-    assert found() == []                                        # the other network's default route is enough
+    assert found() == []                                        # the default route of the other network is enough
     ip("route", "replace", "default", "via", "10.89.0.77", netns=name)
     finding, = found()
     assert finding["what"].startswith("pod c0/net1 lacks ")

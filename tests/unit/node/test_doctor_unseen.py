@@ -1,4 +1,4 @@
-"""fastcni doctor: one finding for each cause, and no finding about what cannot be read."""
+"""`fastcni doctor` gives one finding for each cause, and none about files that it cannot read."""
 
 import os
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ POLICY = {"type": "policy"}
 
 @pytest.fixture
 def own_bin_dir(tmp_path):
-    """Return a directory with plugin files that a test may damage."""
+    """Return a directory of plugin files that the test may damage."""
     where = tmp_path / "bin"
     install(where, names=["bridge", "host-local", "portmap", "policy"])
     return where
@@ -23,7 +23,7 @@ def own_bin_dir(tmp_path):
 
 @contextmanager
 def as_nobody(*open_paths):
-    """Run the body as an ordinary user, who may enter the parent directories of these paths."""
+    """Run the block as the user nobody. The user may enter the parent directories of these paths."""
     above = {each for path in open_paths for each in path.parents if each.stat().st_mode & 0o777 == 0o700}
     for each in above:
         each.chmod(0o711)
@@ -39,7 +39,7 @@ def as_nobody(*open_paths):
 
 
 def test_one_chmod_is_one_finding_whose_command_mends_it(directories, host_netns, fastcni, own_bin_dir):
-    """The plugins are links to one file, and each name had a separate error."""
+    """The plugin names are links to one file. Once, each name had a separate error."""
     directories.configure()
     (own_bin_dir / "bridge").chmod(0o644)
     status, found = diagnosed(fastcni, "--bin-dir", own_bin_dir)
@@ -82,14 +82,15 @@ CLOSED = {
 
 @pytest.mark.parametrize("what", CLOSED)
 def test_what_an_ordinary_user_cannot_read_is_no_finding(directories, host_netns, fastcni, own_bin_dir, tmp_path, what):
-    """doctor said that python_core.elf is of another build, because the user could not run the interpreter."""
+    """Once, doctor said that python_core.elf is of another build, because the user could not run the interpreter."""
     directories.configure({**LIST,
                            "plugins": [*LIST["plugins"], POLICY | {"agentSocketPath": str(tmp_path / "socket")}]})
     directories.cached("c1", netns="/run/netns/none", config={})
     directories.hold("10.88.0.2", "c1\r\neth0")
     os.symlink(tmp_path / "closed/socket", tmp_path / "socket")
     (tmp_path / "closed").mkdir(mode=0o700)
-    fastcni("doctor", "--socket", "", "--bin-dir", own_bin_dir)         # imports what the user may not read
+    # this call imports modules that the user may not read later
+    fastcni("doctor", "--socket", "", "--bin-dir", own_bin_dir)
     CLOSED[what](directories, own_bin_dir)
     with as_nobody(directories.conf, own_bin_dir):
         answer = fastcni("doctor", "--json", "--socket", "", "--bin-dir", own_bin_dir)
@@ -102,7 +103,7 @@ def test_what_an_ordinary_user_cannot_read_is_no_finding(directories, host_netns
 
 
 def test_the_status_says_that_findings_may_be_missing(directories, fastcni):
-    """doctor ended with status 0 if it could not see the node's faults."""
+    """Once, doctor ended with status 0 if it could not read the node's state."""
     directories.configure()
     (directories.cache / "results").mkdir(parents=True)
     (directories.cache / "results/net1-c1-eth0").write_text('{"kind": "cniCacheV1", "containerId": 1')

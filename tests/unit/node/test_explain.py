@@ -1,4 +1,4 @@
-"""fastcni explain: addresses, ports, links, chains and container ids."""
+"""fastcni explain: addresses, ports, links, chains and container IDs."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_everything_has_its_owner(node, fastcni, asked, kind, text, owners):
 
 @pytest.fixture
 def agent(tmp_path):
-    """Return the directory of an agent that answers each request with one pod."""
+    """Yield the directory of an agent. The agent answers each request with one pod."""
     class Answer(socketserver.StreamRequestHandler):
         def handle(self):
             asked = json.loads(self.rfile.readline())
@@ -74,7 +74,7 @@ def agent(tmp_path):
 
 
 def test_an_agent_that_no_network_names_is_asked_by_its_directory(node, fastcni, agent):
-    """explain showed the policies of an agent with another --folder only if a network of --conf-dir named its
+    """The agent has another --folder. Once, explain showed its policies only if a network of --conf-dir named its
     socket."""
     for asked in ("10.88.0.2", "web1"):
         assert "shop/db" not in fastcni("explain", asked).out
@@ -146,7 +146,7 @@ def test_links_and_rules_of_a_real_pod(host, pod_netns, fastcni):
 
 @pytest.mark.parametrize("backend", ["nftables", "iptables"])
 def test_a_mapping_or_chain_that_was_flushed_leads_to_nothing(host, pod_netns, fastcni, backend):
-    """explain relied on the runtime's cache alone, and said that a port leads to a pod."""
+    """Once, explain read only the runtime's cache, and said that the port leads to a pod."""
     host.configure({**LIST, "plugins": [LIST["plugins"][0], {**LIST["plugins"][1], "backend": backend}]})
     host.add("c1", pod := pod_netns(), ports=[(8080, 80)])
     chain = "hostports" if backend == "nftables" else "CNI-HOSTPORT-DNAT"

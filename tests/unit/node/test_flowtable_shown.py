@@ -1,4 +1,4 @@
-"""Commands of a node show the agent's flowtable: list, inspect, explain, `datapath status` and `why`."""
+"""Commands show the agent's flowtable: list, inspect, explain, `datapath status` and `why`."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ needs_flowtable = pytest.mark.needs("nft-flowtable")
 
 @pytest.fixture
 def spaces(host, pod_netns):
-    """Return the namespaces of two pods of ptp: pod0 with the address .2, and pod1 with .3."""
+    """Return the namespaces of two pods of ptp: pod0 with the address .2, pod1 with .3."""
     host.configure({**LIST, "plugins": [{"type": "ptp", "ipam": LIST["plugins"][0]["ipam"]}]})
     found = pod_netns(), pod_netns()
     for number, space in enumerate(found):
@@ -38,7 +38,7 @@ def test_list_inspect_and_explain_show_the_pods_in_the_flowtable(spaces, fastcni
     assert shown() == {"pod0": False, "pod1": False}
     assert "flowtable" not in fastcni("list").out + fastcni("explain", "pod1").out
     link = link_to("10.88.0.3")
-    # The set next to the flowtable, which each kernel has. deleted0 is a link that no longer exists.
+    # Each kernel has this set, which is next to the flowtable. No link deleted0 exists.
     run("nft", f"table inet fastcni-flowtable {{ set links {{ type ifname; elements = {{ {link}, deleted0 }}; }}; }}")
     assert shown() == {"pod0": False, "pod1": True}
     text = " ".join(fastcni("list").out.split())
@@ -74,7 +74,8 @@ def test_status_counts_the_connections_in_the_flowtable_and_why_says_who_uses_it
 
 @needs_flowtable
 def test_status_leaves_out_the_connections_in_the_flowtable_of_another_program(spaces, fastcni):
-    """conntrack marks the connections of all flowtables. `datapath status` counted those of another program, too."""
+    """conntrack marks the connections in all flowtables. Once, `datapath status` also counted connections in another
+    program's flowtable."""
     first, second = map(link_to, ("10.88.0.2", "10.88.0.3"))
     run("nft", f"""
     table inet fastcni-flowtable {{ set links {{ type ifname; elements = {{ {first} }}; }}; }}
