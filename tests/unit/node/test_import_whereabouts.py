@@ -1,4 +1,5 @@
-"""The import of whereabouts' addresses: every address once, no block for a node, and no change if repeated."""
+"""The import of whereabouts' addresses. Each address is imported once, no node gets a block, and a second import
+changes nothing."""
 
 import ipaddress
 
@@ -16,7 +17,7 @@ from fastcni.node.cluster.whereabouts import Source, ranges_of, read_given
 
 
 def pool(range_, given, network=""):
-    """Return an IPPool. given: {offset: (container, pod)}."""
+    """Return an IPPool. given: {offset of the address: (container, pod)}."""
     first = ipaddress.ip_interface(range_).ip
     return Pool(f"{network}-{range_}".strip("-").replace("/", "-"), range_, network, "", [
         Allocation(str(first + offset), container, pod, "net1") for offset, (container, pod) in given.items()])
@@ -40,7 +41,7 @@ def store(tmp_path):
 
 
 def run(store, *pools, headroom=1, **more):
-    """Import. Return (plan, texts on lost addresses)."""
+    """Import the pools. Return (plan, texts about addresses that another node took in the meantime)."""
     source = source_of(*pools, **more)
     grids = site.grids(store, ranges_of(source), dry_run=False)
     plan = make_plan(source, survey(store), grids, 1000.0, headroom)
@@ -53,7 +54,7 @@ def test_addresses_become_ip_claims_of_their_pods_nodes_in_shared_blocks(store):
     assert [(it.address, it.pod, it.container, it.node, it.state, it.block) for it in store.ip_claims()] == [
         ("10.5.0.1", "ns/a", "c1", "node-1", HELD, "10.5.0.0/28"), ("10.5.0.20", "ns/b", "c2", "node-2", HELD,
                                                                     "10.5.0.16/28")]
-    # the block after the last one is free for whereabouts, but not for a node
+    # the last block is free. whereabouts may give its addresses, so no node may claim the block
     assert [(it.cidr, it.state) for it in store.blocks()] == [
         ("10.5.0.0/28", SHARED), ("10.5.0.16/28", SHARED), ("10.5.0.32/28", SHARED)]
 
@@ -69,7 +70,7 @@ def test_a_second_import_takes_over_what_is_new_only(store):
 
 
 def test_a_second_import_releases_addresses_of_pods_that_ended(store):
-    """The pools may still have the entries, because whereabouts, which deleted such entries, no longer runs."""
+    """The pools may still have entries of pods that ended. whereabouts deleted such entries, but it no longer runs."""
     run(store, POOL)
     plan, _ = run(store, POOL, pods={"ns/a": "node-1"})
     assert [it.address for it in plan.ended] == ["10.5.0.20"]
@@ -89,7 +90,7 @@ def test_a_pod_without_a_node_is_a_conflict(store):
 
 
 def test_a_reservation_without_an_entry_counts(store):
-    """whereabouts can fail to write its pool and leave the address to the pod (its issue 712)."""
+    """whereabouts may fail to write its pool, and the pod still gets the address (whereabouts issue 712)."""
     run(store, POOL, reservations=[reservation("10.5.0.9", "ns/c", "c9"), reservation("10.5.0.1", "ns/a")])
     assert [(it.address, it.pod) for it in store.ip_claims()] == [
         ("10.5.0.1", "ns/a"), ("10.5.0.9", "ns/c"), ("10.5.0.20", "ns/b")]
@@ -118,7 +119,7 @@ def test_an_address_of_another_pod_is_a_conflict(store):
 
 
 class Racing:
-    """A store in which a node claims a block between plan and import."""
+    """A store in which a node claims the block `cidr` after the plan is made and before the import."""
 
     def __init__(self, store, node, cidr):
         self.store, self.node, self.cidr = store, node, cidr
@@ -172,8 +173,8 @@ def test_ipv6_blocks(store):
 
 @given(st.lists(st.tuples(st.integers(1, 2000), st.sampled_from(sorted(PODS))), max_size=30), st.integers(0, 3))
 def test_every_address_is_in_a_shared_block_or_a_conflict(given_, headroom):
-    """Whatever addresses whereabouts has given, each pod's address is claimed once, and its block belongs to no
-    node."""
+    """For all addresses that whereabouts may have given: the import claims each pod's address once, in a block that no
+    node owns."""
     source = source_of(pool("10.5.0.0/20", dict.fromkeys((at for at, _ in given_), ("c", "ns/a"))),
                        pool("10.5.0.0/22", {at: ("c", pod) for at, pod in given_ if at < 1000}))
     grids = {"default": {"4": 26}}
@@ -188,7 +189,7 @@ def test_every_address_is_in_a_shared_block_or_a_conflict(given_, headroom):
 
 
 class Empty:
-    """A store without any record."""
+    """A store without records."""
 
     def nodes(self) -> list[Node]:
         return []

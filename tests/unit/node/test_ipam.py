@@ -1,4 +1,4 @@
-"""The commands `fastcni ipam`, on the local store: as text of 80 columns and as JSON."""
+"""`fastcni ipam` on the local store: text of 80 columns, and JSON."""
 
 import json
 import time
@@ -18,7 +18,7 @@ LONG_ID = "8f" * 32
 
 
 class Cluster:
-    """A local store, with this node, another node, and the addresses that they have given."""
+    """A local store, used by this node and another node."""
 
     def __init__(self, directories):
         self.directories, self.path = directories, directories.conf.parent / "store"
@@ -31,7 +31,7 @@ class Cluster:
             "dataDir": str(self.directories.conf.parent / "cluster"), **ipam}}]}, file)
 
     def use(self, node, cidr, *holders, space="default", age=60):
-        """Claim a block for a node, which reports (address, pod, container)."""
+        """Claim a block for a node. holders: (address, pod, container) that the node reports to the store."""
         me = next((it for it in self.store.nodes() if it.name == node), None) or self.store.join(node, "boot")
         self.store.claim(me, [(space, cidr)])
         since = time.time() - age
@@ -46,7 +46,7 @@ class Cluster:
         return self.store.claim_address(me, IPClaim(address=address, block=block, state=state, **fields))
 
     def silence(self, node, seconds=3600):
-        """Make the node's last heartbeat this old."""
+        """Set a node's last heartbeat back by `seconds`."""
         file = self.path / "store.json"
         data = json.loads(file.read_text())
         data["nodes"][node]["seen"] -= seconds
@@ -65,7 +65,8 @@ def cluster(directories):
 
 @pytest.fixture
 def two(cluster):
-    """Return two nodes with a block each, and a shared block with one address."""
+    """Return a Cluster with two nodes that have one block each, and with a shared block in which one address is
+    held."""
     cluster.use(HERE, "10.9.0.0/26", ("10.9.0.2", "ns/web-0", "c1"), ("10.9.0.10", "", LONG_ID))
     cluster.use(OTHER, "10.9.0.64/26", ("10.9.0.65", "a-namespace-of-people/a-pod-with-a-long-name-7d9f8b-x2v", "c3"))
     cluster.store.share("default", "10.9.1.0/26")
@@ -79,7 +80,7 @@ def lines(answer):
 
 
 def words(answer):
-    """Return the text without its line breaks."""
+    """Return the answer's text on one line."""
     return " ".join((answer.out + answer.err).split())
 
 
@@ -287,7 +288,7 @@ def test_an_address_of_two_spaces_needs_the_space(two, fastcni):
 
 
 class Files:
-    """This node's own files of the space: with `give`, an address is held as by an ADD."""
+    """This node's files of the address space."""
 
     def __init__(self, cluster):
         (net,) = site.networks_of(confs.networks(confs.read_directory(str(cluster.directories.conf))))
@@ -299,7 +300,7 @@ class Files:
             assert space.take(read_ip(ip), owner_of(container, "eth0"))
 
     def join(self):
-        """Record the block of this node, as the plugin does after a claim."""
+        """Record the node's block in the node's files, as the plugin does after a claim."""
         with node_state.Space(self.keys, print, create=True) as space:
             state = space.state.copy()
             state.node, state.grid = HERE, {"4": 26}
@@ -324,7 +325,7 @@ def test_an_address_of_an_own_block_is_released_if_its_pod_is_gone(two, files, f
 
 
 def test_an_address_of_an_own_block_is_not_released_if_its_pod_runs(two, files, fastcni):
-    """The store has no report on the pod yet, but the node's own file names the owner."""
+    """The store has no report about this pod yet. The node's own address file names the pod."""
     files.give("10.9.0.20", "runs")
     two.directories.cached("runs", netns="/proc/self/ns/net")
     answer = fastcni("ipam", "release", "10.9.0.20")
@@ -394,7 +395,7 @@ def test_doctor_finds_a_range_that_is_nearly_full(cluster, fastcni, held, found)
     assert [severity for severity, _, _ in findings(fastcni)] == found
 
 
-# The store ----------------------------------------------------------------------------------------
+# -- the store --------------------------------------------------------------------------------------------------------
 
 def test_without_a_cluster_network_the_error_says_what_is_missing(directories, fastcni):
     directories.configure()

@@ -1,4 +1,4 @@
-"""`fastcni ipam` on a node whose networks are in none of its files, as with Multus."""
+"""`fastcni ipam` on a node whose files configure no network, as with Multus."""
 
 import json
 import os
@@ -12,14 +12,14 @@ from fastcni.node.attachments import address_dirs
 
 @pytest.fixture
 def cluster(directories):
-    """Return a store with a block of this node that no configuration names."""
+    """Return a Cluster in which this node has a block. No configuration of the node names the store."""
     cluster = Cluster(directories)
     cluster.use(HERE, "10.9.0.0/26", ("10.9.0.2", "ns/web-0", "c1"))
     return cluster
 
 
 def join(cluster, space="default", **store):
-    """Write the files that an ADD writes for an address space that this node has joined."""
+    """Write the state file that an ADD writes when the node joins an address space."""
     directory = f"{address_dirs.CLUSTER_DIR}/{space}/.cluster"
     os.makedirs(directory)
     with open(f"{directory}/blocks.json", "w") as file:
@@ -28,7 +28,7 @@ def join(cluster, space="default", **store):
 
 @pytest.fixture
 def flat(tmp_path, monkeypatch):
-    """flat(document): write whereabouts' flat file."""
+    """Return a function flat(document) that writes whereabouts' flat file."""
     path = tmp_path / "whereabouts.conf"
     monkeypatch.setattr(flat_file, "PATHS", (str(path),))
     return lambda document: path.write_text(json.dumps(document))

@@ -1,5 +1,5 @@
-"""docs/ipam.md: its keys are those of the plugin, its configuration is valid, its commands run. Those of etcd and the
-demos run in `make test-cluster`: tests/cluster/test_ipam_page.py."""
+"""docs/ipam.md: its table lists the plugin's keys, its configuration is valid, and its commands run.
+tests/cluster/test_ipam_page.py (`make test-cluster`) runs the commands for etcd and the demos."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def section(title, level="##", page=PAGE):
 
 
 def commands(text):
-    """Return the commands of a text's indented blocks, without their comments."""
+    """Return the commands in a text's indented blocks, without comments."""
     return [line.partition("  #")[0].strip() for line in text.splitlines() if re.match(r" {4,}[a-z]", line)]
 
 
@@ -40,7 +40,7 @@ SHOWN = [*commands(section("See and repair", page=OPERATION)), *commands(WHEREAB
 
 
 def asked_keys(ipam):
-    """Return {path of an object: its keys that are read}."""
+    """Return {path of an object in the configuration: keys that the plugin reads}."""
     recorder = KeyRecorder({"cniVersion": "1.0.0", "name": "net", "ipam": ipam})
     conf.read_keys(recorder)
     return {where: set(one.asked.values()) for where, one in recorder.journal.items()}
@@ -78,7 +78,7 @@ def test_defaults_on_the_page():
 
 @pytest.fixture
 def page_cluster(directories):
-    """Return this node with a pod that no longer exists, and a dead node-b."""
+    """Return a Cluster with this node, whose pod no longer exists, and a dead node-b."""
     cluster = Cluster(directories)
     cluster.configure("shared", range="10.20.0.0/16")
     cluster.use(HERE, "10.20.0.64/26", ("10.20.0.65", "ns/web-0", "c1"))

@@ -1,4 +1,4 @@
-"""`fastcni pod down` of pods whose cached result was lost: it leaves nothing, or returns an error."""
+"""`fastcni pod down` for pods whose cached result is lost. The command detaches all interfaces, or returns an error."""
 
 from dataclasses import replace
 
@@ -21,7 +21,8 @@ def plugin_files(tmp_path_factory):
 
 
 def test_pod_down_without_a_cached_result_needs_the_namespace(host, pod_netns, fastcni, plugin_files):
-    """The command sent DEL without the namespace: the pod kept its interface, and another pod could get its address."""
+    """Once, the command sent DEL without the namespace. The pod kept its interface, and another pod could get its
+    address."""
     pod = pod_netns()
     host.add("c1", pod)
     host.configure(SECOND, "20-net2.conflist")
@@ -39,11 +40,11 @@ def test_pod_down_without_a_cached_result_needs_the_namespace(host, pod_netns, f
         assert f"{ifname} of c1 in network {network} is detached" in answer.out
     assert "eth0" not in run("ip", "-br", "link", netns=pod)
     assert not (host.data / "net1" / "10.88.0.2").exists()
-    assert fastcni("pod", "down", "c1", "--bin-dir", plugin_files).status == 0      # nothing is left
+    assert fastcni("pod", "down", "c1", "--bin-dir", plugin_files).status == 0      # the pod has no interface left
 
 
 def test_pod_down_lists_the_node_once_if_all_results_are_cached(host, pod_netns, fastcni, plugin_files, monkeypatch):
-    """pod down listed all attachments of the node two or three times."""
+    """Once, pod down listed all attachments of the node two or three times."""
     listed = []
     monkeypatch.setattr(pod_command, "collect", lambda places: listed.append(places) or collect(places))
     host.add("c1", pod_netns())
@@ -53,7 +54,7 @@ def test_pod_down_lists_the_node_once_if_all_results_are_cached(host, pod_netns,
 
 
 def test_pod_down_leaves_the_interface_of_a_pod_that_has_the_namespace_now(host, pod_netns, fastcni, plugin_files):
-    """pod down of the previous pod removed the interface of the running pod."""
+    """Once, pod down for the earlier pod removed the interface of the running pod."""
     pod = pod_netns()
     host.add("c1", pod)
     run("ip", "link", "del", "eth0", netns=pod)
@@ -70,13 +71,13 @@ def test_pod_down_leaves_the_interface_of_a_pod_that_has_the_namespace_now(host,
 
 
 def test_gc_keeps_a_running_pod_whose_result_was_lost(host, pod_netns, fastcni, plugin_files):
-    """gc released the address and the rules of a running pod, and the next pod got the address."""
+    """Once, gc released the address and the rules of a running pod. The next pod got the address."""
     pods = [pod_netns() for _ in range(3)]
     for number, pod in enumerate(pods):
         host.add(f"c{number}", pod)
         if number != 1:
             (host.cache / "results" / f"net1-c{number}-eth0").unlink()
-    run("ip", "link", "del", "eth0", netns=pods[2])      # no namespace has its address
+    run("ip", "link", "del", "eth0", netns=pods[2])      # now no namespace has this pod's address
     before = run("nft", "list", "ruleset")
     answer = fastcni("gc", "net1", "--bin-dir", plugin_files)
     assert answer.status == 0 and "kept          c0 eth0" in answer.out

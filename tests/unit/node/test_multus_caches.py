@@ -1,4 +1,4 @@
-"""Without --cache-dir, the commands also read the results that multus keeps of its networks."""
+"""Without --cache-dir, the commands also read the results that the plugin multus caches for its networks."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from fastcni.spec.cached_result import to_base64
 
 @pytest.fixture
 def multus(directories, tmp_path, monkeypatch):
-    """Return a node on which multus has added a running pod to net2. The directories are the commands' defaults."""
+    """Return a node whose multus has added a running pod to net2. The commands' default directories are this node's."""
     conf = directories.configure({"cniVersion": "1.1.0", "name": "pods", "plugins": [
         {"type": "multus", "cniDir": str(tmp_path / "multus"), "delegates": [{
             "cniVersion": "1.1.0", "name": "net2", "type": "bridge", "bridge": "br2", "ipam": {
@@ -47,7 +47,7 @@ def by_default(capfd, *words):
 
 
 def test_networks_of_a_running_pod_are_running(multus, capfd):
-    """doctor called the networks orphaned, and advised to release their addresses."""
+    """Once, doctor called these networks orphaned, and advised to release their addresses."""
     found = by_default(capfd, "list", "--state", "running").document["attachments"]
     assert [(it["network"], it["ifname"]) for it in found if it["containerID"] == "web1"] == [
         ("net2", "net1"), ("pods", "eth0")]
@@ -64,7 +64,7 @@ def test_flows_and_the_server_read_the_same_directories(multus, monkeypatch):
 
 
 def test_the_server_knows_address_spaces_and_namespaces_of_their_networks(multus, monkeypatch):
-    """A definition in the Kubernetes API is in no file except the cached result of its network."""
+    """A network's definition may exist only in the Kubernetes API. On the node, only the cached result contains it."""
     monkeypatch.setattr(served, "DEFAULT_CONF_DIR", str(multus.conf))
     space = {"type": "whereabouts", "range": "10.90.0.0/24", "network_name": "shared", "etcd_host": "192.0.2.1:2379"}
     conf = {"cniVersion": "1.0.0", "name": "shared", "type": "bridge", "ipam": space}
@@ -95,8 +95,8 @@ def test_a_bad_cni_dir_leaves_the_others(multus, tmp_path):
 
 
 def test_a_gc_keeps_the_pods_that_the_other_network_added_to_the_same_network(multus, tmp_path, capfd, monkeypatch):
-    """`fastcni gc` of a network took the addresses of running pods that multus had added to it; `fastcni gc` of multus
-    took those of pods that the runtime had added directly."""
+    """Once, `fastcni gc` of a network released the addresses of running pods that multus had added to the network.
+    `fastcni gc` of multus released the addresses of pods that the runtime had added directly."""
     monkeypatch.setattr("fastcni.runtime.cni.CNI_DIR", str(tmp_path / "multus"))
     multus.configure({"cniVersion": "1.1.0", "name": "net2", "plugins": [{"type": "bridge"}]}, "20-net2.conflist")
     multus.configure({"cniVersion": "1.1.0", "name": "direct", "plugins": [{"type": "bridge"}]}, "30-direct.conflist")
@@ -109,7 +109,7 @@ def test_a_gc_keeps_the_pods_that_the_other_network_added_to_the_same_network(mu
         (plugins / kind).chmod(0o755)
 
     def gc(*words):
-        """Return the attachments that the command says it keeps, and those in the plugin's input."""
+        """Run `fastcni gc`. Return (attachments that the command says it keeps, attachments in the plugin's stdin)."""
         found = by_default(capfd, "gc", *words, "--cache-dir", str(multus.cache), "--bin-dir", str(plugins)).document
         told = json.loads((tmp_path / "GC").read_text())["cni.dev/valid-attachments"] if not found["dryRun"] else []
         return [[f"{it['containerID']}/{it['ifname']}" for it in where]
@@ -132,16 +132,17 @@ def test_a_gc_keeps_the_pods_that_the_other_network_added_to_the_same_network(mu
     cni.gc(cni.load("net2"), [])
     assert json.loads((tmp_path / "GC").read_text())["cni.dev/attachments"] == [
         {"containerID": "web1", "ifname": "net1"}]
-    assert gc("net2", "--all", "--yes") == [["web1/net1"], ["web1/net1"]]   # only multus can delete web1
+    # --all keeps web1, because only multus can delete it
+    assert gc("net2", "--all", "--yes") == [["web1/net1"], ["web1/net1"]]
     result.write_bytes(whole.replace(b"/proc/self/ns/net", b"/nowhere/web1"))
     assert gc("net2", "--valid", "x/eth0") == [["web1/net1"], ["web1/net1", "x/eth0"]]
-    os.utime(result, (1, 1))                              # older than the last boot, so the namespace no longer exists
+    os.utime(result, (1, 1))  # the result is older than the boot, so the namespace no longer exists
     assert gc("net2", "--valid", "x/eth0") == [[], ["x/eth0"]]
 
 
 def test_the_advice_for_a_gone_pod_of_multus_is_the_gc_that_releases_it(multus, tmp_path, capfd):
-    """For networks that multus had added, the advice was the GC of these networks. They have no file in the directory
-    of networks, or GC cannot release them. The network of the loopback interface never has a file."""
+    """Once, doctor advised a GC of the networks that multus had added. Such a network has no file, or its GC cannot
+    release the address. The loopback network never has a file."""
     for where in ("cni", "multus"):
         for result in (tmp_path / where / "results").iterdir():
             result.write_bytes(result.read_bytes().replace(b"/proc/self/ns/net", b"/nowhere/web1"))
@@ -156,7 +157,7 @@ def test_the_advice_for_a_gone_pod_of_multus_is_the_gc_that_releases_it(multus, 
         return sorted(it["do"] for it in findings if it["check"] == "stale")
 
     command = f"fastcni gc --conf-dir {multus.conf} --cache-dir {tmp_path / 'cni'} pods"
-    assert advice() == [command, f"rm {loopback}"]       # one line for pods and net2
+    assert advice() == [command, f"rm {loopback}"]       # one command for the networks pods and net2
     notes = {it["note"] for it in by_default(capfd, "adopt", "--dry-run").document["attachments"]
              if it["ifname"] != "lo"}
     assert len(notes) == 1 and f"`{command}` releases it" in notes.pop()
@@ -173,7 +174,7 @@ def test_an_address_that_is_left_of_a_pod_of_multus_is_released_by_the_gc_of_mul
 
 
 def test_inspect_chooses_the_network_of_an_interface_of_multus(multus, tmp_path, capfd):
-    """The first interface of a pod of multus belongs to two networks, and the command had no argument to choose one."""
+    """The first interface of a multus pod belongs to two networks. Once, no option of the command chose one of them."""
     multus.cached("web1", "net1", netns="/proc/self/ns/net")
     error = by_default(capfd, "inspect", "web1/eth0").document
     assert error["msg"] == "2 attachments match web1/eth0" and "--network" in error["details"]

@@ -1,4 +1,4 @@
-"""Netlink messages as text, compared with fastcni's own messages and the kernel's answers."""
+"""Netlink messages as text. The tests use fastcni's own messages and the kernel's answers."""
 
 import errno
 import struct
@@ -22,9 +22,9 @@ def sent(fill):
 
 
 def answer(code, explanation=b"", sequence=1):
-    """Return an NLMSG_ERROR with the header of its request, and an extended acknowledgement."""
+    """Return an NLMSG_ERROR with the header of its request. explanation: text of an extended acknowledgement."""
     body = struct.pack("=i", -code) + struct.pack("=IHHII", 16, uapi.RTM_NEWLINK, 0, sequence, 0)
-    flags = 0x100               # NLM_F_CAPPED: without the request's payload
+    flags = 0x100               # NLM_F_CAPPED: the answer lacks the request's payload
     if explanation:
         flags |= 0x200          # NLM_F_ACK_TLVS
         attribute = struct.pack("=HH", 4 + len(explanation) + 1, 1) + explanation + b"\0"
@@ -43,7 +43,7 @@ def test_a_link_has_its_names():
 
 
 def test_sockets_are_no_addresses():
-    """The type of socket messages has the same number as RTM_NEWADDR."""
+    """SOCK_DIAG_BY_FAMILY has the same number as RTM_NEWADDR."""
     request = inet_sockets.request(uapi.AF_INET, inet_sockets.TCP)
     assert lines(sent(lambda b: b.begin(uapi.SOCK_DIAG_BY_FAMILY, 0, request, "x"))) == [
         "SOCK_DIAG_BY_FAMILY inet protocol 6"]
@@ -95,7 +95,7 @@ def test_no_bytes_but_lines(data):
     assert all(isinstance(text, str) for text in lines(data))
 
 
-@example(2, bytes(4))            # an acknowledgement without the header of the request
+@example(2, bytes(4))            # an acknowledgement without its request's header
 @given(st.integers(0, 0xFFFF), st.binary(max_size=80))
 def test_no_message_but_a_line(kind, payload):
     assert len(lines(struct.pack("=IHHII", 16 + len(payload), kind, 0, 1, 0) + payload)) == 1

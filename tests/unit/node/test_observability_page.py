@@ -1,7 +1,7 @@
-"""The questions of docs/observability.md: each command of the page, compared with its output there. Needs root.
+"""Run each command in docs/observability.md and compare its output with the page. Needs root.
 
-Numbers, times and the bars of a waterfall differ from run to run: digits count as N; bars, blanks and a long wait in
-the queue as nothing.
+Numbers, times and the bars of a waterfall differ between runs. So the comparison replaces digits by N, and removes
+bars, blanks and waits in the queue.
 """
 
 import json
@@ -31,7 +31,7 @@ QUESTIONS = ("Pods start slowly: what now?", "Who has this address?", "Why did t
 
 
 def shown(title):
-    """Return {command: its output} of a section's blocks "$ command"."""
+    """Return {command: output} of the blocks "$ command" in a section."""
     found, command = {}, ""
     for line in section(page("observability.md"), title).splitlines():
         if line.startswith("    $ "):
@@ -53,8 +53,8 @@ def plain(text):
 
 
 class World:
-    """A node whose server has answered the requests of three pods: `web` runs, the port of `db` was taken, and the
-    network of `slow` has another IPAM plugin."""
+    """A node whose server has answered the requests of three pods. `web` runs. The host port of `db` was in use. The
+    network of `slow` has a slow IPAM plugin."""
 
     def __init__(self, directories, server, pod_netns):
         self.directories, self.server = directories, server
@@ -102,7 +102,7 @@ def test_every_command_prints_what_the_page_shows(world, capfd, monkeypatch):
             words = shlex.split(command.partition(" #")[0])[1:]
             if words[0] in ("explain", "list", "top"):
                 words += ["--cache-dir", str(world.directories.cache)]
-            # explain would break the long path of this test's directory
+            # in 80 columns, explain would break the long path of the test's directory
             monkeypatch.setenv("COLUMNS", "250" if words[0] == "explain" else "80")
             capfd.readouterr()
             status = entry_point.run(words)

@@ -1,4 +1,5 @@
-"""fastcni's own state: tables are deleted only if no ADD comes between, and files only if no pod needs them."""
+"""Uninstall and fastcni's own state. A table is deleted only if no ADD changes it meanwhile, and a file only if no pod
+needs it."""
 
 import os
 
@@ -46,7 +47,7 @@ def test_the_kernel_refuses_to_delete_a_table_that_an_add_has_just_used(host, mo
     def look_and_add(mode):
         found = marked(mode)
         if then == "an element of a pod" and len(asked) == 1:
-            host.add("c2", pod)             # between the check and the deletion
+            host.add("c2", pod)             # this ADD comes between the check and the deletion
         return found
 
     monkeypatch.setattr(deletions, "generation", come_between)
@@ -86,7 +87,7 @@ def test_backups_of_pods_stay_and_what_nobody_needs_goes(tmp_path, monkeypatch):
     known = (NodeAttachment("net", "alive", "eth0", RUNNING, ""), NodeAttachment("net", "dead", "eth0", GONE, ""))
     directories = [str(tuning), str(devices)]
     free, needed = own_files.find(OwnState([], [str(tmp_path / "networks"), "/nowhere"], known, ()), directories)
-    # The Go plugin's DEL needs tuning's files, and does not know their marks.
+    # tuning's files may stay: DEL of the Go plugin needs them, and does not know fastcni's marks.
     assert needed == [f"{devices}/alive_eth0.json"]
     assert own_files.remove(free, directories) == free
     left = sorted(os.path.relpath(os.path.join(where, name), tmp_path)

@@ -1,4 +1,4 @@
-"""Addresses held and free, and attachments, by the names of files."""
+"""Count held and free addresses, and attachments, by the names of files."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from fastcni.server.metrics.pools import Pool
 
 @pytest.fixture
 def confs(tmp_path):
-    """Return a function confs(name, *ranges) that writes a network of host-local, and returns the directory of its
-    address files."""
+    """Return a function confs(name, *ranges). It writes a network of host-local and returns the directory for the
+    network's address files."""
     (tmp_path / "net.d").mkdir()
 
     def write(name, *ranges):

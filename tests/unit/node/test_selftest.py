@@ -1,4 +1,4 @@
-"""fastcni selftest: a working network has no failed check, each fault of the path has one, and the test leaves
+"""`fastcni selftest`: on a working network no check fails, each fault makes a check fail, and the test leaves
 nothing."""
 
 import contextlib
@@ -33,7 +33,7 @@ def bin_dir(tmp_path_factory):
 
 
 class Node:
-    """The host of `host_netns` with one network, and the command `fastcni` in it."""
+    """The namespace of `host_netns` as a node with one network. Its methods run `fastcni` there."""
 
     def __init__(self, directory, bin_dir):
         self.directory, self.bin_dir = directory, bin_dir
@@ -41,7 +41,7 @@ class Node:
         self.conf_dir.mkdir()
 
     def configure(self, *more, kind="bridge", ranges=FAMILIES, routes=ROUTES, **keys):
-        """Write the network: an interface plugin with ipMasq, a plugin with host ports, and more plugins."""
+        """Write the network: an interface plugin with ipMasq, portmap, and the plugins `more`."""
         first = {"type": kind, "ipMasq": True, **keys,
                  "ipam": {"type": "host-local", "dataDir": str(self.networks), "ranges": ranges, "routes": routes}}
         if kind == "bridge":
@@ -59,13 +59,13 @@ class Node:
         run(*self.command("add", "testnet", f"/run/netns/{name}"))
 
     def selftest(self, socket=""):
-        """Return (exit status, checks)."""
+        """Run `fastcni selftest`. Return (exit status, checks)."""
         done = subprocess.run([*self.command("selftest", "testnet"), "--socket", socket, "--json"], capture_output=True,
                               text=True, timeout=60)
         return done.returncode, json.loads(done.stdout)["checks"]
 
     def failed(self, **more):
-        """Run the test. Return {name: check} of the failed checks; the exit status says whether a check failed."""
+        """Run `fastcni selftest`. Return {name: check} of the failed checks. Assert that the exit status matches."""
         status, checks = self.selftest(**more)
         found = {check["name"]: check for check in checks if not check["ok"]}
         assert status == (1 if found else 0)
@@ -134,7 +134,7 @@ def test_a_network_without_a_route_to_outside_is_no_fault(node):
     ({"portIsolation": True}, [{"type": "bandwidth", "capabilities": {"bandwidth": True}}]),
     ({}, [{"type": "firewall", "ingressPolicy": "isolated"}])])
 def test_pods_that_the_network_keeps_apart_are_no_fault(node, keys, more):
-    """`pod`, `mtu` and `hairpin` failed on a network that works as configured, and so did `bandwidth`."""
+    """Once, `pod`, `mtu`, `hairpin` and `bandwidth` failed, although the network worked as configured."""
     node.configure(*more, **keys)
     status, checks = node.selftest()
     assert (status, [check for check in checks if not check["ok"]]) == (0, [])
@@ -145,7 +145,7 @@ def test_pods_that_the_network_keeps_apart_are_no_fault(node, keys, more):
 
 
 def test_a_network_without_a_gateway_is_no_fault(node):
-    """`gateway` and `host-to-pod` failed, although the network only connects its pods."""
+    """Once, `gateway` and `host-to-pod` failed, although the network only has to connect its pods."""
     node.configure(routes=[])
     path = node.conf_dir / "10-testnet.conflist"
     document = json.loads(path.read_text())
@@ -159,7 +159,8 @@ def test_a_network_without_a_gateway_is_no_fault(node):
 
 
 def test_host_ports_that_multus_passes_on_are_not_tested(node):
-    """The cluster network had no plugin for host ports. This was a failed check with the command `fastcni restore`."""
+    """The cluster network has no plugin for host ports. Once, this was a failed check with the command `fastcni
+    restore`."""
     node.configure()
     path = node.conf_dir / "10-testnet.conflist"
     document = json.loads(path.read_text())
@@ -177,7 +178,7 @@ def test_host_ports_that_multus_passes_on_are_not_tested(node):
 
 @contextlib.contextmanager
 def agent(policies, directory):
-    """Run an agent with policies. Its socket is directory/policy.sock."""
+    """Run an agent with policies in the context. Its socket is directory/policy.sock."""
     nodes = directory / "nodes.json"
     nodes.write_text("""{"Network": "10.62.0.0/16", "Backend": {"Type": "host-gw"}, "nodes": []}""")
     process = subprocess.Popen(
@@ -194,14 +195,14 @@ def agent(policies, directory):
 
 
 def nft(*rules):
-    """Add rules to chains of the hooks, as another program's firewall."""
+    """Add rules to chains at the rules' hooks, as another program's firewall would."""
     for hook in {rule.split()[0] for rule in rules}:
         run("nft", f"add table inet other; add chain inet other {hook} {{ type filter hook {hook} priority -10; }}")
     for rule in rules:
         run("nft", "add", "rule", "inet", "other", *rule.split())
 
 
-# {what is broken: (how, the checks that fail)}
+# {fault: (function that causes it, the checks that fail)}
 FAULTS = {
     "a firewall drops forwarded packets": (lambda: nft("forward meta l4proto tcp ct state new drop"),
                                            {"outside", "outside-ipv6", "host-port", "host-port-ipv6"}),
@@ -249,7 +250,7 @@ def test_a_policy_closes_and_opens_a_pod_where_an_agent_runs(node, tmp_path):
     directory, socket = tmp_path / "policies", tmp_path / "policy.sock"
     directory.mkdir()
     left = policies.Policy(str(directory))
-    left.path = directory / "fastcni-selftest-4194305.json"        # of a killed test: no process has this ID
+    left.path = directory / "fastcni-selftest-4194305.json"  # a file that a killed test left: no process has this ID
     left.write(opens=True)
     node.configure({"type": "policy", "agentSocketPath": str(socket)})
     with agent(directory, tmp_path):
@@ -278,21 +279,22 @@ def test_an_add_that_fails_is_the_only_failed_check(node):
     assert list(found) == ["add"] and "no_such_key" in found["add"]["what"]
     assert node.left() == (["lo"], [], [])
     node.configure(kind="ovs", bridge="br0", socket_file="unix:/nowhere/db.sock")
-    assert node.failed()["add"]["command"] == "fastcni status testnet"      # no key of the network is wrong
+    assert node.failed()["add"]["command"] == "fastcni status testnet"      # the configuration has no wrong key
 
 
 @pytest.mark.parametrize("moment", ["*10.61.0.2", "*selftest-*-1-eth0", "*selftest-*-2-eth0"])
 def test_what_a_killed_test_leaves_is_removed_by_the_next_one(node, moment):
-    """A test that was killed during its first ADD left an address and elements that no later test removed."""
+    """Once, a test that was killed during its first ADD left an address and elements, and no later test removed
+    them."""
     node.configure({"type": "firewall"})
     process = subprocess.Popen([*node.command("selftest", "testnet"), "--socket", "", "--json"],
                                stdout=subprocess.DEVNULL)
     eventually(lambda: list(node.directory.rglob(moment)), pause=0.0005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    # the running plugin continues, and ends
+    # the killed test's plugin continues until its end
     eventually(lambda: [name for name in node.left()[0] if name != BRIDGE] == ["lo"])
-    # The killed ADD may have made a bridge without its address. The next ADD adds the address.
+    # The killed ADD may have left a bridge without its address. The next ADD adds the address.
     assert node.failed().keys() <= {"gateway-address", "forwarding"}
     assert node.failed() == {}
     assert node.left()[1:] == ([], [])

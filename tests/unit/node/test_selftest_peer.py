@@ -1,4 +1,5 @@
-"""fastcni selftest --peer: echo requests from a pod to another node, and to that node's address in its pod network."""
+"""`fastcni selftest --peer`: a pod sends echo requests to another node, and to that node's address in its pod
+network."""
 
 import json
 import subprocess
@@ -18,8 +19,7 @@ OF_A_PEER = ["peer", "peer-mtu", "peer-pods", "peer-pods-mtu"]
 
 
 class Pair(Node):
-    """Two nodes that are joined by a link. The first node is this one, with the network testnet; agents keep the
-    routes."""
+    """Two nodes on one link. The first node is this Node. Agents on both nodes write the routes."""
 
     def __init__(self, directory, bin_dir, other, backend):         # noqa: F811
         super().__init__(directory, bin_dir)
@@ -54,7 +54,7 @@ class Pair(Node):
         self.agents.clear()
 
     def to(self, peer):
-        """Return (exit status, {name: check} of the checks of the peer)."""
+        """Run `fastcni selftest --peer`. Return (exit status, {name: check} of the checks about the peer)."""
         command = [*self.command("selftest", "testnet"), "--socket", "", "--json", "--peer", peer, "--agent-folder",
                    str(self.directory / "one")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -84,7 +84,7 @@ def test_a_peer_is_reached_and_each_fault_of_the_way_has_its_check(pair, backend
     it = pair(backend)
     status, found = it.to("two")
     assert (status, list(found), failed(found)) == (0, OF_A_PEER, set())
-    it.end()                            # otherwise the agent would restore the route
+    it.end()                            # end the agents, because an agent would restore the route
     ip("route", "del", "10.244.2.0/24")
     status, found = it.to("two")
     assert (status, failed(found)) == (1, {"peer-pods", "peer-pods-mtu"})

@@ -1,4 +1,4 @@
-"""Errors about an unknown name suggest a similar name, and a pod's loopback interface is hidden."""
+"""An error about an unknown name suggests a similar name. `list` and `inspect` hide a pod's loopback interface."""
 
 import json
 
@@ -87,7 +87,7 @@ def test_a_container_that_does_not_exist(directories, fastcni, command):
 
 
 def test_the_loopback_interface_of_a_pod_is_hidden(directories, fastcni):
-    """containerd attaches lo to each pod: each pod had two rows, and `fastcni inspect ID` was ambiguous."""
+    """containerd attaches lo to each pod. Once, each pod had two rows, and `fastcni inspect ID` was ambiguous."""
     directories.cached("c1")
     directories.cached("c1", network="cni-loopback", ifname="lo")
     assert [it["ifname"] for it in fastcni("list", "--json").document["attachments"]] == ["eth0"]

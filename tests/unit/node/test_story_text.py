@@ -1,4 +1,4 @@
-"""The text of requests: headline, waterfall, error, steps."""
+"""The text about a request: headline, waterfall, error, steps."""
 
 import errno
 import struct
@@ -106,10 +106,11 @@ def test_what_was_given_has_the_id_the_variables_and_the_configuration():
 
 
 @pytest.mark.parametrize("error", [
-    {"code": 7, "msg": "no", FAILED_AT: 1},                                        # as fastcni's runtime gets the error
-    {"code": 7, "msg": 'plugin type="portmap" (index 1) failed (add): no'}])       # as other runtimes get the error
+    {"code": 7, "msg": "no", FAILED_AT: 1},  # the error that fastcni's runtime gets
+    {"code": 7, "msg": 'plugin type="portmap" (index 1) failed (add): no'}])       # the error that other runtimes get
 def test_the_headline_of_a_chain_names_the_plugin_that_failed(error):
-    """The headline named the chain alone. The reader had to find the plugin in the error's text, if it was there."""
+    """Once, the headline named only the chain. The reader had to find the plugin in the error's text, which did not
+    always name it."""
     chain = {"type": "chain", "plugins": [{"type": "bridge"}, {"type": "portmap"}]}
     failed = {**request("7", error=error, configuration=chain), "plugin": "chain"}
     assert " ADD chain (portmap) mynet c1/eth0: error 7 after" in story_text.headline(failed)

@@ -1,4 +1,4 @@
-"""The picture of a node: each pod's parent, and the document for the status page."""
+"""The picture of a node: each pod's parent link, and the JSON document for the status page."""
 
 import os
 
@@ -24,7 +24,8 @@ BY_NAME = {it.name: it for it in LINKS.values()}
 
 
 @pytest.mark.parametrize("links, plugins, expected", [
-    (["veth1"], [{"type": "bridge", "bridge": "other"}], Parent("cni0", "bridge")),     # the kernel's answer counts
+    # the kernel's answer takes precedence over the configuration
+    (["veth1"], [{"type": "bridge", "bridge": "other"}], Parent("cni0", "bridge")),
     (["bwp1", "veth2"], [], Parent(ROUTES, ROUTED)),
     (["gone1"], [{"type": "bridge"}], Parent("cni0", "bridge")),
     ([], [{"type": "bridge", "bridge": "br7"}], Parent("br7", "bridge")),
@@ -69,7 +70,7 @@ def test_what_is_too_much_is_counted(directories, monkeypatch):
 
 
 def test_a_pod_on_a_bridge(host, pod_netns, monkeypatch):
-    """No namespace is entered, and no program is run."""
+    """The command must neither enter a namespace nor run a program."""
     run("ip", "link", "add", "uplink", "type", "bridge")
     run("ip", "address", "add", "192.0.2.10/24", "dev", "uplink")
     host.add("c1", pod_netns(), ports=[(8080, 80)])

@@ -25,7 +25,7 @@ def section(text, title):
 
 
 def commands(text):
-    """Return the commands of a page's indented blocks, without their comments."""
+    """Return the commands in a page's indented blocks, without comments."""
     return [line.partition("  #")[0].strip() for line in text.splitlines() if re.match(r" {4}[a-z]", line)]
 
 

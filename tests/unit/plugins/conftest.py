@@ -1,4 +1,4 @@
-"""The surroundings of plugins: Open vSwitch, firewalld, a neighbour of the node, several networks."""
+"""Fixtures for tests of plugins: Open vSwitch, firewalld, a neighbour of the node, several networks."""
 
 import pytest
 from lab.firewalld import Firewalld
@@ -15,7 +15,7 @@ def firewalld(tmp_path, host_netns):
 
 @pytest.fixture
 def neighbor(node, pod_netns):
-    """Return a network namespace on the network of the host's link up0."""
+    """Return a network namespace that is a neighbour of the host on the link up0."""
     name = pod_netns()
     node.uplink(name)
     return name
@@ -30,7 +30,7 @@ def switch(host_netns):
 
 @pytest.fixture
 def ovs_conf(node, switch, tmp_path):
-    """Return a function that makes configurations of ovs, of layer 3 with `subnets`."""
+    """Return a function that makes configurations of ovs. Without subnets, a configuration has no IPAM."""
     def make(*subnets, **keys):
         more = {} if subnets else {"ipam": None}
         return node.conf(*subnets, **{"type": "ovs", "bridge": "br0", "socket_file": switch.address,
@@ -40,7 +40,7 @@ def ovs_conf(node, switch, tmp_path):
 
 @pytest.fixture
 def kept(tmp_path):
-    """Return a function that lists the files of the ovs plugin."""
+    """Return a function that lists the files that the ovs plugin keeps."""
     return lambda: [path.name for path in (tmp_path / "cache").glob("*")]
 
 
@@ -51,6 +51,7 @@ def abc(node):
 
 @pytest.fixture
 def selecting(node, abc):
-    """selecting(annotation): a configuration whose pods have the network a, and select of files b and c."""
+    """Return a function selecting(annotation) that returns a configuration of multus. Its pods have the network a, and
+    the annotation selects from the files b and c."""
     define(node, *abc[1:])
     return lambda text="", **keys: multus(node, abc[0], annotations={NETWORKS: text} if text else {}, **keys)

@@ -1,4 +1,4 @@
-"""bandwidth chained after a bridge: configurations, the links that it shapes, and their qdiscs as tc(8) shows them."""
+"""bandwidth after a bridge: configurations, the shaped links, and their qdiscs as tc(8) shows them."""
 
 import json
 
@@ -25,7 +25,7 @@ def host_end(node, pod):
 
 
 def ifb_of(pod, network="net-a"):
-    """Return the ifb's name, which the Go plugin uses, too."""
+    """Return the name of a pod's ifb. The Go plugin uses the same name."""
     return names.digest(network + cid_of(pod), 15, "bwp")
 
 
@@ -38,5 +38,5 @@ def tc_json(*args):
 
 
 def root(link):
-    """Return {"kind", "options", ...} of the root qdisc of a link, as tc(8) shows it."""
+    """Return tc's JSON of a link's root qdisc: {"kind", "options", ...}."""
     return next(item for item in tc_json("qdisc", "show", "dev", link) if item.get("root"))

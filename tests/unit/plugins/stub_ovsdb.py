@@ -1,7 +1,5 @@
-"""OVSDB without Open vSwitch, for plugins on a fake node: what the ovs plugin asks, over tables in memory.
-
-Each Interface is up as soon as it is inserted, as if ovs-vswitchd worked at once.
-"""
+"""An OVSDB server without Open vSwitch, for plugins on a fake node. It has tables in memory, and answers the ovs
+plugin's requests. An inserted Interface is up immediately, without ovs-vswitchd."""
 
 import json
 import socket
@@ -13,7 +11,7 @@ EMPTY = ["set", []]
 
 
 class StubOvsdb:
-    """`with StubOvsdb("br0") as ovsdb:` its socket is ovsdb.path; tables: {table: {uuid: row}}."""
+    """The server, for `with StubOvsdb("br0") as ovsdb:`. Its socket is at ovsdb.path. tables: {table: {uuid: row}}."""
 
     def __init__(self, *bridges):
         root = {"next_cfg": 0, "cur_cfg": 0}
@@ -62,7 +60,7 @@ class StubOvsdb:
     # -- methods of RFC 7047 -----------------------------------------------------------------------------------
 
     def lock(self, _):
-        return {"locked": False}                # ovs-vswitchd has it
+        return {"locked": False}                # ovs-vswitchd has the lock
 
     def unlock(self, _):
         return {}
@@ -105,7 +103,7 @@ class StubOvsdb:
         found = self.matching(operation["table"], operation["where"])
         for _, row in found:
             for column, how, change in operation["mutations"]:
-                if how == "+=":                 # of next_cfg, which ovs-vswitchd copies
+                if how == "+=":                 # only next_cfg is incremented; ovs-vswitchd would copy it to cur_cfg
                     row |= {column: row[column] + change, "cur_cfg": row[column] + change}
                     continue
                 kind, value = change
@@ -117,19 +115,19 @@ class StubOvsdb:
         return {"count": len(found)}
 
     def drop_unreferenced(self):
-        """Delete rows of Port and Interface to which no row refers, as the database does."""
+        """Delete rows of Port and Interface that no row refers to, as OVSDB does."""
         for table, of, column in (("Port", "Bridge", "ports"), ("Interface", "Port", "interfaces")):
             used = str([row[column] for row in self.tables[of].values()])
             self.tables[table] = {key: row for key, row in self.tables[table].items() if key in used}
 
 
 def travels(value):
-    """Return a list of references in the form of the protocol."""
+    """Return a list of references in the protocol's form, ["set", [...]]. Return any other value unchanged."""
     return ["set", value] if isinstance(value, list) and all(isinstance(each, list) for each in value) else value
 
 
 def includes(column, value):
-    """Return whether a column equals a value, or a map or set includes it."""
+    """Return whether a column equals a value, or is a map or set that includes the value."""
     if isinstance(value, list) and value[0] == "map":
         return all(pair in column[1] for pair in value[1])
     return column == value or (isinstance(column, list) and value in column)

@@ -1,4 +1,5 @@
-"""Bad input: one error document with the spec's code and a text that names key and value; the node is unchanged."""
+"""Bad input gives one error document with the spec's code. Its text names the key and the value, and the node stays
+unchanged."""
 
 import json
 
@@ -16,7 +17,7 @@ INVALID_ENVIRONMENT, DECODING_FAILURE, INVALID_CONFIG, INVALID_NETNS = 4, 6, 7, 
 
 @pytest.fixture(params=PLUGINS)
 def conf(node, request):
-    """Return a valid configuration of each plugin."""
+    """Return a valid configuration of one plugin."""
     if request.param == STATIC:
         return node.conf(type=STATIC, ipam={"type": STATIC, "addresses": [{"address": "10.22.0.9/24"}]})
     return node.conf(type=request.param, ipMasq=True, isGateway=True)
@@ -24,7 +25,7 @@ def conf(node, request):
 
 @pytest.fixture
 def refuse(node, pod):
-    """Return a function like node.refused() for ADD that also asserts that nothing has changed. It returns (code,
+    """Return a function that runs an ADD which must fail, and asserts that nothing has changed. It returns (code,
     text)."""
     def refuse(conf, to=pod, **more):
         before = node.left(pod)
@@ -34,7 +35,7 @@ def refuse(node, pod):
     return refuse
 
 
-# -- refused by every plugin ------------------------------------------------------------------------------
+# -- configurations that every plugin rejects -------------------------------------------------------------------------
 
 MALFORMED = {b"": "unexpected end of JSON input", b"{": "unexpected end of JSON input",
              b"{'name': 1}": "invalid character", b'{"name": "a"} x': "after top-level value",
@@ -233,7 +234,7 @@ def test_ipam_plugin_that_does_not_exist(refuse, node):
 @pytest.mark.parametrize("kind", sorted({*TABLE} - {*IPAM_PLUGINS}))
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP, "macvlan", "tap"])
 def test_an_interface_plugin_as_ipam_type_is_refused_and_ignored_by_del(refuse, node, pod, plugin, kind):
-    """bridge called itself until the stack was full, and DEL never succeeded."""
+    """Once, bridge called itself until the stack was full, and DEL never succeeded."""
     conf = node.conf(type=plugin, isGateway=True, master="lo", ipam={**node.host_local(), "type": kind})
     code, msg = refuse(conf)
     assert code == INVALID_CONFIG
@@ -241,7 +242,7 @@ def test_an_interface_plugin_as_ipam_type_is_refused_and_ignored_by_del(refuse, 
     node.delete(conf, pod)
 
 
-# -- names in use -----------------------------------------------------------------------------------------
+# -- names that exist already -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("plugin", [BRIDGE, PTP])
 def test_interface_name_in_use(refuse, node, pod, plugin):

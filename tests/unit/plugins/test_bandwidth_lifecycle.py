@@ -1,4 +1,4 @@
-"""bandwidth: the veth that it needs, repeated ADD, DEL, GC, STATUS, CHECK, and versions."""
+"""bandwidth: the veth that it shapes, repeated ADD, DEL, GC, STATUS, CHECK, and versions."""
 
 
 import pytest
@@ -21,7 +21,7 @@ def conf(node, pod):
 # -- the pod's veth ---------------------------------------------------------------------------------------
 
 def test_check_of_an_isolating_firewall_in_front_of_bandwidth_succeeds(node, pod):
-    """CHECK took the ifb, which bandwidth appends to the result, for a port that the firewall had lost."""
+    """bandwidth appends its ifb to the result. Once, CHECK took the ifb for a port that the firewall had lost."""
     behind_bridge(node, pod)
     isolating = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "nftables",
                  "ingressPolicy": "isolated"}
@@ -33,7 +33,7 @@ def test_check_of_an_isolating_firewall_in_front_of_bandwidth_succeeds(node, pod
 
 
 def test_bandwidth_is_chained_after_another_plugin(node, pod):
-    for keys in ({}, INGRESS):          # with nothing to do the reference crashes
+    for keys in ({}, INGRESS):          # without limits, the reference plugin crashes
         error = node.refused("ADD", bandwidth(**keys), pod)
         assert (error["code"], error["msg"]) == (7, "must be called as chained plugin")
     assert node.refused("CHECK", bandwidth(**INGRESS), pod)["msg"] == "must be called as a chained plugin"
@@ -89,7 +89,7 @@ def test_a_program_that_filters_what_the_link_receives_is_left_alone(node, pod, 
 
 
 def test_two_interfaces_of_a_pod_on_one_network_have_an_ifb_each(node, pod):
-    """The reference has one name for both, and its second ADD fails."""
+    """The reference plugin gives both interfaces one ifb name, and its second ADD fails."""
     conf, results = {}, {}
     for ifname in ("eth0", "eth1"):
         conf[ifname] = {**behind_bridge(node, pod, ifname=ifname), **EGRESS, "prevResult": node.results[pod]}
@@ -104,7 +104,7 @@ def test_two_interfaces_of_a_pod_on_one_network_have_an_ifb_each(node, pod):
 
 def test_the_ifb_of_a_pod_without_del_is_replaced(node, pod, conf):
     first = node.add({**conf, **EGRESS}, pod)["interfaces"][-1]
-    node.delete(node.conf(*DUAL), pod)                  # DEL of bridge, but not of bandwidth
+    node.delete(node.conf(*DUAL), pod)                  # this runs DEL of bridge, but not DEL of bandwidth
     behind_bridge(node, pod)
     second = node.add({**conf, **EGRESS}, pod)
     assert list(ifbs()) == [first["name"]]
@@ -152,7 +152,7 @@ def test_gc_deletes_only_ifbs_of_fastcni_without_a_valid_attachment(node, pod_ne
     conf = {**behind_bridge(node, kept, lost, elsewhere), **EGRESS}
     for pod, name in ((kept, "net-a"), (lost, "net-a"), (elsewhere, "net-b")):
         node.add({**conf, "name": name}, pod)
-    run("ip", "link", "add", "bwp0123456789ab", "type", "ifb")          # the Go plugin's name
+    run("ip", "link", "add", "bwp0123456789ab", "type", "ifb")          # a name as the Go plugin gives
     valid = [{"containerID": cid_of(kept), "ifname": "eth0"}, {"containerID": cid_of(lost), "ifname": "eth1"}]
     node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
     assert set(ifbs()) == {ifb_of(kept), ifb_of(elsewhere, "net-b"), "bwp0123456789ab"}
@@ -179,7 +179,7 @@ def test_status_names_the_missing_kernel_feature(node, monkeypatch):
     qdisc, link = tc.ask_for_kind, rtnl.ask_for_kind
     for lacking in ("tbf", "ingress", "htb"):
         monkeypatch.setattr(tc, "ask_for_kind", lambda batch, index, kind, parent: qdisc(
-            batch, index, "nonsense" if kind == lacking else kind, parent))     # noqa: B023 - called in this iteration
+            batch, index, "nonsense" if kind == lacking else kind, parent))     # noqa: B023 - the loop's body calls it
         asked = {**conf, "shapedSubnets": ["10.0.0.0/8"]} if lacking == "htb" else conf
         error = node.refused("STATUS", asked)
         assert (error["code"], error["msg"]) == (50, f"this kernel has no {lacking} qdiscs")
@@ -189,7 +189,7 @@ def test_status_names_the_missing_kernel_feature(node, monkeypatch):
     assert (error["code"], error["msg"]) == (50, "this kernel has no ifb links")
     reply = node.call("STATUS", bandwidth())
     assert reply.status == 0
-    assert b"this kernel has no ifb links" in reply.stderr     # only some pods ask for limits
+    assert b"this kernel has no ifb links" in reply.stderr  # STATUS only warns, because only some pods ask for limits
     assert run("tc", "qdisc", "show", "dev", "lo").split()[1:2] in ([], ["noqueue"])
 
 
@@ -198,7 +198,7 @@ def test_status_names_the_missing_kernel_feature(node, monkeypatch):
 HELD = {**INGRESS, **EGRESS}
 SUBNETS = {**HELD, "shapedSubnets": ["10.99.0.0/16", "fd00:99::/32"]}
 TBF = "tc qdisc replace dev {} root handle 1: tbf rate {} burst {} limit {}"
-SPOILED = {         # (keys, command, words); <veth> and <ifb> are replaced by the links
+SPOILED = {  # {case: (keys, command, words of the error)}. The test replaces <veth> and <ifb> by the links' names
     "no ifb": (HELD, "ip link del <ifb>", "get ifb device: Link not found"),
     "ifb is down": (HELD, "ip link set <ifb> down", "get ifb device: it is down"),
     "no tbf": (HELD, "tc qdisc del dev <veth> root", "Failed to find qdisc"),
@@ -226,7 +226,7 @@ def test_check_reports_the_change(node, pod, conf, what):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
     command = command.replace("<veth>", host_end(node, pod)).replace("<ifb>", ifb_of(pod))
-    if "class del" in command:              # a filter refers to the class
+    if "class del" in command:              # the kernel does not delete a class to which a filter refers
         run("tc", "filter", "del", "dev", ifb_of(pod))
     run(*command.split())
     assert msg in node.check_refused(conf, pod, result)

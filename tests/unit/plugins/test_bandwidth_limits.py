@@ -1,5 +1,5 @@
-"""bandwidth: the rate limits of traffic, as iperf3 measures them and the kernel counts them; keys, subnets, and
-the ifb in the result."""
+"""bandwidth: rate limits as iperf3 measures them and the kernel counts them, configuration keys, subnets, and the ifb
+in the result."""
 
 import json
 import shutil
@@ -48,8 +48,8 @@ def measured(pod, way, address, *, seconds=SECONDS):
 
 
 def within_a_tenth(pod, way, address):
-    """Return whether the measured rate is within a tenth of RATE. Other load disturbs the measurement, so it is
-    repeated up to TRIES times."""
+    """Return whether the measured rate is within a tenth of RATE. Other load may disturb a measurement, so the function
+    measures up to TRIES times."""
     found = []
     for _ in range(TRIES):
         found.append(measured(pod, way, address) / RATE)
@@ -66,7 +66,7 @@ def test_the_achieved_rate_is_within_a_tenth_of_the_limit(node, pod, conf, way):
     node.add({**conf, f"{way}Rate": RATE, f"{way}Burst": BURST}, pod)
     assert within_a_tenth(pod, way, "10.22.0.1")
     other = "egress" if way == "ingress" else "ingress"
-    assert free > 3 * RATE < measured(pod, other, "10.22.0.1", seconds=1)      # the other direction has no limit
+    assert free > 3 * RATE < measured(pod, other, "10.22.0.1", seconds=1)      # the other direction is not limited
 
 
 @needs_iperf3
@@ -90,8 +90,8 @@ HOST, SEVERAL = ["10.22.0.1", "fd00:22::1"], 9
     (["10.22.0.0/31", "fd00:22::/127"], HOST), (["10.22.0.2/31", "fd00:22::2/127", "fd00:22:1::/48"], []),
     (["10.22.0.2/32", "fd00:22::2/128"], [])], ids=str)
 def test_the_remote_address_decides_whether_traffic_is_limited(node, pod, conf, subnets, held):
-    """The counters of the class show it, in both directions. The test sends SEVERAL packets, because multicast counts,
-    too."""
+    """The counters of the traffic class show whether a packet is limited. The test sends SEVERAL packets, because the
+    class also counts multicast."""
     node.add({**conf, **BOTH, "shapedSubnets": subnets}, pod)
     for address, inside in (("10.22.0.1", "10.22.0.2"), ("fd00:22::1", "fd00:22::2")):
         for link, way in ((ifb_of(pod), (pod, None, address)), (host_end(node, pod), (None, pod, inside))):
@@ -101,7 +101,7 @@ def test_the_remote_address_decides_whether_traffic_is_limited(node, pod, conf, 
 
 
 def packets(link):
-    """Return the number of packets that the limited class has sent."""
+    """Return the number of packets in the limited traffic class of a link."""
     fields = run("tc", "-s", "class", "show", "dev", link).split()
     return int(fields[fields.index("pkt") - 1])
 
@@ -109,12 +109,12 @@ def packets(link):
 # -- the kernel's numbers ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("rate, burst, shape", [
-    (8000, 80000, (1000, 10025, 156250000)),            # the reference's own example
+    (8000, 80000, (1000, 10025, 156250000)),            # the example in the reference plugin's tests
     (20 * MBIT, 400_000, (2_500_000, 112_500, 312_500)),
     (1_000_001, 99_999, (125_000, 15_624, 1_562_375)),
     (1 << 40, 1 << 30, (1 << 37, (1 << 37) // 40 + (1 << 27), 15_250)),
-    (1 << 45, 1 << 30, (1 << 42, 0xFFFFFFFF, 468)),     # the Go plugin keeps the lower 32 bits of this limit
-    (100_000, (1 << 32) - 1, (12_500, 536_871_223, 0xFFFFFFFF)),        # and of this buffer
+    (1 << 45, 1 << 30, (1 << 42, 0xFFFFFFFF, 468)),     # for this limit, the Go plugin sends only the lower 32 bits
+    (100_000, (1 << 32) - 1, (12_500, 536_871_223, 0xFFFFFFFF)),        # for this buffer, too
 ])
 def test_the_numbers_equal_those_of_the_reference(rate, burst, shape):
     found = qdiscs.shape(Limit(rate // 8, burst // 8, tc.SOURCE))
@@ -143,7 +143,7 @@ def test_tc_shows_rate_burst_and_latency(node, pod, conf):
 
 @pytest.mark.parametrize("megabit", [1, 100])
 def test_the_longest_burst_of_runtimes_is_no_error(node, pod, conf, megabit):
-    """containerd passes a burst of 2^32-1 bits with the rates of a pod's annotations."""
+    """containerd converts the rates in a pod's annotations, with a burst of 2^32-1 bits."""
     rates = {"ingressRate": megabit * MBIT, "ingressBurst": 0xFFFFFFFF, "egressRate": megabit * MBIT,
              "egressBurst": 0xFFFFFFFF}
     conf["runtimeConfig"] = {"bandwidth": rates}
@@ -156,7 +156,7 @@ def test_a_burst_shorter_than_a_packet_gives_a_warning(node, pod, conf):
     reply = node.call("ADD", {**conf, "egressRate": 8000, "egressBurst": 12_000}, pod)
     assert reply.status == 0
     assert f"egressBurst is 12000 bit: of {host_end(node, pod)}'s packets" in reply.stderr.decode()
-    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"       # a short packet passes
+    assert source_seen(pod, None, "10.22.0.1") == "10.22.0.2"       # a short packet fits into the burst
 
 
 # -- keys -------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_add_refuses_bad_values_and_del_succeeds_with_them(node, pod, conf, keys
         error = node.refused(command, {**conf, **keys}, pod)
         assert error["code"] == 7
         assert msg in error["msg"]
-        if details is None:                     # the reference's text, because programs compare the complete error
+        if details is None:                     # exactly the reference plugin's text, because programs compare it
             assert error == {"code": 7, "msg": msg}
         else:
             assert details in error.get("details", "")

@@ -1,4 +1,4 @@
-"""bridge: a Linux bridge has at most 1,023 ports. When it is full, ADD fails and STATUS warns."""
+"""bridge: a Linux bridge has at most 1,023 ports. On a full bridge, ADD fails and STATUS warns."""
 
 import pytest
 from lab.node import ip_json, links, run
@@ -7,7 +7,7 @@ WORDS = 'bridge "br0" is full: a Linux bridge has 1,023 ports'
 
 
 def fill(ports):
-    """Create a bridge br0 with this number of ports. They are deleted with the test's namespace."""
+    """Create the bridge br0 with this number of ports. The ports are deleted with the test's namespace."""
     run("ip", "link", "add", "br0", "address", "02:00:00:00:00:05", "type", "bridge")
     run("ip", "link", "set", "br0", "up")
     run("ip", "-batch", "-", stdin="".join(f"link add p{i} master br0 type ifb\n" for i in range(ports)))

@@ -1,4 +1,4 @@
-"""bridge with ipspoofchk: frames of a pod pass only if they are from the pod's addresses."""
+"""bridge with ipspoofchk lets a pod's frame pass only if its source is an address of the pod."""
 
 import pytest
 from lab.node import cid_of, elements, rules, run, set_sysctl, source_seen
@@ -30,7 +30,8 @@ def ipv4(mac, source):
 
 
 def passed(sender, receiver, sent):
-    """Return the titles of {title: frame} that the receiver's eth0 receives. The last frame always passes."""
+    """Return the titles of the frames that the receiver's eth0 receives. sent: {title: frame}. The last frame always
+    passes."""
     *_, last = sent
     return frames.arrived(sent, sender, receiver, sent[last])
 
@@ -46,7 +47,7 @@ def test_pod_can_send_only_from_its_own_addresses(node, pod_netns, conf):
 
 
 def test_macspoofchk_alone_binds_the_mac_and_no_address(node, pod_netns, conf):
-    # Without ipspoofchk every forged frame above would have arrived.
+    # Without ipspoofchk, each forged frame arrives, except the one with another MAC.
     pod, neighbour = pod_netns(), pod_netns()
     mac = node.add({**conf, "ipspoofchk": False, "macspoofchk": True}, pod)["interfaces"][2]["mac"]
     node.add(node.conf(*DUAL, isGateway=True), neighbour)
@@ -82,7 +83,7 @@ def test_source_checks_use_the_requested_mac(node, pod_netns, conf):
 
 
 def test_a_bound_pod_takes_no_mac_by_a_reserved_destination(node, pod_netns, conf):
-    """Frames to 01:80:c2:00:00:0e (LLDP) pass no hook, and the bridge learned from them."""
+    """Frames to 01:80:c2:00:00:0e (LLDP) pass no netfilter hook. Once, the bridge learned MACs from them."""
     pod, neighbour_pod = pod_netns(), pod_netns()
     mac = node.add(conf, pod)["interfaces"][2]["mac"]
     node.add(node.conf(*DUAL, isGateway=True), neighbour_pod)
@@ -129,7 +130,7 @@ def test_del_deletes_only_the_pods_elements(node, pod_netns, conf, told, gone):
         run("ip", "netns", "del", pod)
     elif gone == "ruleset":
         run("nft", "flush", "ruleset")
-    if told == "prevResult of another MAC":         # as after a chained tuning
+    if told == "prevResult of another MAC":         # as if a chained tuning had changed the MAC
         result["interfaces"][2]["mac"] = OTHER_MAC
     elif told == "nonsense":
         result = {"cniVersion": "1.1.0", "interfaces": [{}, {"name": "x" * 40}, {"name": "eth0", "mac": "00"}]}

@@ -1,4 +1,4 @@
-"""bridge: the effect of each key of its configuration, and the errors where the kernel lacks a feature."""
+"""bridge: the effect of each configuration key, and the errors on a kernel that lacks a feature."""
 
 import socket
 import struct
@@ -12,7 +12,7 @@ DUAL = ("10.22.0.0/24", "fd00:22::/64")
 
 
 def port_of(result):
-    """`ip -j -d link` of the host end that a result names."""
+    """Return the link (`ip -j -d link`) of the host's end that a result names."""
     return links()[result["interfaces"][1]["name"]]
 
 
@@ -60,7 +60,7 @@ def test_static_addresses_without_a_gateway_get_network_plus_one(node, pod):
 
 
 def test_is_default_gateway_implies_is_gateway_and_a_default_route_per_family(node, pod):
-    set_sysctl("net/ipv6/conf/default/accept_dad", "0")         # so that the new bridge's address is usable immediately
+    set_sysctl("net/ipv6/conf/default/accept_dad", "0")         # the new bridge's address must be usable immediately
     result = node.add(node.conf(*DUAL, isDefaultGateway=True), pod)
     assert result["routes"] == [{"dst": "0.0.0.0/0", "gw": "10.22.0.1"}, {"dst": "::/0", "gw": "fd00:22::1"}]
     assert ("default", "10.22.0.1") in routes(pod)
@@ -94,7 +94,7 @@ def test_another_gateway_on_the_bridge_is_refused_unless_forced(node, pod_netns)
 
 
 def test_all_gateways_of_a_network_are_the_bridges(node, pod):
-    # The reference takes the second IPv4 gateway for a conflict with the first.
+    # The reference plugin reports a conflict of the second IPv4 gateway with the first.
     subnets = ("10.22.0.0/24", "10.23.0.0/24", "fd00:22::/64", "fd00:23::/64")
     result = node.add(node.conf(*subnets, isDefaultGateway=True), pod)
     gateways = ["10.22.0.1/24", "10.23.0.1/24", "fd00:22::1/64", "fd00:23::1/64"]
@@ -119,7 +119,8 @@ def test_bridge_with_the_gateway_and_another_address_is_left_alone(node, pod):
     assert addresses("br0") == ["10.99.0.1/16", "10.22.0.1/24"]
 
 
-OLD = ["10.99.0.1/16", "10.99.0.2/16", "fd00:22::9/60", "fd00:99::1/64"]      # the kernel deletes the second, too
+# when the first address is deleted, the kernel also deletes the second
+OLD = ["10.99.0.1/16", "10.99.0.2/16", "fd00:22::9/60", "fd00:99::1/64"]
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_ipv6_gateways_of_different_subnets_share_a_bridge(node, pod_netns):
 
 
 def test_an_mtu_that_is_too_small_for_ipv6_is_named(node, pod):
-    """The errors were `No such file or directory` and `Invalid argument`, without a name."""
+    """Once, the errors were `No such file or directory` and `Invalid argument`, without the key's name."""
     for keys in ({"type": "bridge"}, {"type": "ptp"}):
         error = node.refused("ADD", node.conf("10.22.0.0/24", "fd00:22::/64", mtu=1279, **keys), pod)
         assert error["code"] == 7 and "is 1279, and IPv6 needs 1280 or more" in error["msg"], error
@@ -203,7 +204,7 @@ def test_promisc_mode_is_a_flag_of_the_bridge(node, pod_netns):
 
 
 def capture_on(name):
-    """Return a socket that captures everything on a link, as tcpdump does: the link's promiscuity is higher by one."""
+    """Return a socket that captures all packets on a link, like tcpdump. It increments the link's promiscuity."""
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     membership = struct.pack("iHH8s", socket.if_nametoindex(name), 1, 0, b"")        # PACKET_MR_PROMISC
     sock.setsockopt(263, 1, membership)                                              # SOL_PACKET, ADD_MEMBERSHIP

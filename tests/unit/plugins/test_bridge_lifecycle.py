@@ -1,4 +1,4 @@
-"""bridge: results at every version, CHECK, DEL with and without the pod's state, STATUS and GC."""
+"""bridge: results of every version, CHECK, DEL with and without the pod's state, STATUS and GC."""
 
 import os
 import socket
@@ -45,7 +45,7 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
 
 
 def test_a_pair_has_one_queue_each_way(node, pod, conf):
-    """With more queues, the kernel waits for RCU when it disables the superfluous queues."""
+    """With more queues, the kernel would wait for RCU when it disables unused queues."""
     host = node.add(conf, pod)["interfaces"][1]["name"]
     for link in (links()[host], links(pod)["eth0"]):
         assert (link["num_tx_queues"], link["num_rx_queues"]) == (1, 1)
@@ -129,7 +129,7 @@ def test_check_needs_a_prev_result_of_this_sandbox(node, pod_netns, conf):
 # -- DEL --------------------------------------------------------------------------------------------------
 
 def remove_state(node, pod, result, gone):
-    """Remove state that DEL would use. Return the CNI_NETNS for that DEL."""
+    """Remove a part of the state that DEL uses. Return the CNI_NETNS for the DEL."""
     if gone == "netns":
         run("ip", "netns", "del", pod)
     elif gone == "link":
@@ -145,7 +145,7 @@ def remove_state(node, pod, result, gone):
         run("nft", "flush", "ruleset")
     elif gone == "netns turned file":
         run("ip", "netns", "del", pod)
-        open(f"/run/netns/{pod}", "w").close()      # remains after a reboot if /run is not a tmpfs
+        open(f"/run/netns/{pod}", "w").close()      # if /run is not a tmpfs, this file remains after a reboot
     elif gone == "netns unnamed":
         run("ip", "netns", "del", pod)
         return ""
@@ -189,7 +189,7 @@ def test_del_deletes_eth0_even_if_it_is_not_a_veth(node, pod, conf):
 
 @pytest.mark.parametrize("plugin", ["bridge", "ptp", "tap"])
 def test_status_of_a_node_whose_range_is_full_is_a_warning(node, pod_netns, plugin):
-    """STATUS returned an error: the runtime marked the node not ready, and its pods were evicted."""
+    """Once, STATUS returned an error. The runtime marked the node not ready, and Kubernetes evicted its pods."""
     conf = node.conf("10.22.0.0/30", type=plugin)
     assert node.call("STATUS", conf).stderr == b""
     node.add({**conf, "bridge": None}, pod_netns())
@@ -208,7 +208,7 @@ def test_status_answers_50_without_the_ipam_plugin(node, plugin):
 
 @pytest.mark.parametrize("code, msg", [(4, "unknown CNI_COMMAND: STATUS"), (1, "incompatible CNI versions")])
 def test_an_ipam_plugin_without_status_does_not_make_status_fail(node, tmp_path, code, msg):
-    """Plugins older than CNI 1.1.0 answer so. A node with such a plugin was never ready."""
+    """Plugins older than CNI 1.1.0 give these errors. Once, a node with such a plugin was never ready."""
     plugin = tmp_path / "older"
     plugin.write_text(f"""#!/bin/sh\necho '{{"code": {code}, "msg": "{msg}"}}'; exit 1\n""")
     plugin.chmod(0o755)
@@ -257,7 +257,7 @@ def test_no_descriptor_is_left_open(node, pod, conf):
     result = node.add(conf, pod)
     node.check(conf, pod, result)
     node.delete(conf, pod)
-    # The last sockets are closed by a thread: see Request.firewall.
+    # A thread closes the last sockets, see Request.firewall.
     assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= len(before))
 
 

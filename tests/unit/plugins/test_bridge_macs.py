@@ -1,4 +1,4 @@
-"""bridge: the MAC of the bridge stays, and macspoofchk drops frames without the pod's MAC."""
+"""bridge: the bridge keeps its MAC, and macspoofchk drops frames whose source is not the pod's MAC."""
 
 import json
 import socket
@@ -21,7 +21,8 @@ def add_lowest_port():
 
 
 def frame_passes(sender, receiver, source):
-    """Send a broadcast frame with this source MAC from one pod's eth0. Return whether the other pod receives it."""
+    """Send a broadcast frame with the MAC `source` from one pod's eth0. Return whether the other pod receives the
+    frame."""
     with Inside(receiver):
         listener = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_EXPERIMENT))
     with Inside(sender):
@@ -38,7 +39,8 @@ def frame_passes(sender, receiver, source):
 
 
 def test_the_gateways_mac_stays_when_pods_are_added_and_deleted(node, pod_netns):
-    # A bridge without a fixed MAC takes the lowest MAC of its ports: ARP entries of all pods become stale.
+    # A bridge without a fixed MAC takes the lowest MAC of its ports. When that MAC changes, the pods' ARP entries
+    # become stale.
     conf, pods = node.conf(isGateway=True), [pod_netns() for _ in range(3)]
     mac = node.add(conf, pods[0])["interfaces"][0]["mac"]
     assert bridge_mac() == mac
@@ -66,7 +68,7 @@ def test_a_new_bridge_has_a_mac_that_no_port_has(node, pod_netns, keys):
 def test_a_foreign_bridge_keeps_its_settings_until_it_becomes_the_gateway(node, pod_netns):
     run("ip", "link", "add", "br0", "type", "bridge")
     bridge, host, _ = node.add(node.conf(), pod_netns())["interfaces"]
-    assert bridge["mac"] == bridge_mac() == host["mac"]             # the MAC of its only port
+    assert bridge["mac"] == bridge_mac() == host["mac"]             # the bridge has the MAC of its only port
     add_lowest_port()
     assert bridge_mac() == LOWEST
     run("ip", "link", "del", "low0")
@@ -108,7 +110,7 @@ def test_macspoofchk_drops_other_macs_and_lets_the_pods_own_pass(node, pod_netns
     assert frame_passes(one, two, mac)
     assert not frame_passes(one, two, "02:00:00:00:00:99")
     assert source_seen(one, two, "10.22.0.3") == "10.22.0.2"
-    # A pod of the same bridge without the key may send from any MAC.
+    # A pod without macspoofchk on the same bridge may send from any MAC.
     node.add(node.conf(), free)
     assert frame_passes(free, two, "02:00:00:00:00:99")
 

@@ -1,4 +1,4 @@
-"""bridge with disableFlooding and IPv6: a neighbour solicitation reaches only the pod that has the address."""
+"""bridge with disableFlooding: an IPv6 neighbour solicitation reaches only the pod that has the address."""
 
 import json
 
@@ -22,7 +22,7 @@ def fixed(conf, address, **keys):
 
 
 def solicited():
-    """Return {(bridge, address): MAC} of fastcni's elements."""
+    """Return {(bridge, address): MAC} of the elements in fastcni's map `solicited`."""
     return {tuple(key): value for key, value in elements("solicited", "netdev")}
 
 
@@ -97,7 +97,7 @@ def test_an_address_that_moves_is_reached_at_once_and_a_late_del_takes_nothing_f
     node.add(fixed(conf, "fd00:22::8"), peer)
     node.add(fixed(conf, "fd00:22::9"), old)
     assert source_seen(peer, old, "fd00:22::9") == "fd00:22::8"
-    run("ip", "link", "del", "eth0", netns=old)                 # without DEL
+    run("ip", "link", "del", "eth0", netns=old)                 # the link vanishes without a DEL
     run("ip", "neigh", "flush", "dev", "eth0", netns=peer)
     moved = fixed(conf, "fd00:22::9", runtimeConfig={"mac": "02:00:00:00:00:77"})
     result = node.add(moved, new)
@@ -107,7 +107,7 @@ def test_an_address_that_moves_is_reached_at_once_and_a_late_del_takes_nothing_f
 
 
 def test_del_and_gc_remove_the_elements(node, conf, pod_netns):
-    """The namespace and prevResult may be missing."""
+    """DEL must remove a pod's elements even without the namespace or prevResult."""
     pods = [pod_netns() for _ in range(5)]
     results = [node.add(conf(*DUAL), pod) for pod in pods]
     assert len(solicited()) == 10
@@ -160,7 +160,7 @@ def test_a_failed_add_leaves_no_element(node, conf, pod):
 
 
 def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, conf, pod_netns):
-    """The Go plugin's DEL deletes only the link."""
+    """DEL of the Go plugin deletes only the link, so the earlier pod's element remains."""
     one, old, new = pod_netns(), pod_netns(), pod_netns()
     node.add(conf(*ONLY6), one)
     node.add(fixed(conf, "fd00:22::9"), old)
@@ -173,7 +173,7 @@ def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, 
 
 
 def test_a_bridge_that_was_deleted_and_made_again(node, conf, pod_netns):
-    """The kernel deletes the bridge's chain with the bridge, without a notification."""
+    """With the bridge, the kernel deletes the bridge's nftables chain, and sends no notification about the chain."""
     for _ in range(2):
         one, two = pod_netns(), pod_netns()
         node.add(conf(*ONLY6), one)
@@ -226,7 +226,7 @@ def test_check_names_what_another_program_flushes_and_restore_restores_it(node, 
 
 
 def test_a_pod_of_an_earlier_version_is_known_to_check_and_restore_brings_it_up_to_date(node, conf, pod_netns):
-    """Earlier, multicast reached pods with IPv6 addresses, and nftables had no element for them."""
+    """An earlier version let multicast reach pods with IPv6 addresses, and nftables had no elements for these pods."""
     one, two = pod_netns(), pod_netns()
     results = [node.add(conf(*DUAL), pod) for pod in (one, two)]
     run("nft", "delete", "table", "netdev", "fastcni")
