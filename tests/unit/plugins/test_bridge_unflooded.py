@@ -1,4 +1,5 @@
-"""bridge with disableFlooding: the bridge knows each pod, answers ARP for it, and floods no frame to its port."""
+"""bridge with disableFlooding: the bridge has an entry for each pod, answers ARP in the pod's name, and floods no frame
+to the pod's port."""
 
 import pytest
 from lab.node import addresses, ip_json, links, run, source_seen, sysctl
@@ -37,8 +38,8 @@ def test_the_mac_is_made_of_the_address_unless_one_is_requested(node, conf, pod_
 
 
 def test_pods_of_different_ipv6_networks_have_different_macs(node, conf, pod_netns):
-    """The MAC was a XOR of the address's halves: fd00:22:0:1::6 and fd00:22:0:3::4 had one MAC, and the first pod was
-    cut off."""
+    """Once, the MAC was a XOR of the address's halves. fd00:22:0:1::6 and fd00:22:0:3::4 had one MAC, and the first pod
+    lost its network."""
     macs = {node.add(conf(f"fd00:22:0:{prefix}::/64", runtimeConfig={"ips": [f"fd00:22:0:{prefix}::{host}/64"]}),
                      pod_netns())["interfaces"][2]["mac"] for prefix, host in ((1, 6), (3, 4), (3, 6))}
     assert len(macs) == 3
@@ -144,7 +145,7 @@ def test_an_address_that_moves_is_reached_at_once_and_a_late_del_takes_nothing_f
     node.add(conf(), peer)
     node.add(fixed(conf), old)
     assert source_seen(peer, old, "10.22.0.9") == "10.22.0.2"
-    run("ip", "link", "del", "eth0", netns=old)                 # without DEL
+    run("ip", "link", "del", "eth0", netns=old)                 # the link vanishes without a DEL
     result = node.add(fixed(conf), new)
     assert source_seen(peer, new, "10.22.0.9") == "10.22.0.2"
     assert source_seen(None, new, "10.22.0.9") == "10.22.0.1"
@@ -153,7 +154,8 @@ def test_an_address_that_moves_is_reached_at_once_and_a_late_del_takes_nothing_f
 
 
 def test_the_gateway_of_a_second_network_on_the_bridge_leaves_the_first_ones_pods_known(node, conf, pod_netns):
-    """When a link's MAC is set, which a gateway address does, the kernel forgets the link's neighbours."""
+    """A new gateway address sets the bridge's MAC. When a link's MAC is set, the kernel deletes the link's neighbour
+    entries."""
     one, two = pod_netns(), pod_netns()
     result = node.add(conf(), one)
     node.add(conf("fd00:33::/64", name="net-b"), two)
@@ -161,9 +163,9 @@ def test_the_gateway_of_a_second_network_on_the_bridge_leaves_the_first_ones_pod
 
 
 def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, conf, pod_netns):
-    """The Go plugin's DEL deletes only the link."""
+    """DEL of the Go plugin deletes only the link, so the earlier pod's entry remains."""
     old, new = pod_netns(), pod_netns()
-    node.add(conf(), pod_netns())                   # a bridge without ports deletes its neighbours
+    node.add(conf(), pod_netns())                   # without a port, the bridge would lose its neighbour entries
     node.add(fixed(conf), old)
     run("ip", "link", "del", "eth0", netns=old)
     assert neighbours()["10.22.0.9"] == "0a:58:0a:16:00:09"

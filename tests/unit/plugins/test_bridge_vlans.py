@@ -1,4 +1,4 @@
-"""bridge with vlan, vlanTrunk and preserveDefaultVlan, on a kernel that has VLAN filtering."""
+"""bridge with the keys vlan, vlanTrunk and preserveDefaultVlan, on a kernel with VLAN filtering."""
 
 import json
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.needs("bridge-vlan-filtering")
 
 
 def vlans(port):
-    """Return {VLAN id: flags} of a bridge port, as bridge(8) prints them."""
+    """Return {VLAN ID: flags} of a bridge port, as bridge(8) prints them."""
     found = {}
     for item in bridge_vlans(port):
         for vid in range(item["vlan"], item.get("vlanEnd", item["vlan"]) + 1):
@@ -73,7 +73,7 @@ def test_second_pod_uses_the_existing_vlan_interface(node, pod, pod_netns):
 
 @pytest.mark.parametrize("keys, untagged", [({"vlan": 20}, 20), ({}, 1)], ids=["vlan", "the trunk alone"])
 def test_untagged_vlan_stays_so_when_the_trunk_has_it_too(node, pod, keys, untagged):
-    # If the VLAN were added again as tagged, it would lose PVID, and untagged frames of the pod would be dropped.
+    # If the trunk added the VLAN again, the VLAN would lose PVID, and the bridge would drop the pod's untagged frames.
     trunk = [{"id": untagged}, {"id": 30}]
     host = node.add(node.conf(vlanTrunk=trunk, **keys), pod)["interfaces"][1]["name"]
     assert vlans(host) == {untagged: OWN, 30: []}
@@ -137,7 +137,7 @@ def test_a_vlan_interface_on_a_full_bridge_is_refused(node, pod):
 
 
 def test_failed_add_keeps_a_vlan_interface_that_another_pod_uses(node, pod_netns, monkeypatch):
-    # The rollback removed the addresses although another pod of the VLAN had them as its gateway.
+    # Once, the rollback removed the gateway addresses, although another pod of the VLAN used them.
     conf, lost, other = node.conf(isGateway=True, vlan=100), pod_netns(), pod_netns()
 
     def fail_late(*_):

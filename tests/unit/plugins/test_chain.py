@@ -1,4 +1,4 @@
-"""Shared work of a chain's plugins: links that DEL deletes together, and the remains if a plugin fails."""
+"""The plugin `chain`: DEL deletes the links of all plugins together, and a failed plugin leaves nothing."""
 
 import pytest
 
@@ -12,7 +12,7 @@ RATES = {"ingressRate": 8000000, "ingressBurst": 800000, "egressRate": 8000000, 
 
 
 class Noting(AtOnceMode):
-    """Notes the names of the links of each delete_links()."""
+    """A mode that records the link names of each delete_links()."""
 
     __slots__ = ()
     seen: list = []

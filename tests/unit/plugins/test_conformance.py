@@ -1,4 +1,4 @@
-"""fastcni's own plugins pass the conformance class that it offers to others."""
+"""fastcni's own plugins pass the Conformance class that fastcni offers to other plugins."""
 
 import copy
 
@@ -76,9 +76,8 @@ def case(request):
 
 @pytest.fixture
 def daemon(case, fake_runtime, monkeypatch):
-    """Run the services that the plugins dhcp, ovs and policy ask: a daemon that takes any path for the pod's namespace,
-    OVSDB, an agent.
-    """
+    """Run the service that the case's plugin needs: a dhcp daemon that accepts any path as a namespace, an OVSDB
+    server, or an agent."""
     if case == "ovs":
         with StubOvsdb("br0") as ovsdb:
             yield ovsdb
@@ -139,11 +138,11 @@ class TestOwnPlugins(Conformance):
         self.fresh()
 
 
-# -- the class notices a plugin that breaks a promise ------------------------------------------------------
+# -- the class notices a plugin that violates a rule ------------------------------------------------------------------
 
-# Their ADD has nothing to roll back
+# the ADD of these plugins has nothing to roll back
 ONE_STEP = ("cluster", "dhcp", "policy", "static", "host-local", "whereabouts", "loopback", "firewall")
-ENDS_WITH_THE_POD = ("static", "sbr", "tuning")                 # what their ADD makes
+ENDS_WITH_THE_POD = ("static", "sbr", "tuning")                 # the changes of these plugins' ADD end with the pod
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The plugins that give the pod one link: their common behaviour, each test over one table."""
+"""Plugins that give the pod one link. Each test runs for each plugin of the table DEVICES."""
 
 import pytest
 from lab.node import addresses, links, routes, run, sysctl
@@ -10,13 +10,13 @@ MACS = [f"0a:00:00:00:00:0{digit}" for digit in "1234"]
 class Device:
     """The differences between these plugins.
 
-    keys      of a configuration, besides the common ones; host-device's `dataDir` is added by conf()
-    kind      of the link in the pod, as ip(8) names it; "": the kind that the device has
-    needs     features of the kernel
-    bad       keys that ADD refuses, and DEL must not read
-    taken     the error of an ADD whose CNI_IFNAME the pod has
-    announced (arp_notify, ndisc_notify) of the link
-    dns       whether the result has the configuration's dns, in place of IPAM's
+    keys      the plugin's own keys in a configuration; conf() adds host-device's `dataDir`
+    kind      the kind of the pod's link, as ip(8) names it; "" if the moved device decides
+    needs     features of the kernel that the plugin needs
+    bad       keys that ADD rejects, and that DEL must not read
+    taken     the error of an ADD if the pod already has a link named CNI_IFNAME
+    announced the link's sysctls (arp_notify, ndisc_notify)
+    dns       whether the result has the configuration's `dns`; otherwise it has IPAM's
     """
 
     def __init__(self, keys, kind, needs=(), *, bad, taken, announced, dns=True):
@@ -91,7 +91,7 @@ def test_result_names_the_link_and_its_addresses_and_del_removes_both(node, pod,
     assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
     assert "UP" in link["flags"]
     assert not device.kind or link["linkinfo"]["info_kind"] == device.kind
-    assert set(links()) - {"up0"} == {"lo"}             # nothing on the host
+    assert set(links()) - {"up0"} == {"lo"}             # ADD leaves no link on the host
     node.check(conf, pod, result)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
@@ -117,7 +117,7 @@ def test_dns_is_the_configurations_not_ipams_and_dummys_is_ipams(node, pod, devi
     assert node.add({**conf, "dns": {"domain": "b.example"}}, pod)["dns"] == {"domain": expected}
 
 
-@devices(lambda device: device.kind != "ipvlan")          # it has its master's MAC
+@devices(lambda device: device.kind != "ipvlan")          # an ipvlan has its master's MAC
 @pytest.mark.parametrize("asked, mac", [
     ({"env": MACS[1]}, MACS[1]),
     ({"env": MACS[1], "args": {"cni": {"mac": MACS[2]}}}, MACS[2]),
@@ -149,7 +149,8 @@ def test_addresses_are_announced_and_duplicates_are_not_looked_for(node, pod, de
     assert announced == list(device.announced)
 
 
-@devices(lambda device: device.kind in ("ipvlan", "macvlan", ""))     # ext0 must receive the probe
+# ext0 must receive the probe of the duplicate address detection
+@devices(lambda device: device.kind in ("ipvlan", "macvlan", ""))
 def test_duplicate_address_is_detected_where_the_network_asks_for_it(node, pod, neighbor, conf):
     run("ip", "addr", "add", "fd00:22::2/64", "dev", "ext0", "nodad", netns=neighbor)
     conf["ipam"]["ranges"] = [[{"subnet": "fd00:22::/64"}]]
@@ -190,7 +191,7 @@ def test_master_can_be_in_the_pod(node, pod, conf):
     node.check(conf, pod, result)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo", "inner"}
-    error = node.refused("ADD", {**conf, "master": "up0"}, pod)     # links of the host are ignored
+    error = node.refused("ADD", {**conf, "master": "up0"}, pod)     # the plugin looks for the master only in the pod
     assert (error["code"], error["msg"]) == (7, 'failed to lookup master "up0": Link not found')
     assert node.held() == {}
 
@@ -247,7 +248,7 @@ def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, g
 
 @devices(lambda device: device.taken.startswith("failed to rename") and device.kind)
 def test_del_removes_a_link_that_a_killed_add_has_not_renamed(node, pod, conf):
-    """A server that was killed after it created a link, and before it renamed the link, left it in the pod."""
+    """A server was killed after it had created a link in the pod, and before it renamed the link."""
     run("ip", "link", "add", "fcni.eth0", "type", "veth", "peer", "other", netns=pod)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
@@ -256,7 +257,7 @@ def test_del_removes_a_link_that_a_killed_add_has_not_renamed(node, pod, conf):
 
 @devices(lambda device: device.on_master)
 def test_del_succeeds_where_the_master_is_gone(node, pod, conf):
-    """The reference's vlan returns an error."""
+    """The reference plugin vlan returns an error in this case."""
     node.add(conf, pod)
     run("ip", "link", "del", "up0")
     node.delete(conf, pod)

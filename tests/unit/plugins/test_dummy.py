@@ -1,4 +1,4 @@
-"""dummy: addresses on a link without a peer, and IPAM, which it requires. Other tests are in test_devices.py."""
+"""dummy requires IPAM, and gives its addresses to a link without a peer. test_devices.py has more tests."""
 
 import pytest
 from lab.node import links, run, source_seen
@@ -28,7 +28,7 @@ def test_ipam_is_required(node, pod, conf, command):
 
 
 def test_del_does_not_require_ipam(node, pod, conf):
-    """The reference says `no plugin name provided`, and keeps the link."""
+    """The reference plugin returns `no plugin name provided` and does not delete the link."""
     node.add(conf, pod)
     node.delete({key: value for key, value in conf.items() if key != "ipam"}, pod)
     assert set(links(pod)) == {"lo"}

@@ -1,5 +1,5 @@
-"""firewall: the packets that pass on a host that drops forwarded traffic, policies, and each key. The backend
-firewalld is in tests/unit/plugins/test_firewalld.py."""
+"""firewall on a host that drops forwarded traffic: which packets pass, ingressPolicy, and each key.
+tests/unit/plugins/test_firewalld.py tests the backend firewalld."""
 
 import shutil
 
@@ -25,7 +25,7 @@ PROGRAMS = {4: "iptables", 6: "ip6tables"}
 
 
 def drop_by(backend):
-    """Add administrator's rules that drop forwarded packets, by nftables or iptables."""
+    """Add rules that drop forwarded packets, as an administrator would. backend: "nftables" or "iptables"."""
     if backend == "nftables":
         run("nft", "-f", "-", stdin=DROPPED)
     else:
@@ -44,7 +44,7 @@ def filter_rules(family=4):
 
 @pytest.fixture
 def bridge(node):
-    """bridge(pod): connect a pod to a bridge, for a chained firewall."""
+    """Return a function bridge(pod) that connects a pod to a bridge. The tests chain firewall after it."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
 
     def make(*pods, number=22, **keys):
@@ -76,7 +76,7 @@ def test_a_pod_reaches_outside_and_outside_does_not_reach_the_pod(node, bridge, 
 
 
 def test_a_rule_that_drops_a_packet_still_drops_it(node, bridge, pod, external):
-    """Our rules come after the administrator's: they accept only packets that would have met the chain's policy."""
+    """fastcni's rules are the chain's last. They accept only packets that the chain's policy would decide on."""
     drop_by("nftables")
     bridge(pod)
     node.add(firewall("nftables"), pod)
@@ -109,8 +109,8 @@ def test_the_next_pod_passes_after_a_chain_was_rewritten(node, bridge, pod, pod_
 
 
 def test_default_backend_is_the_one_that_filters_on_this_host(node, bridge, pod, pod_netns):
-    """Without filters the default is nftables. Once iptables filters, a pod accepted only in nftables would lose its
-    traffic."""
+    """Without filters, the default backend is nftables. When iptables filters, it would drop the packets of a pod that
+    only nftables accepts."""
     other = pod_netns()
     bridge(pod, other)
     node.add(firewall(), pod)
@@ -129,7 +129,7 @@ def test_default_backend_is_the_one_that_filters_on_this_host(node, bridge, pod,
 @FAMILIES
 @pytest.mark.skipif(not shutil.which("iptables-legacy"), reason="needs iptables-legacy (Debian: iptables)")
 def test_a_pod_passes_both_kinds_of_iptables_if_both_drop(node, bridge, pod, external, family):
-    """ADD changed only the kind of iptables that `iptables` is, and the other kind dropped the pod's packets."""
+    """Once, ADD changed only the kind of iptables that `iptables` runs. The other kind dropped the pod's packets."""
     drop_by("iptables")
     for program in PROGRAMS.values():
         run(f"{program}-legacy", "-P", "FORWARD", "DROP")
@@ -184,7 +184,7 @@ def test_bad_name_of_a_chain_is_refused(node, bridge, pod, name):
 
 @pytest.fixture
 def four(bridge, pod_netns):
-    """Return two pods of br22 and two pods of br23."""
+    """Return two pods on br22 and two pods on br23."""
     pods = [pod_netns() for _ in range(4)]
     bridge(*pods[:2])
     bridge(*pods[2:], number=23)
@@ -226,7 +226,7 @@ def test_a_bridge_without_policy_reaches_the_others(node, four, family):
 @FAMILIES
 @pytest.mark.parametrize("plain", [True, False], ids=["without br_netfilter", "with br_netfilter"])
 def test_isolated_pods_do_not_reach_each_other(node, four, external, plain, family):
-    """This holds on one bridge, too, where the packets are never routed."""
+    """The policy also holds on one bridge, although the host does not route these packets."""
     a, b, c, _ = four
     if plain:
         no_bridge_netfilter()
@@ -240,7 +240,8 @@ def test_isolated_pods_do_not_reach_each_other(node, four, external, plain, fami
 
 
 def test_no_frame_but_arp_passes_between_isolated_pods(node, four):
-    """IP behind two VLAN tags, whose ethertype is a tag, passed. The receiver's kernel takes out tags with VLAN 0."""
+    """Once, IP packets with two VLAN tags passed, because their ethertype is a tag. The receiver's kernel removes tags
+    with VLAN 0."""
     a, b, *_ = four
     macs = {pod: node.results[pod]["interfaces"][2]["mac"] for pod in (a, b)}
     sent = {f"{make.__name__} {tags}": make(macs[a], address(node, a, family), address(node, b, family), frames.udp(),
@@ -310,7 +311,7 @@ def test_unknown_policy_is_refused(node, bridge, pod):
     node.delete(firewall(ingressPolicy="closed"), pod)
 
 
-# -- CHECK, DEL, GC, STATUS --------------------------------------------------------------------------------
+# -- CHECK, DEL, GC, STATUS -------------------------------------------------------------------------------------------
 
 BREAK = {
     "nftables": [["nft", "flush", "set", "inet", "fastcni", "forwarded6"],
@@ -353,12 +354,12 @@ def test_del_needs_no_prev_result_and_may_be_repeated(node, bridge, pod, pod_net
     node.add(firewall(backend), pod)
     assert node.left(pod, other) != before
     for _ in range(2):
-        node.delete(firewall(backend), f"/run/netns/{pod}", cid=cid_of(pod))        # by another name: no prevResult
+        node.delete(firewall(backend), f"/run/netns/{pod}", cid=cid_of(pod))    # by path: node adds no prevResult
     assert node.left(pod, other) == before
 
 
 def test_del_of_a_pod_that_no_rule_names_runs_no_program(node, bridge, pod, pod_netns, monkeypatch):
-    """containerd 1.6 calls DEL twice for each pod, and other pods' rules are still present."""
+    """containerd 1.6 calls DEL twice for each pod. The rules of other pods remain."""
     other = pod_netns()
     bridge(pod, other)
     for each in (pod, other):
@@ -425,7 +426,7 @@ def test_backend_that_is_not_installed_is_named(node, bridge, pod):
 
 @BACKENDS
 def test_cost_of_a_pod_does_not_depend_on_the_number_of_pods(node, monkeypatch, backend):
-    """With 500 pods, the plugin sends the same number of messages and bytes as with one pod, and runs no program."""
+    """With 500 pods, the plugin sends as many messages and bytes as with one pod, and runs no program."""
     drop_by(backend)
 
     def of(number):

@@ -1,4 +1,5 @@
-"""firewall by iptables: pods in an ipset, and kernels without ipset, by iptables-nft and iptables-legacy."""
+"""firewall with the backend iptables: pods in an ipset, and kernels without ipset. Both run with iptables-nft and
+iptables-legacy."""
 
 import json
 import shutil
@@ -51,7 +52,7 @@ def counted(node, tmp_path):
 
 @pytest.fixture
 def legacy(counted):
-    """Put iptables-legacy in PATH as iptables, with a rule that filters. Its runs are counted."""
+    """Make `iptables` in PATH run iptables-legacy, and add a rule that filters. Count its runs."""
     for program in ("iptables", "ip6tables"):
         run(f"{program}-legacy", "-P", "FORWARD", "DROP")
         for kind in ("save", "restore"):
@@ -62,7 +63,7 @@ def legacy(counted):
 
 @pytest.fixture
 def without_ipset(monkeypatch):
-    """Hide the kernel's match `set`. Return a function that restores it."""
+    """Hide the kernel's match `set` from fastcni. Return a function that ends this."""
     monkeypatch.setattr(ipset, "NFNL_MSG_COMPAT_GET", 99 << 8)
     return monkeypatch.undo
 
@@ -86,7 +87,8 @@ def test_programs_run_for_the_first_pod_alone_and_rules_do_not_grow(node, counte
 
 
 def test_first_pods_at_once_install_the_rules_once(node):
-    """After an upgrade from the Go plugins, the chain exists without the new rules: each ADD added them again."""
+    """After an upgrade from the Go plugins, the chain exists without the new rules. Once, each concurrent ADD added the
+    rules."""
     run("iptables", "-N", "CNI-FORWARD")
     run("ip6tables", "-N", "CNI-FORWARD")
     with ThreadPoolExecutor(6) as pool:
@@ -99,7 +101,7 @@ def test_first_pods_at_once_install_the_rules_once(node):
 @pytest.mark.parametrize("flush", ["iptables -F", "iptables -F CNI-FORWARD", "iptables -F FORWARD",
                                    "nft delete table ip filter", "nft flush ruleset"])
 def test_an_add_after_a_flush_installs_the_rules_anew(node, warm, flush):
-    """A server reads the rules from the kernel once, and is notified of each change."""
+    """A server reads the rules from the kernel once. After that, the kernel notifies the server of each change."""
     for number in (2, 3):
         node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", mode=warm)
     before = forward()
@@ -111,8 +113,8 @@ def test_an_add_after_a_flush_installs_the_rules_anew(node, warm, flush):
 
 
 def test_a_server_that_knows_the_rules_does_not_read_them(node, warm, monkeypatch):
-    """ADD sends one message about the owner record and one about the sets. DEL asks for the owner record of the
-    addresses, then deletes them from the sets and deletes the record."""
+    """ADD sends one message for the owner record and one for the sets. DEL sends three: a request for the owner record,
+    the deletion from the sets, and the deletion of the record."""
     for number in (2, 3, 4):
         node.ok("ADD", of_pod(number), "pod", cid=f"c{number}", mode=warm)
     node.ok("DEL", of_pod(4), "pod", cid="c4", mode=warm)
@@ -146,7 +148,7 @@ def test_without_ipset_each_pod_has_the_rules_of_the_reference(node, counted, wi
 
 
 def test_an_iptables_without_the_match_set_adds_rules_of_the_pod(node, counted):
-    """The packages of Alpine and others lack libxt_set.so."""
+    """For example, Alpine's packages lack libxt_set.so."""
     for family in ("iptables", "ip6tables"):
         program = counted.log.parent / f"{family}-restore"
         text, stdin = program.read_text(), f"{counted.log.parent}/in"
@@ -159,7 +161,7 @@ def test_an_iptables_without_the_match_set_adds_rules_of_the_pod(node, counted):
 
 
 def test_a_foreign_set_of_that_name_is_left_alone(node):
-    """ADD then adds rules for each pod, and DEL reads only existing rules."""
+    """Because of the other set, ADD adds rules for each pod, and DEL only reads existing rules."""
     run("ipset", "create", SETS[0], "bitmap:port", "range", "1-2")
     node.ok("ADD", of_pod(2), "pod", cid="c2")
     assert forward()[1:] == rules_of(2)
@@ -186,14 +188,14 @@ def test_the_legacy_iptables_is_run_once_and_again_when_its_table_has_changed(no
     assert "expected FORWARD rule" in refused["msg"]
     assert "iptables-restore" in call("ADD", 7)
     assert forward("iptables-legacy")[1:] == set_rules(0)
-    run("iptables-legacy", "-A", "CNI-FORWARD", "-s", "10.22.0.5", "-j", "ACCEPT")      # as the Go plugin does
+    run("iptables-legacy", "-A", "CNI-FORWARD", "-s", "10.22.0.5", "-j", "ACCEPT")  # a rule as the Go plugin adds it
     assert "iptables-restore" in call("DEL", 5)
     assert forward("iptables-legacy")[1:] == set_rules(0)
     assert members(SETS[0]) == [f"10.22.0.{n}" for n in (2, 3, 6, 7)]
 
 
 def test_an_add_reads_a_legacy_table_again_only_after_a_second_or_a_change_of_forward(node, warm, legacy, monkeypatch):
-    """With kube-proxy's changes of its own chains, each ADD took 1.8 times as long: it copied the whole table."""
+    """kube-proxy changes its own chains often. Once, each ADD copied the whole table and took 1.8 times as long."""
     read = []
 
     def add(number):
@@ -206,7 +208,7 @@ def test_an_add_reads_a_legacy_table_again_only_after_a_second_or_a_change_of_fo
         return real(length, table)
 
     run("iptables-legacy", "-N", "KUBE-SERVICES")
-    for number in (2, 3):                       # the second ADD reads the rules of the first one
+    for number in (2, 3):                       # the second ADD reads the first ADD's rules
         add(number)
     monkeypatch.setattr(xtables, "read_table", read_table)
     monkeypatch.setattr(iptables, "RECENT_S", 3600.0)
@@ -225,7 +227,7 @@ def test_an_add_reads_a_legacy_table_again_only_after_a_second_or_a_change_of_fo
 @pytest.mark.parametrize("how", ["ipset flush", "iptables -F; ipset destroy fastcni-forward4", "nft flush ruleset",
                                  "nft flush ruleset; ipset destroy"])
 def test_restore_restores_members_and_rules(node, pod, tmp_path, how):
-    """The kernel sends no notification of `ipset flush`: the operator has to run `fastcni restore`."""
+    """The kernel sends no notification of `ipset flush`, so the operator runs `fastcni restore`."""
     cni = CNI([], cache_dir=tmp_path / "cni", runner=InProcess())
     bridge = node.conf("10.22.0.0/24", isDefaultGateway=True)
     plugins = [bridge, {"type": "firewall", "backend": "iptables"}]
@@ -257,7 +259,7 @@ def test_gc_deletes_more_members_than_fit_into_one_message(node):
 
 @pytest.mark.parametrize("sets", [True, False], ids=["ipset", "rules"])
 def test_gc_reports_the_addresses_that_it_released(node, request, sets):
-    """`fastcni gc` did not report the rules that it removed from iptables."""
+    """Once, `fastcni gc` did not report the rules that it removed from iptables."""
     if not sets:
         request.getfixturevalue("without_ipset")
     for number in (2, 3):
@@ -274,8 +276,8 @@ def test_gc_reports_the_addresses_that_it_released(node, request, sets):
     (OwnerRecords, "remove")])
 @pytest.mark.parametrize("after", [False, True])
 def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, request, sets, where, step, after):
-    """A DEL that was killed between its steps left the record. The next DEL found no rule and stopped there. It may
-    have no addresses in its input."""
+    """Once, after a DEL that was killed between its steps, the record remained: the next DEL found no rule and ended.
+    The next DEL may have no addresses in its input."""
     if not sets:
         request.getfixturevalue("without_ipset")
     node.ok("ADD", of_pod(2), "pod", cid="c2")
@@ -289,7 +291,7 @@ def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, requ
     with monkeypatch.context() as patch:
         patch.setattr(where, step, end)
         reply = node.call("DEL", of_pod(2), "pod", cid="c2")
-    if step != "delete_rules" or not sets:          # pods in the sets do not need this step
+    if step != "delete_rules" or not sets:          # a pod in the sets does not need this step
         assert b"the process ends here" in reply.stdout
     conf = of_pod(2)
     del conf["prevResult"]
@@ -301,8 +303,8 @@ def test_next_del_completes_a_del_that_ended_at_any_step(node, monkeypatch, requ
 
 @pytest.mark.parametrize("sets", [True, False])
 def test_without_the_family_inet_pods_have_rules_but_no_owner_records(node, request, monkeypatch, sets):
-    """A kernel without CONFIG_NF_TABLES_INET rejects the table of the records, and ADD failed."""
-    monkeypatch.setattr(owners, "FAMILY", 99)                   # a family that no kernel has
+    """A kernel without CONFIG_NF_TABLES_INET rejects the table for the records. Once, ADD failed there."""
+    monkeypatch.setattr(owners, "FAMILY", 99)                   # no kernel has this family
     if not sets:
         request.getfixturevalue("without_ipset")
     for number in (2, 3):

@@ -1,4 +1,5 @@
-"""firewall by firewalld: a pod's addresses become sources of a zone of a real firewalld, and cease to be."""
+"""firewall with the backend firewalld. ADD makes a pod's addresses sources of a zone of a real firewalld, and DEL
+removes these sources."""
 
 import json
 import signal
@@ -43,7 +44,8 @@ def test_pod_reaches_outside_although_the_default_zone_drops(chain, pod, pod_net
         assert ask(pod, EXTERNAL[family], 80, wait=0.5) is None
     with listen(pod, 80):
         chain.ok("ADD", conf, pod)
-        assert ask(external, POD[family], 80, wait=0.5) is None         # a zone matches the source of packets
+        # a zone applies to the source of a packet, not to its destination
+        assert ask(external, POD[family], 80, wait=0.5) is None
 
 
 def test_addresses_are_sources_of_the_zone_until_del(chain, firewalld, pod):
@@ -72,7 +74,8 @@ def test_default_backend_is_firewalld_if_it_runs(chain, firewalld, pod):
 
 
 def test_a_pod_passes_firewalld_and_iptables_if_both_filter(chain, firewalld, pod, pod_netns):
-    """With docker and firewalld, only firewalld accepted the pod's packets, and the policy of iptables dropped them."""
+    """Once, with docker and firewalld, only firewalld accepted the pod's packets. iptables dropped them by its
+    policy."""
     external = add_external(pod_netns, has_default_route=True)
     run("iptables", "-P", "FORWARD", "DROP")
     conf = chain.add(pod, backend=None)
@@ -102,7 +105,7 @@ def test_pod_without_addresses_has_no_sources(chain, firewalld):
 # -- ADD ---------------------------------------------------------------------------------------------------
 
 def test_add_succeeds_if_the_source_exists(chain, firewalld):
-    """A pod without DEL left the source, or the reference plugin added it."""
+    """A pod that never had a DEL left the source, or the reference plugin added it."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     conf = chain.at("10.22.0.2/24")
     for _ in range(2):
@@ -119,14 +122,14 @@ def test_zone_that_does_not_exist_is_named_and_nothing_is_left(chain, firewalld)
 
 
 def test_an_address_in_another_zone_stays_there(chain, firewalld):
-    """An administrator may have blocked the address. ADD removes the first address again."""
+    """The administrator may have blocked this address. So ADD fails, and removes the address that it added before."""
     firewalld.client("--zone=block", "--add-source=10.22.0.3/32")
     error = chain.refused("ADD", chain.at("10.22.0.2/24", "10.22.0.3/24"), "pod")
     assert error["msg"].startswith("failed to add the address 10.22.0.3/32 to trusted zone: ZONE_CONFLICT")
     assert firewalld.sources("block") == {"10.22.0.3/32"} and firewalld.sources() == owned() == set()
 
 
-# -- DEL and GC remove only our sources --------------------------------------------------------------------
+# -- DEL and GC remove only sources that fastcni added ----------------------------------------------------------------
 
 def test_del_needs_no_prev_result(chain, firewalld, pod):
     conf = chain.add(pod)
@@ -184,7 +187,7 @@ def test_next_gc_removes_a_source_that_firewalld_refused_to_remove(chain, firewa
 
 @pytest.mark.parametrize("backend", ["nftables", None])
 def test_del_of_a_pod_with_nftables_does_not_call_firewalld(chain, firewalld, monkeypatch, backend):
-    """DEL called firewalld on every host with firewalld's table, and failed without a bus."""
+    """Once, DEL called firewalld on every host that has firewalld's table, and failed without a bus."""
     conf = chain.at("10.22.0.2/24", backend="nftables")
     chain.ok("ADD", conf, "pod")
     set_timeout(monkeypatch, 0.2)
@@ -193,7 +196,7 @@ def test_del_of_a_pod_with_nftables_does_not_call_firewalld(chain, firewalld, mo
 
 
 def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monkeypatch):
-    """The reference adds sources without a record. firewalld's rules show that 10.22.0.3 is no source."""
+    """The reference plugin adds sources without an owner record. firewalld's rules show that 10.22.0.3 is no source."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     there, not_there = chain.at("10.22.0.2/24"), chain.at("10.22.0.3/24", "fd00:22::3/64")
     set_timeout(monkeypatch, 0.2)
@@ -209,7 +212,7 @@ def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monk
 @pytest.mark.parametrize("key", [None, "same"])
 @pytest.mark.parametrize("backend", ["nftables", "iptables"])
 def test_del_of_a_pod_that_firewalld_never_had_asks_no_bus(node, tmp_path, backend, key):
-    """A hanging bus delayed these requests by 10 s: DEL of a pod that iptables accepts, and each repeated DEL."""
+    """Once, a hanging bus delayed two kinds of DEL by 10 s: of a pod that iptables accepts, and each repeated DEL."""
     chain = Chain(node, {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={tmp_path}/bus"})
     conf = chain.at("10.22.0.2/24", "fd00:22::2/64", backend=backend)
     chain.ok("ADD", conf, "pod")
@@ -233,7 +236,8 @@ def test_del_removes_a_source_without_a_record_whatever_firewalld_uses(node, tmp
 
 
 def test_del_after_firewalld_was_killed_has_nothing_to_do(chain, firewalld):
-    """firewalld's table stays in the kernel until firewalld starts again, without these sources."""
+    """firewalld's table stays in the kernel until firewalld starts again. The new firewalld does not have these
+    sources."""
     firewalld.client("--zone=trusted", "--add-source=10.22.0.2/32")
     conf = chain.at("10.22.0.2/24", backend=None)
     end(firewalld.process)
@@ -244,8 +248,8 @@ def test_del_after_firewalld_was_killed_has_nothing_to_do(chain, firewalld):
 
 
 def test_without_the_family_inet_pods_are_sources_but_have_no_owner_records(chain, firewalld, monkeypatch):
-    """A kernel without CONFIG_NF_TABLES_INET rejects the table of the records, and ADD failed."""
-    monkeypatch.setattr(owners, "FAMILY", 99)                   # a family that no kernel has
+    """A kernel without CONFIG_NF_TABLES_INET rejects the table for the records. Once, ADD failed there."""
+    monkeypatch.setattr(owners, "FAMILY", 99)                   # no kernel has this family
     conf = chain.at("10.22.0.2/24", "fd00:22::2/64")
     chain.ok("ADD", conf, "pod")
     assert firewalld.sources() == SOURCES and owned() == set()

@@ -1,4 +1,4 @@
-"""firewall by firewalld, beside the Go plugin, installed as a file, and by the server."""
+"""firewall with the backend firewalld: together with the Go plugin, as an installed file, and by the server."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def chain(node, firewalld):
 
 
 def run_plugin(path, command, conf, pod, env):
-    """Return (exit status, document) of a plugin file."""
+    """Run a plugin file. Return (exit status, document)."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
            "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", "PATH": os.environ["PATH"], "FASTCNI_SOCKET": "", **env}
     done = subprocess.run([path], input=json.dumps(conf).encode(), env=env, stdout=subprocess.PIPE, timeout=30)
@@ -38,7 +38,7 @@ def run_plugin(path, command, conf, pod, env):
 
 @pytest.fixture
 def go_plugin(chain):
-    """go_plugin(command, conf): (exit status, document) of the Go plugin."""
+    """Return a function go_plugin(command, conf) that runs the Go plugin and returns (exit status, document)."""
     def call(command, conf, pod="pod"):
         return run_plugin(f"{PEER}/firewall", command, conf, pod, chain.env)
     return call
@@ -82,7 +82,7 @@ def test_go_plugin_checks_and_deletes_our_pod_and_the_next_owner_replaces_its_re
 # -- one-shot and warm -------------------------------------------------------------------------------------
 
 def test_installed_plugin_contains_the_library(chain, firewalld, tmp_path, pod):
-    """The plugin's Python has no site-packages in its path."""
+    """The installed plugin's Python has no site-packages directory in sys.path."""
     install(tmp_path / "bin", names=["firewall"])
     conf = chain.of(pod)
     for command, there in (("STATUS", set()), ("ADD", SOURCES), ("CHECK", SOURCES), ("DEL", set())):
@@ -101,7 +101,7 @@ def test_server_uses_the_bus_of_its_environment(chain, firewalld, tmp_path, pod)
 
 @pytest.mark.parametrize("event", ["reload", "restart"])
 def test_server_restores_the_sources_that_firewalld_lost(chain, firewalld, tmp_path, pod, event):
-    """The server reads the runtime's result cache, as `fastcni restore` does."""
+    """The server reads the pods' addresses in the runtime's result cache, as `fastcni restore` does."""
     conf, cache = chain.of(pod), Cache(tmp_path / "cache")
     network = {"cniVersion": "1.1.0", "name": conf["name"], "plugins": [chain.first, chain.conf()]}
     cache.write(conf["name"], json.dumps(network).encode(), RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0"),
@@ -118,13 +118,13 @@ def test_server_restores_the_sources_that_firewalld_lost(chain, firewalld, tmp_p
 
 
 def test_a_request_that_waits_for_firewalld_does_not_block_others(chain, firewalld, tmp_path, monkeypatch):
-    """The server has one run token. A request passes the token on while it waits."""
+    """The server has one run token. A request that waits passes the token on."""
     monkeypatch.setenv(dbus.ADDRESS, chain.env[dbus.ADDRESS])
     set_timeout(monkeypatch, 2)
     stop(firewalld.process.pid)
     with Local(tmp_path, monkeypatch, busy=1) as server:
         waits = server.send("ADD", chain.at("10.22.0.2/24"), "pod")
-        assert eventually(owned)                # the request is about to call firewalld
+        assert eventually(owned)                # the request has written the record and will call firewalld next
         server.ok("STATUS", chain.conf(type="loopback"))
-        assert not select.select([waits.conn], [], [], 0)[0]            # no answer yet
+        assert not select.select([waits.conn], [], [], 0)[0]            # the request has no answer yet
         assert waits.answer().document["code"] == 11

@@ -1,4 +1,4 @@
-"""flannel: its delegate's configuration, by each key and line of subnet.env; the file that DEL uses; GC, STATUS."""
+"""flannel: the delegate's configuration for each key and each line of subnet.env, the file for DEL, GC, STATUS."""
 
 import json
 import os
@@ -19,22 +19,22 @@ def conf(node):
 
 
 def flannel(node, *subnets, lines=None, **keys):
-    """Return a configuration, with a subnet.env of these subnets and lines."""
+    """Return a configuration of flannel. Its subnet.env has these subnets and lines."""
     return {"cniVersion": "1.1.0", "name": "net-a", "type": "flannel",
             "subnetFile": node.subnet_file(*subnets or (V4,), **lines or {}), "dataDir": f"{node.data_dir}/flannel",
             "ipam": {"dataDir": node.data_dir}, **keys}
 
 
 def kept(node):
-    """Return {container id: configuration} of the files."""
+    """Return {container ID: configuration} of the files that ADD wrote for DEL."""
     found = Path(node.data_dir, "flannel").glob("*")
     return {path.name: json.loads(path.read_text()) for path in found}
 
 
 @pytest.fixture
 def delegate(node, tmp_path):
-    """Return a function delegate(name) that installs a shell script as delegate. It returns a function that lists the
-    script's calls, [(command, stdin)].
+    """Return a function delegate(name) that installs a shell script as the delegate. delegate() returns a function that
+    lists the script's calls as [(command, stdin)].
 
     on_add: the shell command of ADD. codes: {command: exit status}.
     """
@@ -74,7 +74,7 @@ def test_a_bridge_connects_the_pod_and_routes_the_cluster(node, pod, conf):
 
 
 def test_the_file_has_the_documented_configuration(node, pod, conf):
-    """The configuration is that of flannel's documentation, with the address ranges as newer versions write them."""
+    """flannel's documentation shows this configuration. Newer versions write the address ranges as a list."""
     node.add(conf, pod)
     assert kept(node) == {cid_of(pod): {
         "cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "mtu": 1450, "ipMasq": True, "isGateway": True,
@@ -272,7 +272,7 @@ def test_del_uses_the_file_and_not_the_present_configuration(node, pod, conf):
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"name": 7}', '{"name": "net-a"}'])
 def test_without_a_usable_file_del_uses_the_configuration(node, pod, conf, content):
-    """The reference leaves the address and the link."""
+    """In these cases, the reference plugin leaves the address and the link."""
     node.add(conf, pod)
     path = Path(node.data_dir, "flannel", cid_of(pod))
     path.unlink() if content is None else path.write_text(content)
@@ -292,7 +292,7 @@ def test_del_without_file_and_subnets_succeeds(node, pod, conf):
 def test_two_interfaces_of_a_pod_share_the_file(node, pod, conf):
     for ifname in ("eth0", "eth1"):
         node.add(conf, pod, ifname=ifname)
-    node.refused("ADD", conf, pod, ifname="eth1")       # the name is in use; the failed ADD keeps the file
+    node.refused("ADD", conf, pod, ifname="eth1")  # the name eth1 is in use; the failed ADD must not delete the file
     assert len(kept(node)) == 1
     for ifname in ("eth0", "eth1"):
         node.delete(conf, pod, ifname=ifname)
@@ -312,7 +312,7 @@ def test_two_networks_of_a_pod_are_kept_apart(node, pod, conf):
     assert node.held("net-b") == kept(node) == {}
 
 
-# -- foreign delegates ------------------------------------------------------------------------------------
+# -- delegates of other projects --------------------------------------------------------------------------------------
 
 def test_a_foreign_delegate_receives_the_same_configuration_at_each_command(node, pod, conf, delegate):
     calls = delegate()
@@ -368,7 +368,7 @@ def test_a_missing_delegate_is_named(node, pod, conf):
 
 def test_check_calls_that_of_the_delegate(node, pod, conf):
     result = node.add(conf, pod)
-    os.unlink(conf["subnetFile"])           # the pod is as it was
+    os.unlink(conf["subnetFile"])           # CHECK must succeed without subnet.env, because the pod has not changed
     node.check(conf, pod, result)
     run("ip", "route", "del", "10.22.0.0/16", netns=pod)
     assert "Expected Route 10.22.0.0/16" in node.check_refused(conf, pod, result)

@@ -1,4 +1,5 @@
-"""host-device: moves into the pod and back, MACs, errors, DEL and GC. The rest is in test_devices.py."""
+"""host-device moves a device into the pod and back. Also its MAC, errors, DEL and GC. test_devices.py has more
+tests."""
 
 import os
 
@@ -113,8 +114,7 @@ def test_device_keeps_its_addresses_when_ipam_has_none(node, pod, conf):
 
 @pytest.mark.needs("bridge")
 def test_device_is_as_it_was_when_the_pod_cannot_be_configured(node, pod, conf):
-    """The addresses and routes of the device are lost, because the kernel removes them when a link changes its
-    namespace."""
+    """Only addresses and routes are lost, because the kernel deletes them when a link changes its namespace."""
     run("ip", "link", "add", "br0", "type", "bridge")
     run("ip", "addr", "flush", "dev", "up0")
     run("ip", "link", "set", "up0", "master", "br0", "mtu", "1400", "alias", "to the left switch")
@@ -135,7 +135,7 @@ def test_name_taken_in_the_pod_leaves_the_device_alone(node, pod, conf):
         "code": 999, "msg": 'failed to rename host device "up0" to "eth0": File exists',
         "details": "the pod has an interface of that name; was it added before?"}
     assert (node.left(pod), device()) == before
-    reply = node.call("DEL", conf, pod)                 # the runtime's answer to a failed ADD
+    reply = node.call("DEL", conf, pod)                 # after a failed ADD, a runtime calls DEL
     assert reply.status == 0
     assert b"alias is not set" in reply.stderr
     assert (node.left(pod), device()) == before
@@ -150,7 +150,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
             "code": 999, "msg": 'failed to rename host device "eth0" to "up0": File exists',
             "details": "the host has an interface of that name; the device stays in the pod, and DEL can be repeated "
                        "when the name is free"}
-        assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # also its address is still in use
+        assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # also IPAM still holds the address
     run("ip", "link", "del", "up0")
     node.delete(conf, pod)
     assert set(links()) == {"lo", "up0"}
@@ -158,7 +158,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
 
 
 def test_a_name_taken_at_the_last_moment_moves_the_device_back(node, pod, conf, monkeypatch):
-    """At that moment the kernel has moved the device, but has not renamed it."""
+    """The kernel has moved the device, but it cannot rename the device."""
     monkeypatch.setattr(moving, "check_free", lambda *_: None)
     run("ip", "link", "add", "eth0", "type", "veth", "peer", "other", netns=pod)
     run("ip", "addr", "flush", "dev", "up0")
@@ -193,7 +193,7 @@ def test_mac_of_the_runtime_overrides_args_and_the_variable_and_del_restores_it(
     result = node.add(keys, pod, env={"CNI_ARGS": f"K8S_POD_NAME=a;MAC={env}"})
     assert links(pod)["eth0"]["address"] == mac == result["interfaces"][0]["mac"]
     node.check(keys, pod, result)
-    node.delete(layer2, pod)            # DEL does not need runtimeConfig
+    node.delete(layer2, pod)            # this DEL has no runtimeConfig, and must not need one
     assert links()["up0"]["address"] == own
     assert os.listdir(conf["dataDir"]) == [".fastcni"]
 
@@ -237,7 +237,8 @@ def test_del_of_a_missing_link_succeeds_and_frees_the_address(node, pod, conf, g
 
 @pytest.mark.parametrize("alias", ["", "a/b", "sixteen-letters-", "a%d", "a\x7f"])
 def test_a_device_without_a_recorded_name_stays_in_the_pod(node, pod, conf, alias):
-    """The reference's DEL fails for ever, so the pod cannot end. Root in the pod can change an alias."""
+    """In this case, the reference plugin's DEL fails for ever, so the pod cannot end. Root in the pod can change the
+    alias, which records the name."""
     result = node.add(conf, pod)
     run("ip", "link", "set", "eth0", "alias", alias, netns=pod)
     says = 'failed to find original ifname for "eth0" (alias is not set)'

@@ -1,7 +1,5 @@
-"""host-device: each way to name a device, DPDK devices, which are not moved, and names in DEL and STATUS.
-
-The tests write a private /sys; one test uses the kernel's.
-"""
+"""host-device: each key that names a device, DPDK devices, which stay on the host, and device names in DEL and STATUS.
+The tests write a private /sys, except for one that uses the kernel's."""
 
 import subprocess
 
@@ -27,13 +25,13 @@ def layer2(conf):
 
 
 class Machine:
-    """A private /sys for a test."""
+    """A private /sys, in place of the kernel's."""
 
     def __init__(self, root):
         self.root = root
 
     def add(self, directory, *names, driver="", mac=None):
-        """Add a device with links of those names. The kernel chooses the MACs, unless `mac` is given."""
+        """Add a device with links of these names. mac: the MAC in /sys; by default the link's MAC."""
         (self.root / directory).mkdir(parents=True, exist_ok=True)
         for name in names:
             net = self.root / directory / "net" / name
@@ -70,7 +68,7 @@ def test_device_by_an_alternative_name_comes_back_under_its_own(node, pod, conf,
 
 
 def test_device_whose_pod_ended_without_del_is_found_under_the_pods_name(node, pod, conf):
-    """When a namespace ends, the kernel moves a network card back under the name that it had there."""
+    """When a pod's namespace ends, the kernel moves a network card back to the host and keeps its name in the pod."""
     run("ip", "link", "set", "up0", "down")
     run("ip", "link", "set", "up0", "name", "net1", "alias", "up0")
     result = node.add(conf, pod)
@@ -122,7 +120,7 @@ def test_device_overrides_mac_path_and_bus_and_the_runtimes_id_overrides_the_con
 
 
 def test_sys_of_another_namespace_is_refused(node, pod, conf, machine):
-    """If a server's /sys belongs to another namespace than the caller's, its names belong to other links."""
+    """A server's /sys may belong to another namespace than the caller's. Its names then belong to other links."""
     machine.pci("up0", mac=MAC)
     before = device()
     error = node.refused("ADD", naming(conf, pciBusID=PCI), pod)
@@ -132,7 +130,8 @@ def test_sys_of_another_namespace_is_refused(node, pod, conf, machine):
 
 @pytest.fixture
 def kernels_sys(node, monkeypatch):
-    """The /sys of the test's network namespace, mounted by a process in a new mount namespace."""
+    """Replace sysfs.ROOT by the /sys of the test's network namespace. A process in a new mount namespace has mounted
+    it."""
     script = "mount -t sysfs sysfs /sys && echo mounted && exec sleep 60"
     process = subprocess.Popen(["unshare", "--mount", "sh", "-c", script], stdout=subprocess.PIPE)
     try:
@@ -146,7 +145,7 @@ def kernels_sys(node, monkeypatch):
 
 
 def test_path_in_the_kernels_sys_names_the_device(node, pod, conf, kernels_sys):
-    """lo is also in that directory, and comes first unless a link is called `a`."""
+    """This directory also contains lo. The kernel's order is by name, so the test names its link `a`."""
     run("ip", "link", "set", "up0", "down")
     run("ip", "link", "set", "up0", "name", "a")
     conf = naming(conf, kernelpath="/sys/devices/virtual")
@@ -256,7 +255,7 @@ def test_del_ignores_keys_that_only_add_needs(node, pod, conf, machine):
 
 
 def test_status_succeeds_while_a_pod_has_the_device(node, pod, conf, machine):
-    """Otherwise a network of one device would make its node not ready."""
+    """If STATUS failed, a network whose only device is in use would make its node not ready."""
     machine.pci("up0")
     for each in (conf, naming(conf, pciBusID=PCI)):
         node.ok("STATUS", each)
@@ -270,4 +269,4 @@ def test_status_reports_a_missing_device(node, conf, machine):
                          ({"kernelpath": "/sys/devices/a"}, "devices/a")):
         assert node.refused("STATUS", naming(conf, **keys)) == {
             "code": 50, "msg": f"failed to find host device: /sys/{directory} does not exist"}
-    node.ok("STATUS", naming(conf))                     # the runtime names a device with each pod
+    node.ok("STATUS", naming(conf))                     # without a name: the runtime names a device for each pod

@@ -1,4 +1,5 @@
-"""host-local: addresses allocated and released, their order, files, a full range, and sharing with the Go plugin."""
+"""host-local: which addresses ADD gives and DEL releases, their order, files, a full range, and a directory shared with
+the Go plugin."""
 
 import json
 import os
@@ -69,7 +70,7 @@ def test_files_of_old_plugins_with_the_id_alone_are_checked_and_deleted(node):
 
 
 def test_a_flipped_byte_in_the_index_changes_no_answer(node):
-    """A damaged index was used: DEL succeeded and left the pod's file."""
+    """Once, host-local used a damaged index. DEL succeeded without removing the pod's file."""
     node.add(SMALL, "other")
     node.add(SMALL)
     for at in range(0, (node.path / ".fastcni.index").stat().st_size, 31):
@@ -93,7 +94,7 @@ def test_a_container_gets_no_second_address_of_a_set(node):
 
 
 def test_a_failed_add_releases_only_what_it_took(node):
-    """The reference releases by owner, and so also addresses of an earlier call."""
+    """The reference plugin releases all addresses of the owner, also those of an earlier ADD."""
     node.add({"subnet": "10.5.0.0/24"})
     node.add({"subnet": "fd00::/126", "rangeEnd": "fd00::2"}, "other")
     e = node.refused("ADD", {"ranges": [[{"subnet": "10.1.0.0/24"}],
@@ -107,10 +108,10 @@ def test_a_failed_add_releases_only_what_it_took(node):
 def test_addresses_are_given_in_turn_and_wrap(node):
     assert [node.add(SMALL, f"p{n}")[0] for n in range(4)] == [f"10.1.0.{n}" for n in range(2, 6)]
     node.call("DEL", SMALL, "p0")
-    assert node.add(SMALL, "p4") == ["10.1.0.6"]            # not the address that was just released
+    assert node.add(SMALL, "p4") == ["10.1.0.6"]            # the address that p0 released comes last
     assert node.add(SMALL, "p5") == ["10.1.0.2"]
     node.call("DEL", SMALL, "p5")
-    assert node.add(SMALL, "p6") == ["10.1.0.2"]            # the cursor's own address is the last choice
+    assert node.add(SMALL, "p6") == ["10.1.0.2"]            # the address at the cursor is the last choice
 
 
 def test_a_cursor_outside_of_the_set_or_torn_starts_at_the_front(node):
@@ -139,7 +140,7 @@ def test_ranges_of_a_set_are_used_one_after_another(node):
 
 def test_the_order_of_the_sets_is_capability_single_list(node):
     ipam = {"subnet": "10.2.0.0/24", "ranges": [[{"subnet": "10.3.0.0/24"}], [{"subnet": "fd00::/64"}]]}
-    capitalised = {"Subnet": "10.1.0.0/24", "RangeStart": "", "Gateway": ""}        # containerd's spelling
+    capitalised = {"Subnet": "10.1.0.0/24", "RangeStart": "", "Gateway": ""}        # containerd capitalises the keys
     given = node.add(ipam, runtimeConfig={"ipRanges": [[capitalised]]})
     assert given == ["10.1.0.2", "10.2.0.2", "10.3.0.2", "fd00::2"]
     cursors = {path.name: path.read_bytes() for path in node.path.glob("last*")}
@@ -173,7 +174,7 @@ def test_an_ipv6_64_works_from_end_to_end(node):
 # -- full, STATUS, GC -------------------------------------------------------------------------------------
 
 def test_full_range_names_the_network_and_status_warns_of_it(node):
-    """STATUS failed: the runtime marked the node not ready, and its pods were evicted."""
+    """Once, STATUS failed. The runtime marked the node not ready, and Kubernetes evicted its pods."""
     for n in range(5):
         node.call("STATUS", SMALL)
         node.add(SMALL, f"p{n}")
@@ -239,10 +240,10 @@ def test_torn_files_are_given_out_again_with_a_warning(node):
     assert node.refused("ADD", SMALL, "more").code == 11
 
 
-# -- with the Go plugin -----------------------------------------------------------------------------------
+# -- together with the Go plugin --------------------------------------------------------------------------------------
 
 def go(node, command, ipam, cid, ifname="eth0"):
-    """Call the Go plugin. Return its result, or its error document."""
+    """Run the Go plugin. Return its result or its error document."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_IFNAME": ifname, "CNI_NETNS": "/nowhere",
            "CNI_PATH": "/usr/lib/cni", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([GO_PLUGIN], input=json.dumps(node.conf(ipam)), env=env,
@@ -258,7 +259,7 @@ def shared(node):
 
 
 def test_both_work_in_turn_on_one_directory(shared):
-    """Each implementation continues where the other stopped, and deletes the other's addresses."""
+    """fastcni and the Go plugin continue from each other's last address, and delete each other's addresses."""
     ipam = {"ranges": [[{"subnet": "10.1.0.0/28"}], [{"subnet": "fd00::/124"}]]}
     rng, held = random.Random(1), {}
     for n in range(60):

@@ -1,4 +1,4 @@
-"""host-local: requested addresses, the configuration, and the error texts for both."""
+"""host-local: requested addresses, the configuration's keys, and the texts of their errors."""
 
 import pytest
 from unit.kit.ipam.node import SMALL, Node
@@ -118,7 +118,7 @@ def one(**keys):
 ])
 @pytest.mark.parametrize("command", ["ADD", "DEL", "CHECK"])
 def test_bad_configurations_are_refused_but_not_by_del(node, ipam, text, command):
-    """DEL reads only the data directory from the configuration."""
+    """DEL reads only `dataDir` of this configuration."""
     if command == "DEL" and "dataDir" not in ipam:
         node.add(SMALL)
         node.call("DEL", ipam)

@@ -1,4 +1,5 @@
-"""ipvlan: each key, traffic with the master's network, behind another plugin. The rest is in test_devices.py."""
+"""ipvlan: each key, traffic on the master's network, and ipvlan after another plugin. test_devices.py has more
+tests."""
 
 import pytest
 from lab.node import addresses, links, routes, run, source_seen
@@ -43,7 +44,7 @@ def test_mode_is_set_and_checked(node, pod, conf, wanted):
 
 
 def test_mode_of_the_latest_pod_applies_to_all_pods_of_a_master(node, pod, pod_netns, conf):
-    """The kernel has one mode for each master. CHECK of earlier pods reports the change."""
+    """The kernel has one mode for all ipvlans of a master. CHECK of an earlier pod reports the change."""
     other = pod_netns()
     result = node.add(conf, pod)
     node.add({**conf, "mode": "l3"}, other)
@@ -69,12 +70,12 @@ def test_master_is_the_link_of_the_default_route_by_default(node, pod, conf):
     node.add(conf, pod)
     assert links(pod)["eth0"]["link_index"] == links()["up0"]["ifindex"]
     run("ip", "route", "del", "default")
-    node.delete(conf, pod)                  # the reference fails here
+    node.delete(conf, pod)                  # the reference plugin's DEL fails here
     assert node.held() == {}
 
 
 def behind(conf, *names, ips=()):
-    """Return the configuration, called after a plugin that made these interfaces."""
+    """Return the configuration with the prevResult of an earlier plugin. names, ips: its interfaces and addresses."""
     return {**conf, "prevResult": {"cniVersion": "1.1.0", "interfaces": [{"name": name} for name in names],
                                    "ips": [{"address": ip, "gateway": "10.22.0.254", "interface": 0} for ip in ips],
                                    "routes": [{"dst": "0.0.0.0/0"}]}}
@@ -87,7 +88,8 @@ def test_behind_another_plugin_its_interface_is_the_master_and_its_addresses_the
     assert addresses("eth0", pod) == ["10.22.0.7/24"]
     assert ("default", "10.22.0.254") in routes(pod)
     assert source_seen(pod, neighbor, "10.22.0.254") == "10.22.0.7"
-    assert [item["name"] for item in result["interfaces"]] == ["eth0"]      # replaces the earlier interfaces
+    # ipvlan's result replaces the earlier interfaces
+    assert [item["name"] for item in result["interfaces"]] == ["eth0"]
     node.check(conf, pod, result)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
@@ -124,4 +126,4 @@ def test_a_master_with_macvlans_is_refused_with_the_reason(node, pod, conf):
 
 def test_status_does_not_need_a_master(node, conf):
     del conf["master"]
-    node.ok("STATUS", conf)                 # an earlier plugin may create the master
+    node.ok("STATUS", conf)                 # an earlier plugin of the list may create the master

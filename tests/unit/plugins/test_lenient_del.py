@@ -1,6 +1,6 @@
-"""DEL with each key of each plugin given a bad value: it succeeds, and removes what ADD has made.
+"""DEL with a bad value of each key of each plugin. DEL succeeds, and removes what ADD has made.
 
-bridge and ptp rejected bad keys that other plugins ignore: after a typing error in the configuration no pod could end.
+Once, DEL of bridge and ptp rejected bad values. After a typing error in the configuration, no pod could end.
 """
 
 import copy
@@ -14,7 +14,7 @@ from fastcni.spec.config import Section
 
 BAD = (7, "\0 / .. no such thing", True, [7, None, {}], {"x": 1}, 1.5)
 ENVELOPE = {"name", "cniVersion"}                               # a request needs these keys
-# Keys that lead to the pod's address, or to the database that has its port
+# These keys lead to the record of the pod's address or port. With another value, DEL cannot find the record
 RECORDS = {"ipam", "ipam.type", "ipam.dataDir", "dataDir", "cniDir", "delegates", "delegate.type", "plugins",
            "ipam.daemonSocketPath", "ipam.network_name", "ipam.node_name", "ipam.kubernetes",
            "ipam.kubernetes.kubeconfig", "ipam.kubernetes.k8s_api_root", "ipam.store", "ipam.store.type",
@@ -22,7 +22,7 @@ RECORDS = {"ipam", "ipam.type", "ipam.dataDir", "dataDir", "cniDir", "delegates"
 
 
 def keys_read(node, conf, pod, monkeypatch):  # noqa: F811
-    """Return the paths of all keys that the plugin, and its IPAM plugin, read for ADD and DEL."""
+    """Return the paths of all keys that the plugin and its IPAM plugin read in ADD and DEL."""
     found, raw = set(), Section.raw
     with monkeypatch.context() as patch:
         patch.setattr(Section, "raw", lambda self, key, default=None: (
@@ -33,7 +33,8 @@ def keys_read(node, conf, pod, monkeypatch):  # noqa: F811
 
 
 def with_value(conf, path, value):  # noqa: F811
-    """Return a copy of the configuration with another value at the path, or None if the section does not exist."""
+    """Return a copy of the configuration with another value at a path. Return None if the path leads through a value
+    that is no section."""
     changed = copy.deepcopy(conf)
     *sections, key = path.split(".")
     section = changed
@@ -51,7 +52,7 @@ def asks_ipam(name):
 
 
 def variants(conf, paths):  # noqa: F811
-    """(path, value, configuration) of every bad value of every key."""
+    """Yield (path, value, configuration) for each bad value of each key."""
     for path in paths:
         for value in BAD:
             changed = with_value(conf, path, value)
@@ -61,7 +62,7 @@ def variants(conf, paths):  # noqa: F811
 
 @pytest.mark.parametrize("conf", CASES, indirect=True)
 def test_del_fails_for_no_bad_value(node, pods, conf, monkeypatch):  # noqa: F811
-    """The pod's namespace does not exist: the test covers the reading of keys, and each backend."""
+    """The pod's namespace does not exist. DEL must still read each key, for each backend."""
     pod = pods[0]
     for path, value, changed in variants(conf, keys_read(node, conf, pod, monkeypatch)):
         if path in ENVELOPE or path in RECORDS:
@@ -102,7 +103,7 @@ def test_del_with_a_bad_value_removes_what_add_has_made(node, pods, conf, monkey
         connect()
         node.add(conf, pod)
         reply = node.call("DEL", changed, pod, plugin=conf.get("type"))
-        if path in RECORDS:                     # rejected, or the value names another existing plugin or directory
+        if path in RECORDS:  # DEL rejects the value, or the value names another plugin or directory that exists
             node.delete(conf, pod)
         else:
             assert reply.status == 0, (path, value, reply.stdout)
@@ -115,7 +116,7 @@ def test_del_with_a_bad_value_removes_what_add_has_made(node, pods, conf, monkey
 @pytest.mark.parametrize("ipam", [{"dataDir": 7}, {"type": "nobody-has-this"}], ids=["dataDir", "type"])
 @pytest.mark.parametrize("conf", [case for case in CASES if asks_ipam(*case.values)], indirect=True)
 def test_del_that_ipam_refuses_deletes_nothing(node, pods, conf, ipam):  # noqa: F811
-    """DEL deleted the link first: the pod lost its network, and its address was held for ever."""
+    """Once, DEL deleted the link before it called IPAM. The pod lost its network, and its address was held for ever."""
     node.add(conf, pods[0])
     before = node.left(pods[0])
     reply = node.call("DEL", {**conf, "ipam": {**conf["ipam"], **ipam}}, pods[0], plugin=conf.get("type"))

@@ -1,4 +1,4 @@
-"""loopback on the real kernel: ADD sets `lo` up, DEL sets it down, and nothing else changes."""
+"""loopback on the real kernel. ADD sets `lo` up, DEL sets it down, and neither changes anything else."""
 
 import pytest
 from lab.node import links, run

@@ -1,6 +1,6 @@
-"""A receive from netlink fails, for each receive of an ADD in turn: ADD succeeds, or leaves nothing.
+"""One netlink receive of an ADD fails, each in turn. The ADD succeeds, or leaves nothing.
 
-The answer to the request stayed in the socket, and the rollback read it as the answer to its own request: a veth
+Once, the unread answer stayed in the socket. The rollback read it as the answer to its own request, and a veth
 remained.
 """
 
@@ -20,7 +20,7 @@ CREATORS = ("bridge", "bridge, vlan", "ptp", "macvlan", "vlan", "dummy", "tap", 
 
 
 class Fault:
-    """Receive number `at` fails with `errno`. With `lost` its datagram is also lost, as with ENOBUFS."""
+    """Let receive number `at` fail with `errno`. lost: whether its datagram is also lost, as with ENOBUFS."""
 
     def __init__(self, monkeypatch, at, errno, lost):
         self.at, self.errno, self.lost, self.count = at, errno, lost, 0
@@ -44,7 +44,7 @@ class Fault:
 @pytest.mark.parametrize("conf", [one for one in CASES if one.values[0] in CREATORS], indirect=True)
 def test_an_add_whose_answer_cannot_be_read_leaves_nothing(node, pods, conf, monkeypatch, lost, request):  # noqa: F811
     (pod, other), title = pods, request.node.callspec.params["conf"]
-    node.add(of_another(conf), other)           # creates the state that all pods share
+    node.add(of_another(conf), other)           # this ADD creates the state that all pods share
     before, failed = node.left(pod, other), 0
     for at in range(1, MAX_REQUESTS):
         with monkeypatch.context() as patch:
@@ -59,7 +59,8 @@ def test_an_add_whose_answer_cannot_be_read_leaves_nothing(node, pods, conf, mon
             assert "fault of fastcni" not in error.get("details", ""), (at, error)
             assert "while undoing" not in error.get("details", ""), (at, error)
             assert node.left(pod, other) == before, (at, error)
-        elif title in ONCE:                     # its changes last until the link is deleted, so it is not added twice
+        # these plugins' changes last until the link is deleted, so the test cannot add the pod again
+        elif title in ONCE:
             break
         else:
             node.delete(conf, pod)
@@ -71,9 +72,9 @@ def test_an_add_whose_answer_cannot_be_read_leaves_nothing(node, pods, conf, mon
 
 @pytest.mark.parametrize("conf", [one for one in CASES if one.values[0] in CREATORS], indirect=True)
 def test_an_add_whose_request_cannot_be_sent_leaves_nothing(node, pods, conf, monkeypatch):  # noqa: F811
-    """The rollback deleted links that the request had never made, and the answer's details had the rollback's error."""
+    """Once, the rollback tried to delete links that no request had made, and its error was in the answer's details."""
     pod, other = pods
-    node.add(of_another(conf), other)           # creates the state that all pods share
+    node.add(of_another(conf), other)           # this ADD creates the state that all pods share
     before, send, failed = node.left(pod, other), wire.send, 0
     for at in range(1, MAX_REQUESTS):
         sent = []
@@ -88,7 +89,7 @@ def test_an_add_whose_request_cannot_be_sent_leaves_nothing(node, pods, conf, mo
             patch.setattr(wire, "send", send_or_fail)
             reply = node.call("ADD", conf, pod)
         if not reply.status:
-            break                               # ADD has no such request, or does not need it
+            break                               # ADD makes no such request, or succeeds without it
         failed += 1
         error = json.loads(reply.stdout)
         assert "send the request: Cannot allocate memory" in error["msg"], (at, error)
@@ -99,7 +100,8 @@ def test_an_add_whose_request_cannot_be_sent_leaves_nothing(node, pods, conf, mo
 
 @pytest.mark.parametrize("lost", [False, True], ids=["answer stays in the socket", "answer is lost"])
 def test_a_link_of_that_name_that_was_there_before_is_not_deleted(node, pod, monkeypatch, lost):
-    """A veth got EEXIST, because another link has its random name: the rollback deleted the other link."""
+    """The kernel rejects a veth with EEXIST, because another link has its random name. Once, the rollback deleted the
+    other link."""
     run("ip", "link", "add", "veth00000000", "type", "ifb")
     monkeypatch.setattr("fastcni.kit.links.veth.random_name", lambda *_: "veth00000000")
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""macvlan: each key, traffic with the master's network, refused masters. The rest is in test_devices.py."""
+"""macvlan: each key, traffic on the master's network, and rejected masters. test_devices.py has more tests."""
 
 import pytest
 from lab.node import Inside, addresses, links, routes, run, source_seen
@@ -23,7 +23,7 @@ def test_pod_is_a_station_of_the_masters_network(node, pod, neighbor, conf):
     assert result["interfaces"] == [{"name": "eth0", "mac": links(pod)["eth0"]["address"],
                                      "sandbox": f"/run/netns/{pod}"}]
     assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
-    assert set(links()) == {"lo", "up0"}                # nothing on the host
+    assert set(links()) == {"lo", "up0"}                # ADD leaves no link on the host
     node.check(conf, pod, result)
     node.delete(conf, pod)
     assert set(links(pod)) == {"lo"}
@@ -106,7 +106,7 @@ def test_master_that_is_missing_is_named(node, pod, conf):
 
 
 def test_routes_have_the_attributes_of_the_result(node, pod, conf):
-    """This includes mtu and advmss, which the reference omits."""
+    """The attributes include mtu and advmss, which the reference plugin ignores."""
     conf["ipam"]["routes"] = [
         {"dst": "198.51.100.0/24", "mtu": 1300, "advmss": 1200, "priority": 7},
         {"dst": "203.0.113.0/24", "table": 500}, {"dst": "2001:db8::/32", "mtu": 1290},
@@ -147,7 +147,7 @@ def test_a_master_that_takes_no_macvlan_is_named_with_the_reason(node, pod, conf
 
 
 def test_status_warns_of_a_missing_default_route(node, conf):
-    reply = node.call("STATUS", {**conf, "master": ""})         # the default route may appear later
+    reply = node.call("STATUS", {**conf, "master": ""})  # STATUS only warns, because the default route may appear later
     assert reply.status == 0
     assert b"no default route interface found" in reply.stderr
 

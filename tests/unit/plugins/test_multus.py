@@ -1,4 +1,4 @@
-"""multus: the pod's networks and their order; selection, default routes, capabilities, rollback."""
+"""multus: the pod's networks and their order, selection by the annotation, default routes, capabilities, rollback."""
 
 import json
 
@@ -72,13 +72,13 @@ def test_each_delegate_speaks_its_own_version(node, pod):
     new = {**network(node, "b"), "cniVersion": "1.0.0"}
     conf = multus(node, old, new)
     assert node.add(conf, pod)["cniVersion"] == "1.1.0"
-    node.check(conf, pod, {})               # 0.3.1 has no CHECK
+    node.check(conf, pod, {})               # the network of version 0.3.1 has no CHECK
     node.delete(conf, pod)
     assert held(node, *"ab") == [0, 0]
 
 
 def test_keys_of_the_daemon_and_the_log_of_multus_are_ignored_with_a_warning_each(node, pod, abc):
-    """The configuration that the daemon of thick Multus writes has some of them."""
+    """The daemon of thick Multus writes a configuration with some of these keys."""
     conf = multus(node, abc[0], daemonSocketDir="/run/multus", logLevel="debug", retryDeleteOnError=True)
     assert node.call("ADD", conf, pod).stderr.decode().splitlines() == [
         "logLevel is ignored: fastcni has its own log",
@@ -107,7 +107,7 @@ def test_the_json_form_asks_for_address_and_mac_of_this_network_alone(node, pod,
     node.add(multus(node, abc[0], annotations={NETWORKS: json.dumps([asked, {**asked, "name": "c",
                                                                             "interface": "net9"}])}), pod)
     assert (addresses("foo0", pod), links(pod)["foo0"]["address"]) == (["10.1.2.77/24"], "02:00:00:00:00:77")
-    for name in ("eth0", "net9"):           # c declares no capability
+    for name in ("eth0", "net9"):           # c does not declare the capability `mac`
         assert links(pod)[name]["address"] != "02:00:00:00:00:77"
     assert addresses("net9", pod) == ["10.1.3.2/24"]
 
@@ -177,7 +177,8 @@ def test_a_bad_selection_is_refused_before_anything_is_added(node, pod, selectin
     assert why in error["msg"]
     assert error["code"] in (4, 7)
     assert node.left(pod) == before
-    node.delete(conf, pod)                  # the runtime deletes a failed pod, also the interface that existed before
+    # after a failed ADD, a runtime calls DEL. DEL also deletes the interface that existed before
+    node.delete(conf, pod)
     assert node.left()["links"] == before["links"][:1]
 
 
@@ -185,7 +186,7 @@ def test_a_bad_selection_is_refused_before_anything_is_added(node, pod, selectin
     ({"kubeconfig": "/nowhere"}, 11, "pod default/web: kubernetes: read the kubeconfig /nowhere: "),
     ({"type": "multus-shim"}, 7, "the runtime has not passed the pod's annotations")])
 def test_a_pod_whose_annotations_are_unknown_is_refused(node, pod, abc, keys, code, why):
-    """Otherwise the pod would get only its first network, without an error."""
+    """If ADD succeeded, the pod would get only its first network."""
     conf, env = multus(node, abc[0], **keys), {"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=web"}
     error = node.refused("ADD", conf, pod, env=env)
     assert (error["code"], error["msg"].startswith(why)) == (code, True), error
@@ -245,7 +246,7 @@ def test_the_runtimes_capabilities_are_for_the_first_network(node, pod, abc):
 
 @pytest.fixture
 def recorder(tmp_path):
-    """Install the plugin acme of another project. Return its directory. asked(): the configuration of its ADD."""
+    """Install the plugin acme, which writes its stdin to a file, and return its directory. asked() reads the file."""
     (tmp_path / "acme").write_text(f'#!/bin/sh\ncat > {tmp_path}/$CNI_IFNAME\necho \'{{"cniVersion": "1.1.0"}}\'\n')
     (tmp_path / "acme").chmod(0o755)
     return tmp_path
@@ -279,7 +280,8 @@ def test_addresses_of_a_further_network_are_unique_in_the_cluster(node, pod, abc
 
 
 def test_a_further_network_has_its_own_protection_by_policies(node, pod, abc, tmp_path):
-    """The plugin asks the agent for each interface whose list has `policy`, with the interface's addresses."""
+    """The plugin asks the agent for protection of each interface whose list has `policy`, with that interface's
+    addresses."""
     plugins = [{key: value for key, value in abc[1].items() if key not in ("name", "cniVersion")},
                {"type": "policy", "agentSocketPath": str(tmp_path / "agent.sock")}]
     define(node, {"cniVersion": "1.1.0", "name": "b", "plugins": plugins})
@@ -314,7 +316,8 @@ def test_each_network_of_a_resource_gets_a_device_in_sorted_order(tmp_path, monk
 # -- a network fails ---------------------------------------------------------------------------------------
 
 def test_the_status_has_each_interface_that_a_network_gives_to_the_pod():
-    """As with Multus, the default is the interface with a gateway. The status had only one of the two interfaces."""
+    """As with Multus, the interface with a gateway is the default. Once, the status had only one of the two
+    interfaces."""
     a, b = (Network(Definition(name, {}, Section({"name": name})), "eth0") for name in "ab")
     result = {"interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": "/n"}, {"name": "eth1", "sandbox": "/n"}],
               "ips": [{"address": "10.1.2.2/24", "interface": 1}, {"address": "10.1.3.2/24"},

@@ -1,4 +1,4 @@
-"""auxiliaryCNIChainName: the plugins of a directory run behind all networks of each pod."""
+"""multus with auxiliaryCNIChainName: the plugins in a directory run after all networks of each pod."""
 
 import json
 from base64 import b64decode, b64encode
@@ -11,8 +11,7 @@ from lab.node import cid_of, links, sysctl
 
 @pytest.fixture
 def chain(node):
-    """Return chain(*confs), which writes the files of the chain "aux", and conf(**keys), which returns a configuration
-    with it."""
+    """Return a function chain(*confs) that writes the files of the chain "aux"."""
     define(node, network(node, "a"), network(node, "b"))
     directory = conf_dir(node) / "aux"
     directory.mkdir()
@@ -35,7 +34,7 @@ def tuning(name, value):
 
 def test_its_plugins_run_behind_all_networks_and_del_leaves_nothing(node, pod, chain):
     chain(tuning("net.ipv4.conf.net1.arp_filter", "1"), tuning("net.ipv4.conf.eth0.arp_filter", "1"))
-    (conf_dir(node) / "aux" / "other.json").write_text("no configuration")      # Multus reads *.conf only
+    (conf_dir(node) / "aux" / "other.json").write_text("no configuration")      # Multus reads only *.conf
     result = node.add(conf(node), pod)
     assert [ip["address"] for ip in result["ips"]] == ["10.1.1.2/24"]
     assert [sysctl(f"net/ipv4/conf/{name}/arp_filter", pod) for name in ("eth0", "net1")] == ["1", "1"]
@@ -84,7 +83,7 @@ def test_a_chain_that_fails_removes_all_networks(node, pod, chain):
 
 
 def test_a_pod_that_multus_added_with_a_chain_is_deleted(node, pod, chain):
-    """The chain of Multus begins with its plugin passthru, which does nothing."""
+    """In Multus, the chain begins with its plugin passthru, which does nothing."""
     chain(tuning("net.ipv4.conf.eth0.arp_filter", "1"))
     node.add(conf(node), pod)
     path = Path(node.data_dir, "multus", cid_of(pod))

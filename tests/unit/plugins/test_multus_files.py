@@ -1,4 +1,4 @@
-"""multus: the files of Multus, DEL without them; CHECK, GC, STATUS."""
+"""multus: the files of Multus, DEL without these files, CHECK, GC, STATUS."""
 
 import base64
 import json
@@ -33,7 +33,8 @@ def test_the_files_are_those_of_multus(node, pod, selecting):
 
 
 def test_a_pod_of_multus_is_deleted(node, pod, abc):
-    """The files are as Multus 4 writes them: "Conf" of a single plugin in full, "Bytes" as the definition has them."""
+    """The files are as Multus 4 writes them. "Conf" is a single plugin with all keys, "Bytes" is the definition in
+    base64."""
     conf = multus(node, abc[0])
     node.add(conf, pod)
     node.add(abc[1], pod, ifname="net1")
@@ -58,21 +59,22 @@ def test_a_definition_that_is_edited_or_removed_does_not_change_del(node, pod, s
 
 @pytest.mark.parametrize("content", [b"", b"[", b"[]", b"{}", b'[{"Bytes": "%%"}]', None])
 def test_a_lost_or_damaged_list_of_networks_leaves_nothing(node, pod, selecting, content, monkeypatch):
-    """Each namespace has links of the kernel, if modules of tunnels are loaded. These links belong to no network."""
+    """If tunnel modules are loaded, the kernel creates links in each namespace. These links belong to no network."""
     tunnel = SimpleNamespace(name="tunl0", kind="ipip", flags=0)
     monkeypatch.setattr(lost, "find", SimpleNamespace(all_links=lambda sock: [*find.all_links(sock), tunnel]))
     conf = selecting("b,c@foo0")
     node.add(conf, pod)
     path = Path(node.data_dir, "multus", cid_of(pod))
     path.unlink() if content is None else path.write_bytes(content)
-    node.delete(multus(node, clusterNetwork="lost"), pod)       # no definition helps
+    # this configuration does not lead to the networks' definitions
+    node.delete(multus(node, clusterNetwork="lost"), pod)
     assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
 
 
 @pytest.mark.parametrize("content", [b"[", None])
 def test_a_lost_list_and_a_lost_result_leave_nothing(node, pod, selecting, content):
-    """After a power cut, several files that were written at the same time are damaged. The other results did not name
-    the network c."""
+    """A power cut may damage several files that were written at the same time. Here the remaining results do not name
+    network c."""
     conf = selecting("b,c@foo0")
     node.add(conf, pod)
     path = Path(node.data_dir, "multus", cid_of(pod))
@@ -83,7 +85,8 @@ def test_a_lost_list_and_a_lost_result_leave_nothing(node, pod, selecting, conte
 
 
 def damage(node, pod, results):
-    """Empty the pod's list of networks and these results, as a power cut does. Return the paths of the results."""
+    """Empty the pod's list of networks and the results that match the patterns, as a power cut may. Return the results'
+    paths."""
     path = Path(node.data_dir, "multus", cid_of(pod))
     found = [it for pattern in results for it in (path.parent / "results").glob(pattern)]
     for it in (path, *found):
@@ -93,7 +96,8 @@ def damage(node, pod, results):
 
 @pytest.mark.parametrize("results", [["c-*"], ["*"]])
 def test_a_damaged_list_and_damaged_results_leave_nothing_without_the_annotation(node, pod, selecting, abc, results):
-    """A DEL without the annotation succeeded and left network c, although its damaged file names the network."""
+    """The name of c's damaged file contains the network. Once, a DEL without the annotation succeeded and left network
+    c."""
     node.add(selecting("b,c@foo0"), pod)
     damage(node, pod, results)
     node.delete(multus(node, abc[0]), pod)
@@ -109,7 +113,8 @@ def test_a_damaged_result_whose_network_is_unknown_fails_the_del_and_the_check(n
         error = node.refused(command, conf, pod)
         assert (error["code"], error["msg"]) == (5, f"{path} is damaged"), command
         assert 'the interface foo0 of network "c"' in error["details"]
-    assert (list(links(pod)), held(node, *"abc")) == (["lo", "foo0"], [0, 0, 1])        # the other networks are deleted
+    # DEL has deleted the other two networks
+    assert (list(links(pod)), held(node, *"abc")) == (["lo", "foo0"], [0, 0, 1])
     define(node, abc[2])
     node.delete(conf, pod)
     assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
@@ -117,7 +122,7 @@ def test_a_damaged_result_whose_network_is_unknown_fails_the_del_and_the_check(n
 
 @pytest.mark.parametrize("content", [b"[{", None])
 def test_a_damaged_list_and_a_missing_result_fail_the_check_and_the_del(node, pod, selecting, abc, content):
-    """CHECK and DEL without the annotation succeeded, and network c stayed: its interface and its address."""
+    """Once, CHECK and DEL without the annotation succeeded. The interface and the address of network c remained."""
     conf, known = selecting("b,c"), multus(node, abc[0])
     node.add(conf, pod)
     path = Path(node.data_dir, "multus", cid_of(pod))
@@ -125,20 +130,20 @@ def test_a_damaged_list_and_a_missing_result_fail_the_check_and_the_del(node, po
     next((path.parent / "results").glob("c-*")).unlink()
     error = node.refused("CHECK", conf, pod)
     assert (error["code"], error["msg"]) == (5, f"{path} is {'missing' if content is None else 'damaged'}")
-    if content is None:                 # as after a DEL, or before an ADD
+    if content is None:                 # a missing list is no error: it is missing after a DEL and before an ADD, too
         assert b"is missing, and the pod still has net2 of unknown networks" in node.call("DEL", known, pod).stderr
     for _ in range(2) if content else ():
         error = node.refused("DEL", known, pod)
         assert (error["code"], error["msg"]) == (5, f"{path} is damaged")
         assert "the pod still has net2 of unknown networks; delete" in error["details"]
     assert (list(links(pod)), held(node, *"abc")) == (["lo", "net2"], [0, 0, 1])
-    node.delete(conf, pod)              # the annotation names the network
+    node.delete(conf, pod)              # this annotation names network c
     assert (list(links(pod)), held(node, *"abc"), kept(node)) == (["lo"], [0, 0, 0], [])
 
 
 def test_a_damaged_list_of_a_pod_without_a_namespace_fails_the_del_without_the_annotation(node, pod_netns, selecting,
                                                                                          abc):
-    """DEL succeeded, and the address of a network whose result was missing stayed."""
+    """Once, DEL succeeded, and the address of a network whose result was missing remained."""
     conf, pod = selecting("b"), pod_netns()
     node.add(conf, pod)
     path = Path(node.data_dir, "multus", cid_of(pod))
@@ -154,8 +159,8 @@ def test_a_damaged_list_of_a_pod_without_a_namespace_fails_the_del_without_the_a
 
 
 def test_del_deletes_the_networks_of_results_that_the_list_lacks(node, pod, selecting, abc):
-    """The list lacked a network or had another interface, or a result had another interface than its file name: DEL
-    succeeded and left the network."""
+    """The list lacks a network or has another interface, or a result has another interface than its file name. Once,
+    DEL succeeded and left the network."""
     def lacks(path):
         path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
 
@@ -181,8 +186,8 @@ def test_del_deletes_the_networks_of_results_that_the_list_lacks(node, pod, sele
 
 
 def test_check_and_restore_name_a_damaged_result(node, pod, selecting, abc):
-    """The error was that the network has no definition, which the plugin had not read, or "Required prevResult
-    missing"."""
+    """Once, the error was "Required prevResult missing", or that the network has no definition, although the plugin had
+    not read the definition."""
     conf = selecting("b,c@foo0")
     node.add(conf, pod)
     path = next(Path(node.data_dir, "multus", "results").glob("c-*"))
@@ -203,7 +208,8 @@ def test_check_and_restore_name_a_damaged_result(node, pod, selecting, abc):
 
 
 def test_the_files_stay_after_a_rollback_that_failed_and_the_next_del_repeats_it(node, pod, abc, tmp_path):
-    """The plugin always removed the list: the next DEL succeeded, and a network that had rejected its DEL stayed."""
+    """Once, the plugin always removed the list. The next DEL succeeded, and a network that had rejected its DEL
+    remained."""
     make_stubborn(tmp_path)
     define(node, {"cniVersion": "1.1.0", "name": "x", "type": "stubborn"}, {**abc[1], "type": "macvlan",
                                                                            "master": "lost0"})
@@ -262,7 +268,7 @@ def test_the_namespace_is_gone_and_del_frees_the_addresses(node, pod_netns, abc)
 
 @pytest.mark.parametrize("kind", ["bridge", "vlan", "macvlan", "dummy"])
 def test_del_of_the_loopback_link_deletes_nothing(node, pod, kind):
-    """A pod whose annotation named "lo" could not end, because the kernel does not delete this link."""
+    """The kernel does not delete this link. Once, a pod whose annotation named "lo" could not end."""
     node.delete({"cniVersion": "1.1.0", "name": "a", "type": kind, "master": "eth0"}, pod, ifname="lo")
     assert list(links(pod)) == ["lo"]
 
@@ -287,13 +293,13 @@ def test_gc_keeps_all_networks_of_living_pods_and_deletes_those_of_dead_ones(nod
     run("ip", "netns", "del", dead)
     valid = [{"containerID": cid_of(living), "ifname": "eth0"}]
     node.ok("GC", {**conf, "cni.dev/valid-attachments": [*valid, {"containerID": "\0", "ifname": "eth0"}]})
-    assert held(node, *"ab") == [2, 2]              # `other` may be another runtime's: its namespace exists
+    assert held(node, *"ab") == [2, 2]              # `other` has a namespace, so it may be another runtime's pod
     assert [name for name in kept(node) if cid_of(dead) in name] == []
     assert list(links(living)) == ["lo", "eth0", "net1"]
 
 
 def test_gc_keeps_containers_whose_namespace_it_cannot_see(node, pod_netns, selecting, tmp_path):
-    """Another runtime has its namespaces in a directory that does not exist here, because it is not mounted."""
+    """The namespaces of another runtime may be in a directory that is not mounted here."""
     conf, pod = selecting("b"), pod_netns()
     node.add(conf, pod)
     for path in Path(node.data_dir, "multus", "results").iterdir():
@@ -303,7 +309,7 @@ def test_gc_keeps_containers_whose_namespace_it_cannot_see(node, pod_netns, sele
 
 
 def test_gc_keeps_the_networks_of_damaged_files_until_the_next_boot(node, pod_netns, selecting):
-    """GC took the address of a running pod's second network, because the file with its interface was damaged."""
+    """The file with its interface is damaged. Once, GC released the address of a running pod's second network."""
     conf, living, other = selecting("b"), pod_netns(), pod_netns()
     valid = [{"containerID": cid_of(living), "ifname": "eth0"}]
     for pod in (living, other):
@@ -313,14 +319,14 @@ def test_gc_keeps_the_networks_of_damaged_files_until_the_next_boot(node, pod_ne
     assert held(node, *"ab") == [2, 2]
     for path in Path(node.data_dir, "multus", "results").iterdir():
         os.utime(path, (1, 1))
-    del conf["runtimeConfig"]                   # a GC is of no pod
+    del conf["runtimeConfig"]                   # GC belongs to no pod, so it has no runtimeConfig
     reply = node.call("GC", {**conf, "cni.dev/valid-attachments": valid})
     assert (reply.status, f"{cid_of(other)} was damaged; networks of" in reply.stderr.decode()) == (0, True)
     assert (held(node, *"ab"), list(links(living))) == ([1, 1], ["lo", "eth0", "net1"])
 
 
 def test_a_file_that_cannot_be_read_keeps_gc_and_del_from_no_other_file(node, pod_netns, selecting):
-    """One directory among the results failed the GC of all containers, and DEL took the pod's list for damaged."""
+    """Once, a directory among the results failed the GC of all containers, and DEL took the pod's list for damaged."""
     conf, living, dead = selecting("b"), pod_netns(), pod_netns()
     for pod in (living, dead):
         node.add(conf, pod)
@@ -341,12 +347,12 @@ def test_a_file_that_cannot_be_read_keeps_gc_and_del_from_no_other_file(node, po
 
 def test_gc_keeps_the_networks_of_living_pods_whose_results_are_lost(node, pod_netns, selecting):
     conf, pods = selecting("b"), [pod_netns(), pod_netns()]
-    for pod in pods:                            # a result of the second pod makes GC ask network b
+    for pod in pods:                            # because of the second pod's results, GC calls network b
         node.add(conf, pod)
     for path in Path(node.data_dir, "multus", "results").glob(f"*-{cid_of(pods[0])}-*"):
         path.unlink()
     found = elements(node, pods[0])
-    del found[1]["ifnameRequest"]               # Multus writes only interfaces that the annotation names
+    del found[1]["ifnameRequest"]               # Multus writes an interface only if the annotation names it
     Path(node.data_dir, "multus", cid_of(pods[0])).write_text(json.dumps(found))
     valid = [{"containerID": cid_of(pod), "ifname": "eth0"} for pod in pods]
     node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
@@ -364,8 +370,8 @@ def test_gc_deletes_addresses_that_no_container_has(node, pod, abc):
 
 def test_gc_keeps_pods_that_the_runtime_or_another_multus_added_to_the_network(node, pod_netns, abc, tmp_path,
                                                                               monkeypatch):
-    """GC of multus released the address of a running pod from before multus, and the next pod got the same address. GC
-    of the network alone, by a runtime, released those of multus' pods."""
+    """Once, GC of multus released the address of a running pod that was added before multus. GC of the network by a
+    runtime released the addresses of multus' pods. The next pod got such an address."""
     monkeypatch.setattr(other_caches, "RUNTIME_DIR", str(tmp_path))
     for module in (keys, plugin):
         monkeypatch.setattr(module, "CNI_DIR", f"{node.data_dir}/multus")

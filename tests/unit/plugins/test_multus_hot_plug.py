@@ -1,4 +1,4 @@
-"""Networks that are attached to and detached from a running pod: handle.update() after a changed annotation."""
+"""After a change of the annotation, handle.update() attaches networks to a running pod and detaches networks."""
 
 import json
 from pathlib import Path
@@ -16,13 +16,14 @@ ARGS = {"CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web"}
 
 @pytest.fixture
 def conf(node):
-    """conf(annotation, **keys): a configuration whose first network is a. Definitions of a to d are in files."""
+    """Return a function conf(annotation, **keys). Its configurations have the first network a, and definitions of a to
+    d are in files."""
     define(node, *(network(node, letter) for letter in "abcd"))
     return lambda text="", **keys: multus(node, annotations={NETWORKS: text}, **{"clusterNetwork": "a", **keys})
 
 
 def changed(conf, pod, cid=None):
-    """Change a running pod's networks. Return the error document, or None."""
+    """Change a running pod's networks by handle.update(). Return the error document, or None."""
     reply = update("multus", {"CNI_CONTAINERID": cid or cid_of(pod), "CNI_NETNS": f"/run/netns/{pod}",
                               "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", **ARGS}, json.dumps(conf).encode(),
                    InProcessMode())
@@ -60,7 +61,8 @@ def test_an_unchanged_annotation_changes_nothing(node, pod, conf):
 
 
 def test_a_network_without_an_interface_in_the_annotation_keeps_its_own(node, pod, conf):
-    """The positions of the other networks change. A new network whose position is taken gets the first free name."""
+    """The networks' positions in the annotation change. If another network has the interface name of a new network's
+    position, the new network gets the first free name."""
     node.add(conf("b,c"), pod, env=ARGS)
     assert changed(conf("c,d"), pod) is None
     assert [(it["Name"], it.get("ifnameRequest")) for it in elements(node, pod)] == [
@@ -76,7 +78,7 @@ def test_a_network_takes_the_interface_of_one_that_leaves(node, pod, conf):
 
 
 def test_networks_of_the_configuration_stay(node, pod, conf):
-    """This holds after a change of the configuration, because the pod's list names these networks."""
+    """The pod's list marks these networks, so they stay even if the configuration changes."""
     node.add(conf("c", defaultNetworks=["b"]), pod, env=ARGS)
     assert [it.get(STANDING) for it in elements(node, pod)] == [None, True, None]
     assert changed(conf(""), pod) is None
@@ -110,7 +112,7 @@ def test_a_bad_annotation_is_refused_before_anything_changes(node, pod, conf, te
 
 
 def test_a_network_that_fails_is_rolled_back_and_can_be_tried_again(node, pod, conf):
-    """The networks before it stay attached."""
+    """The networks before the failed network stay attached."""
     node.add(conf(), pod, env=ARGS)
     define(node, network(node, "d", type="macvlan", master="late0"))
     error = changed(conf("b,d,c"), pod)
@@ -123,7 +125,7 @@ def test_a_network_that_fails_is_rolled_back_and_can_be_tried_again(node, pod, c
 
 
 def test_a_network_whose_rollback_fails_stays_in_the_list_and_is_added_again(node, pod, conf, tmp_path):
-    """The list no longer named the network: a plugin that had rejected its DEL got no further DEL."""
+    """Once, the list no longer named the network. A plugin that had rejected its DEL got no further DEL."""
     make_stubborn(tmp_path)
     both = {"cniVersion": "1.1.0", "name": "d", "plugins": [{"type": "stubborn"}, network(node, "d")]}
     (conf_dir(node) / "d.conf").unlink()
@@ -139,7 +141,7 @@ def test_a_network_whose_rollback_fails_stays_in_the_list_and_is_added_again(nod
 
 
 def test_a_network_that_was_not_added_completely_is_added_again(node, pod, conf):
-    """The process was killed between the list of networks and the network's result."""
+    """The process was killed after it had written the list of networks, and before the network's result."""
     node.add(conf("b,c"), pod, env=ARGS)
     result, = Path(node.data_dir, "multus", "results").glob("c-*")
     result.unlink()

@@ -1,4 +1,4 @@
-"""Any value for any key and variable: the error names it and is never an internal error ("fault of fastcni")."""
+"""Give each key and each variable odd values. An error names the value, and never says "fault of fastcni"."""
 
 import copy
 import json
@@ -78,7 +78,7 @@ def paths(value, at=()):
 
 @pytest.fixture
 def documents(node, monkeypatch):
-    """Yield a valid configuration of each plugin. `cluster` uses no file of the machine."""
+    """Return {kind: a valid configuration} of each plugin. No plugin uses a file of the machine."""
     monkeypatch.setattr(cluster_conf, "DATA_DIR", f"{node.data_dir}/cluster")
     monkeypatch.setattr(stores, "LOCAL_PATH", f"{node.data_dir}/store")
     run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0")
@@ -99,7 +99,7 @@ def test_each_plugin_is_tried():
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_value_is_a_fault_of_fastcni(node, pod, documents, kind, data):
-    """prevResult.ips [{}], NUL, and names that are not UTF-8 used to be."""
+    """Once, three values were a "fault of fastcni": `{}` in prevResult.ips, NUL, and names that are not UTF-8."""
     document = copy.deepcopy(documents[kind])
     for _ in range(data.draw(st.integers(1, 2))):
         *above, key = data.draw(st.sampled_from(sorted(paths(document), key=str)))
@@ -123,5 +123,6 @@ def test_no_value_is_a_fault_of_fastcni(node, pod, documents, kind, data):
 def test_an_address_without_text_in_prev_result_is_refused_and_del_succeeds(node, pod, documents, kind):
     document = {**documents[kind], "prevResult": {**PREVIOUS, "ips": [{}]}}
     error = node.refused("CHECK", document, pod, plugin=kind)
-    assert kind == "bridge" or "result.ips[0] has no address" in error["msg"]     # a bridge asks IPAM first
+    # bridge asks IPAM before it reads prevResult
+    assert kind == "bridge" or "result.ips[0] has no address" in error["msg"]
     node.delete(document, pod, plugin=kind)

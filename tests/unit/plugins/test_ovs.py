@@ -1,4 +1,4 @@
-"""ovs on a real Open vSwitch with the userspace datapath: the keys, the port, the pod's packets, CHECK."""
+"""ovs on a real Open vSwitch with the userspace datapath: configuration keys, the port, the pod's packets, CHECK."""
 
 import json
 import select
@@ -13,7 +13,7 @@ from lab.openvswitch import assert_nothing_is_left, host_of, needs_ovs
 pytestmark = needs_ovs
 OWNER = "ovs-cni.network.kubevirt.io"
 DUAL = ("10.22.0.0/24", "fd00:22::/64")
-SILENT_S = 0.5                  # how long nothing must arrive
+SILENT_S = 0.5                  # for so long nothing must arrive
 
 
 # -- ADD ---------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_a_trunk_is_one_sorted_set_and_no_vlan_is_a_trunk_of_all(node, switch, o
     {"configuration_path": "/etc/a\0b"},
     {"vxlanID": 1 << 24}, {"vxlanID": 5, "vlan": 5}])
 def test_a_bad_key_is_code_7_before_anything_is_made(node, switch, ovs_conf, kept, pod, keys):
-    switch.freeze("ovsdb-server")           # nothing asks it
+    switch.freeze("ovsdb-server")           # the plugin must not ask the stopped server
     try:
         error = node.refused("ADD", ovs_conf("10.22.0.0/24", **keys), pod)
         assert error["code"] == 7
@@ -157,7 +157,7 @@ def packets_of(pod):
 
 
 def frames(sock, seconds, wanted=lambda frame: True):
-    """Yield the frames that match and arrive within so many seconds."""
+    """Yield the frames that match and arrive within `seconds`."""
     end = time.monotonic() + seconds
     while select.select([sock], [], [], max(0, end - time.monotonic()))[0]:
         frame, (_, _, kind, *_) = sock.recvfrom(2000)
@@ -166,7 +166,7 @@ def frames(sock, seconds, wanted=lambda frame: True):
 
 
 def test_a_trunk_carries_its_vlans_tagged_and_drops_others(node, switch, ovs_conf, pod_netns):
-    """This kernel may have no 802.1Q links: the frames are sent and received on packet sockets."""
+    """The kernel may not support 802.1Q links, so packet sockets send and receive the frames."""
     trunk, access = pod_netns(), pod_netns()
     node.add(ovs_conf(trunk=[{"minID": 99, "maxID": 101}]), trunk)
     node.add(ovs_conf(vlan=100), access)
@@ -180,8 +180,8 @@ def test_a_trunk_carries_its_vlans_tagged_and_drops_others(node, switch, ovs_con
             return next(frames(receiver, 0.2, lambda frame: b"vid %d" % vid in frame), None)
 
         assert eventually(lambda: arrives(100))
-        assert arrives(100)[12:14] == b"\x88\xb5"           # without the tag
-        send(101)                                           # of the trunk, but of another VLAN than the access port
+        assert arrives(100)[12:14] == b"\x88\xb5"           # the access port removes the tag
+        send(101)                                           # the trunk has VLAN 101, but the access port has VLAN 100
         send(55)
         assert not [*frames(receiver, SILENT_S, lambda frame: b"vid 101" in frame or b"vid 55" in frame)]
 
@@ -197,7 +197,7 @@ def test_a_pod_announces_its_addresses_when_its_port_is_up(node, ovs_conf, pod_n
             senders[frame[12:14]] = frame[6:12]
             if len(senders) == 2:
                 break
-        assert senders == {b"\x08\x06": mac, b"\x86\xdd": mac}      # in either order
+        assert senders == {b"\x08\x06": mac, b"\x86\xdd": mac}      # the two announcements may arrive in either order
 
 
 def add_tunnel(switch, name, key, remote, *columns):
@@ -245,7 +245,8 @@ def test_check_notices_a_vswitchd_that_has_ended(node, switch, ovs_conf, pod):
 
 
 def test_check_asks_the_database_in_which_add_made_the_port(node, switch, ovs_conf, pod):
-    """The file of configuration_path may be missing: DEL found the database in the pod's file, but CHECK did not."""
+    """The file of configuration_path may be missing. Once, DEL read the database's address in the pod's file, but CHECK
+    did not."""
     conf = ovs_conf("10.22.0.0/24")
     result = node.add(conf, pod)
     node.check({**conf, "socket_file": "unix:/nowhere/db.sock"}, pod, result)

@@ -1,4 +1,4 @@
-"""ovs: 200 ports that are added and deleted on one bridge, several at the same time."""
+"""ovs: add and delete 200 ports on one bridge, several at the same time."""
 
 import threading
 
@@ -7,12 +7,12 @@ from lab.openvswitch import assert_nothing_is_left, needs_ovs
 
 pytestmark = needs_ovs
 PORTS, AT_ONCE = 200, 4
-EVERY = 5                       # one of so many ports stays until the end
+EVERY = 5                       # every fifth port stays until the end
 
 
 def test_200_ports_that_come_and_go_are_up_when_added_and_leave_nothing(node, switch, ovs_conf, kept, pod_netns):
-    """Four runtimes have a pod each. An ADD returns when ovs-vswitchd reports that the port is up, which takes most of
-    the test's time."""
+    """Each of four threads has one pod. An ADD waits until ovs-vswitchd reports that the port is up, which takes most
+    of the test's time."""
     conf, pods, errors = ovs_conf("10.22.0.0/16", vlan=100), [pod_netns() for _ in range(AT_ONCE)], []
 
     def churn(pod):

@@ -1,4 +1,4 @@
-"""ovs on the kernel's datapath: tests of test_ovs.py and test_ovs_lifecycle.py with another switch."""
+"""ovs on the kernel's datapath. The module runs tests of test_ovs.py and test_ovs_lifecycle.py with another switch."""
 
 import pytest
 from lab.openvswitch import Switch, needs_ovs
@@ -21,6 +21,6 @@ pytestmark = [needs_ovs, pytest.mark.needs("openvswitch")]
 
 @pytest.fixture
 def switch(host_netns):
-    """A running Open vSwitch whose bridge br0 is of the kernel's datapath."""
+    """Yield a running Open vSwitch. Its bridge br0 uses the kernel's datapath."""
     with Switch("br0", datapath="system") as switch:
         yield switch

@@ -1,4 +1,4 @@
-"""ovs on a real Open vSwitch: DEL, GC, and requests while the switch ends or is stopped."""
+"""ovs on a real Open vSwitch: DEL, GC, and requests while OVSDB or ovs-vswitchd is stopped or killed."""
 
 import contextlib
 import json
@@ -40,7 +40,8 @@ def test_del_works_if_namespace_or_link_is_gone_and_twice(node, switch, ovs_conf
 
 
 def added_by_ovs_cni(node, switch, tmp_path, conf, pod):
-    """Make an attachment as ovs-cni leaves it: external_ids and its file lack fastcni's additions."""
+    """Make an attachment as ovs-cni leaves it: its external_ids and its file lack fastcni's entries. Return the port's
+    name."""
     name = host_of(node.add(conf, pod))
     for key in ("fastcni-container", "fastcni-network"):
         switch.vsctl("remove", "port", name, "external_ids", key)
@@ -68,7 +69,8 @@ def test_del_with_a_damaged_file_asks_where_the_network_says(node, switch, ovs_c
 
 
 def test_del_of_a_pod_of_ovs_cni_that_fastcni_cannot_delete_says_so(node, switch, ovs_conf, kept, pod, tmp_path):
-    """The database is reached by TLS, or the pod has a virtual function. DEL deletes nothing."""
+    """fastcni cannot delete the pod, because TLS leads to its database or it has a virtual function. DEL deletes
+    nothing."""
     conf = ovs_conf("10.22.0.0/24")
     name = host_of(node.add(conf, pod))
     file = tmp_path / "cache" / f"c-{pod}-eth0"
@@ -102,7 +104,7 @@ def test_del_asks_the_database_of_the_add(node, switch, ovs_conf, kept, pod):
 def test_del_leaves_the_port_of_another_container_at_the_same_path(node, switch, ovs_conf, pod):
     conf = ovs_conf()
     name = host_of(node.add(conf, pod))
-    end_namespace(pod)              # otherwise the DEL would delete the link
+    end_namespace(pod)              # without a namespace, DEL cannot delete the link
     node.delete(conf, pod, cid="another")
     assert switch.ports("br0") == [name]
 
@@ -119,7 +121,7 @@ def test_gc_removes_stale_and_invalid_ports_and_none_of_others(node, switch, ovs
     assert eventually(lambda: not gone & set(links()))
     run("ip", "link", "add", "mine0", "type", "bridge")
     switch.vsctl("add-port", "br0", "mine0")
-    switch.vsctl("add-port", "br0", "mine1")                # a port without a link
+    switch.vsctl("add-port", "br0", "mine1")                # a port that has no link
     node.ok("GC", {**conf, "cni.dev/valid-attachments": [{"containerID": f"c-{valid}", "ifname": "eth0"}]})
     assert sorted(switch.ports("br0")) == sorted([living, foreign, "mine0", "mine1"])
     assert "eth0" not in links(invalid)
@@ -144,12 +146,12 @@ def test_gc_in_a_namespace_without_the_switch_takes_no_port_for_stale(node, swit
     assert switch.ports("br0") == [name]
 
 
-# -- OVSDB and ovs-vswitchd that end or stop ----------------------------------------------------------------------
+# -- OVSDB or ovs-vswitchd is stopped or killed -----------------------------------------------------------------------
 
 @contextlib.contextmanager
 def without(switch, what, how):
-    """Stop the program `what` by SIGSTOP, or kill it; run it again at the end. Until then a request waits 1 s for the
-    database, not 3 s."""
+    """Stop the program `what` by SIGSTOP ("frozen") or kill it, and let it run again after the block. In the block, a
+    request waits 1 s for the database, not 3 s."""
     if how == "frozen":
         switch.freeze(what)
     else:
@@ -184,8 +186,8 @@ def test_add_without_the_switch_is_code_11_and_leaves_nothing(node, switch, ovs_
 
 
 def test_check_and_status_notice_an_ovs_vswitchd_that_is_stopped(node, switch, ovs_conf, pod, monkeypatch):
-    """The stopped ovs-vswitchd keeps its lock of the database, so CHECK and STATUS succeeded for a port that carried no
-    packets."""
+    """A stopped ovs-vswitchd keeps its lock in the database. Once, CHECK and STATUS succeeded for a port that carried
+    no packets."""
     conf = ovs_conf("10.22.0.0/24")
     result = node.add(conf, pod)
     for command in ("STATUS", "CHECK"):
@@ -223,8 +225,8 @@ def test_del_works_without_vswitchd_and_ports_come_back_with_it(node, switch, ov
 
 
 def test_no_port_is_left_if_ovsdb_stops_in_the_middle_of_an_add(node, switch, ovs_conf, kept, pod, monkeypatch):
-    """The database stops after the plugin has checked that it answers, and processes the transaction when it
-    continues."""
+    """The plugin has checked that the database answers. Then the database stops; when it continues, it processes the
+    transaction."""
     operations = ports.operations
     conf = ovs_conf("10.22.0.0/24")
 
@@ -237,7 +239,7 @@ def test_no_port_is_left_if_ovsdb_stops_in_the_middle_of_an_add(node, switch, ov
         patch.setattr(database, "TIMEOUT_S", 1.0)
         assert node.refused("ADD", conf, pod)["code"] == 11
     switch.thaw("ovsdb-server")
-    assert kept() == [f"c-{pod}-eth0"]                  # so a DEL does not succeed before the database answers
+    assert kept() == [f"c-{pod}-eth0"]  # because of this file, no DEL succeeds before the database answers
     assert eventually(lambda: len(switch.ports("br0")) == 1)
     node.delete(conf, pod)
     assert_nothing_is_left(node, switch, kept, pod)
@@ -268,7 +270,7 @@ def test_the_server_removes_stale_ports_at_its_start(node, switch, ovs_conf, pod
 
 
 def test_the_plugin_file_adds_checks_and_deletes_by_itself(node, switch, ovs_conf, kept, pod, tmp_path):
-    """The plugin file also has the modules that only the userspace datapath needs."""
+    """The plugin file must contain the modules that only the userspace datapath needs."""
     install(tmp_path / "bin", names=["host-local", "ovs"])
     conf = ovs_conf(*DUAL, vlan=100)
 

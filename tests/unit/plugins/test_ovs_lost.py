@@ -1,4 +1,4 @@
-"""ovs: ports that a database of Open vSwitch has lost, and their restore by `fastcni restore` and the server."""
+"""ovs: a database of Open vSwitch has lost ports. `fastcni restore` and the server add them again."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = needs_ovs
 
 
 class Runtime:
-    """A runtime with a cache of results. conf: the configuration of one plugin."""
+    """A runtime with a cache of results. conf: the configuration of its only plugin."""
 
     def __init__(self, directory, conf):
         self.cni, keys = CNI([], cache_dir=directory, runner=InProcess()), dict(conf)
@@ -41,7 +41,7 @@ class Runtime:
 
 
 def lose_database(switch):
-    """Delete the database, as another program does, and make a new one, as the administrator does."""
+    """Stop Open vSwitch, delete its database, create an empty database, and start Open vSwitch."""
     for name in ("ovs-vswitchd", "ovsdb-server"):
         switch.stop(name)
     os.unlink(switch.database)
@@ -52,7 +52,7 @@ def lose_database(switch):
 
 
 def port(switch, name):
-    """Return the row of a port without the columns that a database fills: row UUIDs, statistics."""
+    """Return the columns of a port that the plugin has set."""
     row = switch.row("Port", name)
     return {key: row[key] for key in ("name", "tag", "trunks", "vlan_mode", "external_ids")}
 
@@ -74,7 +74,7 @@ def test_ports_of_a_lost_database_are_restored_and_carry_packets(node, switch, o
     assert [port(switch, name) for name in names] == before
     assert source_seen(first, second, "10.22.0.3", wait=20) == "10.22.0.2"
     runtime.check(first)
-    assert restore(runtime.cni.cache).failed == ()          # nothing is missing any more
+    assert restore(runtime.cni.cache).failed == ()          # the second restore finds no port missing
     for pod in (first, second):
         runtime.delete(pod)
     assert_nothing_is_left(node, switch, kept, first)
@@ -82,7 +82,7 @@ def test_ports_of_a_lost_database_are_restored_and_carry_packets(node, switch, o
 
 @pytest.mark.parametrize("keys", [{"vlan": 100}, {"trunk": [{"minID": 0, "maxID": 3}]}, {"vxlanID": 9}])
 def test_a_port_that_was_moved_or_has_other_vlans_is_restored(switch, ovs_conf, pod, tmp_path, keys):
-    """`fastcni restore` succeeded while the port was in another bridge or VLAN."""
+    """Once, `fastcni restore` succeeded although the port was in another bridge or VLAN."""
     switch.add_bridge("br2")
     switch.vsctl("add-port", "br0", "far", "tag=5", "--", "set", "interface", "far", "type=vxlan", "options:key=9",
                  "options:remote_ip=192.0.2.1")
@@ -165,7 +165,7 @@ def test_a_server_that_starts_restores_the_ports(switch, ovs_conf, pod, tmp_path
 
 
 def test_a_database_that_does_not_answer_is_asked_once_for_all_pods(switch, ovs_conf, pod_netns, tmp_path, monkeypatch):
-    """Otherwise the restore of a node's firewall rules would wait once for each pod."""
+    """Otherwise the restore would wait once for each pod before it restores firewall rules."""
     asked = []
     runtime = Runtime(tmp_path / "cni", ovs_conf())
     pods = [pod_netns() for _ in range(3)]
@@ -188,7 +188,7 @@ def test_a_database_that_does_not_answer_is_asked_once_for_all_pods(switch, ovs_
 
 
 def test_two_replays_at_the_same_time_do_not_fail(switch, ovs_conf, pod, tmp_path, monkeypatch):
-    """The server and `fastcni restore` replay: both have seen that the port is missing."""
+    """The server and `fastcni restore` restore at the same time. Both have read that the port is missing."""
     runtime = Runtime(tmp_path / "cni", ovs_conf())
     name, names = host_of(runtime.add(pod)), lost.Names
     switch.vsctl("del-port", name)

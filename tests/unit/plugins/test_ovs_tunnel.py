@@ -1,4 +1,4 @@
-"""ovs between two nodes: the CNI spec's example with vxlanID and dhcp, behind a tunnel of the userspace datapath."""
+"""ovs between two nodes: the CNI spec's example with vxlanID and dhcp, over a tunnel of the userspace datapath."""
 
 import os
 
@@ -11,14 +11,14 @@ from unit.dhcp.server import SERVER, Network, Server, addresses
 from fastcni.testing.namespaces import ip
 
 pytestmark = needs_ovs
-# The form that version 0.4.0 of the CNI spec prints, without comments
+# the example in version 0.4.0 of the CNI spec, without comments
 EXAMPLE = {"cniVersion": "0.4.0", "name": "pan", "type": "ovs", "bridge": "ovs0", "vxlanID": 42,
            "ipam": {"type": "dhcp", "routes": [{"dst": "10.3.0.0/16"}, {"dst": "10.4.0.0/16"}]},
            "args": {"labels": {"appVersion": "1.0"}}}
 
 
 def connect(switch, own, other, uplink):
-    """Put the node's uplink on a bridge with the node's address, and make a tunnel to the other node."""
+    """Put the node's uplink on a bridge, which gets the node's address. Make a tunnel to the other node."""
     switch.add_bridge("phy")
     switch.vsctl("add-port", "phy", uplink)
     for command in (f"addr add {own}/24 dev phy", "link set phy up", f"link set {uplink} up"):
@@ -35,7 +35,7 @@ def network():
 
 @pytest.fixture
 def near(host_netns, network):
-    """Yield this node's switch. A tunnel leads to another node, whose bridge has a DHCP server."""
+    """Yield this node's switch. Its tunnel leads to another node, and that node's bridge has a DHCP server."""
     node = network.netns("node")
     ip("link", "add", "up0", "type", "veth", "peer", "name", "up1", "netns", node)
     ip("link", "add", "dhcp0", "type", "veth", "peer", "name", "b9", "netns", network.host, netns=node)

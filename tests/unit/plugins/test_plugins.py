@@ -1,4 +1,5 @@
-"""Complete plugins on a model of a node: their requests, and the state that remains if a request fails."""
+"""Run complete plugins on a model of a node. The tests check their netlink requests, and the state after a failed
+request."""
 
 import pytest
 
@@ -24,7 +25,7 @@ BEGIN, END = nft.NFNL_MSG_BATCH_BEGIN, nft.NFNL_MSG_BATCH_END
 
 @pytest.fixture(params=NETWORKS)
 def network(request, calls):
-    """Return the configuration of one network, made again for every fresh node."""
+    """Return a function that returns the configuration of one network on the current model of a node."""
     kind, keys = NETWORKS[request.param]
     return lambda: calls.conf(kind, **keys)
 
@@ -60,7 +61,7 @@ def test_add_and_del_of_a_bridge_pod(calls):
 
 
 def test_accept_ra_of_a_bridge_is_written_once(calls, monkeypatch):
-    """Each ADD wrote the sysctl, within a look-up whose answer is cached."""
+    """Once, each ADD wrote the sysctl again, although the bridge already existed."""
     written, write_at = [], sysctl.write_at
     monkeypatch.setattr(sysctl, "write_at", lambda directory, name, value: written.append((name, value))
                         or write_at(directory, name, value))
@@ -98,7 +99,8 @@ def test_loopback_sets_lo_up_and_down(calls):
 
 @pytest.mark.parametrize("kind, keys", [("bridge", {"isDefaultGateway": True, "ipMasq": True}), ("ptp", {})])
 def test_no_pod_changes_the_shared_configuration(calls, kind, keys):
-    """A server decodes a configuration once. For example, isDefaultGateway adds a route to each result."""
+    """A server decodes a configuration once for all pods. ADD must not change it: for example, isDefaultGateway adds a
+    route to each result."""
     configurations = Configurations()
 
     class Shares(AtOnceMode):
@@ -134,10 +136,10 @@ def test_ipam_plugins_send_nothing(calls, kind):
     assert calls.node.sockets == []
 
 
-# -- promises about how much is sent -----------------------------------------------------------------------
+# -- numbers of messages ----------------------------------------------------------------------------------------------
 
 def add_with_the_bridge_there(calls, **keys):
-    """Return the batches of the second pod's ADD, and of its DEL."""
+    """Run an ADD for a first pod. Return the batches of a second pod's ADD, and of its DEL."""
     conf = calls.conf("bridge", isGateway=True, **keys)
     calls.pods["/run/netns/first"] = "first"
     calls.node.links["first"] = {}
@@ -153,12 +155,12 @@ def add_with_the_bridge_there(calls, **keys):
 def test_a_bridge_add_with_the_bridge_there_is_six_batches(calls):
     batches, _ = add_with_the_bridge_there(calls)
     assert batches == [
-        (HOST, [uapi.RTM_GETLINK]),                                             # is the bridge there
-        (HOST, [uapi.RTM_NEWLINK]),                                             # the pair, in place and named
+        (HOST, [uapi.RTM_GETLINK]),                                             # whether the bridge exists
+        (HOST, [uapi.RTM_NEWLINK]),  # create the veth pair with its names, on the bridge and in the pod
         (POD, [uapi.RTM_NEWLINK, uapi.RTM_NEWADDR, uapi.RTM_NEWLINK, uapi.RTM_NEWROUTE]),   # arp_notify, address, up
         (HOST, [uapi.RTM_GETADDR]),                                         # whether the bridge has its gateway address
-        (HOST, [uapi.RTM_GETLINK]),                                             # is the port up
-        (HOST, [uapi.RTM_GETLINK]),                                             # the bridge's MAC now
+        (HOST, [uapi.RTM_GETLINK]),                                             # whether the port is up
+        (HOST, [uapi.RTM_GETLINK]),                                             # the bridge's MAC after the ADD
     ]
 
 
@@ -185,8 +187,8 @@ def test_macspoofchk_adds_a_flag_of_the_bridge_one_lookup_and_one_transaction_of
 def test_a_bridge_del_is_three_batches(calls):
     _, batches = add_with_the_bridge_there(calls)
     assert batches == [
-        (POD, [uapi.RTM_GETLINK]),          # the pod's end names the host's end
-        (HOST, [uapi.RTM_GETLINK]),         # whether that link is really the other end
+        (POD, [uapi.RTM_GETLINK]),          # the pod's end gives the index of the host's end
+        (HOST, [uapi.RTM_GETLINK]),         # whether that link is really the pair's other end
         (HOST, [uapi.RTM_DELLINK]),
     ]
 
@@ -211,7 +213,7 @@ def test_the_number_of_rules_does_not_grow_with_the_pods(calls):
 
 
 def test_the_next_add_restores_flushed_rules(calls):
-    """`nft flush table` leaves chains and elements, so nothing is refused for want of the rules."""
+    """`nft flush table` keeps chains and elements, so no request fails because a rule is missing."""
     conf = calls.conf("bridge", isGateway=True, ipMasq=True)
     calls.pods["/run/netns/first"] = "first"
     calls.node.links["first"] = {}
@@ -224,7 +226,7 @@ def test_the_next_add_restores_flushed_rules(calls):
 # -- rollback ----------------------------------------------------------------------------------------------
 
 def test_an_add_with_any_refused_request_leaves_nothing(calls, network):
-    """Each request in turn gets EIO. ADD leaves the earlier state, and its DEL succeeds."""
+    """Each request of ADD in turn fails with EIO. ADD restores the earlier state, and the pod's DEL succeeds."""
     calls.fresh()
     assert calls("ADD", network())[0] == 0
     places = calls.node.asked
@@ -234,7 +236,7 @@ def test_an_add_with_any_refused_request_leaves_nothing(calls, network):
         calls.fresh(refuse=place)
         before = calls.node.facts()
         status, document = calls("ADD", network())
-        if status == 0:                         # a request that ADD can do without
+        if status == 0:                         # ADD succeeds without this request
             assert calls("DEL", network())[0] == 0
         else:
             failed += 1
@@ -272,7 +274,7 @@ def test_the_next_del_completes_a_del_with_a_refused_request(calls, network):
         assert [link for link in left["links"] if link[2] == "veth"] == []
 
 
-# -- DEL of what is gone -----------------------------------------------------------------------------------
+# -- DEL of objects that no longer exist ------------------------------------------------------------------------------
 
 def test_a_repeated_del_succeeds(calls, network):
     assert calls("ADD", network())[0] == 0
@@ -285,7 +287,7 @@ def test_a_repeated_del_succeeds(calls, network):
 def test_del_succeeds_if_its_objects_are_gone(calls, network, gone):
     assert calls("ADD", network())[0] == 0
     path = POD_PATH
-    if gone in ("netns", "netns path"):         # the kernel has deleted the pair with the namespace
+    if gone in ("netns", "netns path"):         # with the namespace, the kernel has deleted the veth pair
         calls.pods.clear()
         path = "" if gone == "netns path" else POD_PATH
     if gone in ("netns", "netns path", "link"):
@@ -299,7 +301,7 @@ def test_del_succeeds_if_its_objects_are_gone(calls, network, gone):
     assert not any(calls.node.firewall.sets.values())
 
 
-# -- conflicting objects -----------------------------------------------------------------------------------
+# -- objects that exist already ---------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_an_interface_name_in_use_is_refused_and_stays(calls, kind):
@@ -366,6 +368,6 @@ def test_add_replaces_firewall_elements_of_a_pod_without_del(calls):
         path.unlink()
     calls.node.firewall.sets[1, "fastcni", "pods4"][b"\x0a\x16\0\3"] = (
         calls.node.firewall.sets[1, "fastcni", "pods4"].pop(b"\x0a\x16\0\2"))
-    assert calls("ADD", conf)[0] == 0           # gets 10.22.0.3, whose element exists
+    assert calls("ADD", conf)[0] == 0           # ADD gets 10.22.0.3, and an element of this address exists
     (comment, _), = calls.node.firewall.sets[1, "fastcni", "pods4"].values()
     assert b"id: c1" in comment

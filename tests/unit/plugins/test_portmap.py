@@ -1,4 +1,4 @@
-"""portmap by nftables: the clients that reach a host port, their source addresses, other traffic, and each key."""
+"""portmap by nftables: which clients reach a host port, with which source addresses, other traffic, and each key."""
 
 import shutil
 
@@ -48,7 +48,8 @@ def test_localhost_reaches_the_pod(chain, pod, address):
 
 
 def test_localhost_of_ipv6_stays_with_the_node(chain, pod):
-    """The kernel routes nothing from ::1: the connection is refused immediately, or served by a server on the node."""
+    """The kernel does not route packets from ::1. Either a server on the node answers, or the kernel refuses the
+    connection immediately."""
     chain.add(pod, mapping())
     with listen(pod, 80), Inside(None):
         assert ask(None, "::1", 8080) is None
@@ -107,7 +108,7 @@ def test_port_works_together_with_ip_masq(chain, node, pod, external):
 
 @FAMILIES
 def test_forwarded_traffic_to_the_same_port_of_others_is_not_redirected(chain, pod, pod_netns, external, family):
-    """CVE-2025-67499, with clients outside, in the pod, and on the node."""
+    """This is CVE-2025-67499, for clients outside, in the pod, and on the node."""
     beyond = add_external(pod_netns, "up1", "10.23.0", "fd00:23:", has_default_route=True)
     run("ip", "route", "add", "10.23.0.0/24", "via", NODE[4], netns=external)
     run("ip", "route", "add", "fd00:23::/64", "via", NODE[6], netns=external)
@@ -121,7 +122,8 @@ def test_forwarded_traffic_to_the_same_port_of_others_is_not_redirected(chain, p
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_service_rule_of_another_program_takes_precedence(chain, pod, pod_netns, external, when):
-    """CVE-2019-9946: an address of the node may also be a service's. The order of installation does not matter."""
+    """CVE-2019-9946: a service may use an address of the node. The service's rule wins, whichever rule was installed
+    first."""
     rules = """table ip services { chain pre { type nat hook prerouting priority dstnat;
                ip daddr 198.51.100.1 tcp dport 8080 dnat to 10.22.0.3:81
                }
@@ -144,13 +146,13 @@ def test_a_service_rule_of_another_program_takes_precedence(chain, pod, pod_netn
 def test_other_ports_and_protocols_stay_with_the_node(chain, pod, external):
     chain.add(pod, mapping())
     with listen(pod, 80), listen(pod, 80, "udp"), listen(None, 80), listen(None, 8080, "udp"):
-        assert ask(external, NODE[4], 80) == EXTERNAL[4]              # the node's server
+        assert ask(external, NODE[4], 80) == EXTERNAL[4]              # the node's own server answers
         assert ask(external, NODE[4], 8081, wait=0.3) is None
         assert ask(external, NODE[4], 8080, "udp") == EXTERNAL[4]
 
 
 def spoof_localhost(pod):
-    """Make the pod send to 127.0.0.1 by the bridge."""
+    """Let the pod route packets to 127.0.0.1 through the bridge."""
     with Inside(pod):
         set_sysctl("net/ipv4/conf/eth0/route_localnet", "1")
     run("ip", "route", "del", "local", "127.0.0.0/8", "dev", "lo", "table", "local", check=False, netns=pod)
@@ -158,7 +160,7 @@ def spoof_localhost(pod):
 
 
 def test_a_pod_does_not_reach_the_nodes_localhost(chain, pod):
-    """CVE-2020-8558, caused by route_localnet. Without the guard rule the pod is served."""
+    """CVE-2020-8558: route_localnet lets the pod connect to the node's 127.0.0.1. The guard rule prevents this."""
     chain.add(pod, mapping())
     spoof_localhost(pod)
     with listen(None, 9999, address="127.0.0.1"):
@@ -224,7 +226,8 @@ def test_without_snat_only_other_hosts_reach_the_pod(chain, pod, external):
     chain.add(pod, mapping(), snat=False)
     with listen(pod, 80):
         assert ask(external, NODE[4], 8080) == EXTERNAL[4]
-        assert ask(pod, NODE[4], 8080, wait=0.5) is None        # the pod itself answers
+        # the pod answers the node's address itself, so no connection is established
+        assert ask(pod, NODE[4], 8080, wait=0.5) is None
         assert ask(None, "127.0.0.1", 8080, wait=0.5) is None
     assert elements("hairpins4") == []
 
@@ -286,7 +289,7 @@ def test_pod_without_mappings_adds_nothing(chain, node, pod):
 # -- conntrack entries -------------------------------------------------------------------------------------
 
 class Kernel:
-    """The flow requests that the kernel accepts: all, those of Linux before 6.8, or (as a control) none."""
+    """Which conntrack requests the kernel accepts: "all", "old" as Linux before 6.8 does, or "none" as a control."""
 
     def __init__(self, monkeypatch, kind):
         self.forgets = kind != "none"
@@ -308,8 +311,9 @@ def kernel(request, monkeypatch):
 @pytest.mark.parametrize("host_ip", ["", "the node's"])
 def test_udp_client_that_was_there_before_the_pod_finds_it(chain, pod, pod_netns, external, family, host_ip, kernel):
     source, asked, other = ("", 5555), mapping(protocol="udp", hostIP=host_ip and NODE[family]), pod_netns()
-    chain.add(other, mapping(9))                # from now on, conntrack is loaded
-    assert ask(external, NODE[family], 8080, "udp", source=source, wait=0.3) is None     # conntrack records the target
+    chain.add(other, mapping(9))                # this ADD loads conntrack
+    # conntrack records the node as the target
+    assert ask(external, NODE[family], 8080, "udp", source=source, wait=0.3) is None
     chain.add(pod, asked)
     with listen(pod, 80, "udp"):
         assert kernel.ask_again(external, family, source) == (EXTERNAL[family] if kernel.forgets else None)
@@ -318,7 +322,7 @@ def test_udp_client_that_was_there_before_the_pod_finds_it(chain, pod, pod_netns
 @pytest.mark.parametrize("told", ["all", "no prevResult", "no mappings"])
 @FAMILIES
 def test_udp_client_that_never_stops_finds_the_next_pod(chain, pod, pod_netns, external, family, told, kernel):
-    """Without a pod on the port there is no ADD: only DEL can delete the flow to the first pod."""
+    """No pod's ADD uses the port in between, so only DEL can delete the flow to the first pod."""
     other, source = pod_netns(), ("", 5555)
     of_other = chain.of(other, mapping(protocol="udp"))
     conf = chain.add(pod, mapping(protocol="udp"))
@@ -337,7 +341,7 @@ def flows_to(port, protocol="udp"):
 
 @needs_conntrack
 def test_flows_through_the_node_to_the_same_port_of_others_are_kept(chain, pod, pod_netns, external):
-    """For example DNS: one name server in a pod, and queries of others to another server."""
+    """For example, a pod is a DNS server, and other pods query another DNS server."""
     with listen(external, 53, "udp"):
         other = pod_netns()
         chain.first["ipMasq"] = True

@@ -1,4 +1,5 @@
-"""portmap by iptables: the reference's chains, one read and one change for each family, and mapped traffic."""
+"""portmap by iptables: the reference plugin's chains, one read and one change per address family, and mapped
+traffic."""
 
 import os
 import shutil
@@ -10,7 +11,7 @@ from lab.traffic import ask, listen
 
 pytestmark = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
 FAMILIES = pytest.mark.parametrize("family", [4, 6])
-OWN = "CNI-DN-e8f6f419596f7f47b3468"            # of network net1 and container cid1
+OWN = "CNI-DN-e8f6f419596f7f47b3468"            # the chain of network net1 and container cid1
 COMMENT = '-m comment --comment "dnat name: \\"net1\\" id: \\"cid1\\""'
 SHARED = ["-N CNI-HOSTPORT-DNAT", "-N CNI-HOSTPORT-MASQ", "-N CNI-HOSTPORT-SETMARK",
           "-A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT",
@@ -225,7 +226,7 @@ def test_long_comment_is_cut_to_the_limit_of_iptables(chain, node):
 
 
 class Counted:
-    """An iptables first in PATH that records every run."""
+    """Wrappers of the iptables programs, first in PATH, that record each run."""
 
     def __init__(self, directory):
         self.log, self.env = directory / "log", {"PATH": f"{directory}:{os.environ['PATH']}"}
@@ -254,7 +255,7 @@ def test_each_family_takes_one_read_and_one_change(chain, node, tmp_path):
 
 @pytest.mark.skipif(not shutil.which("iptables-legacy"), reason="needs iptables-legacy (Debian: iptables)")
 def test_del_runs_a_program_only_if_the_legacy_table_has_the_chain_of_the_pod(chain, node, tmp_path):
-    """While the legacy table nat existed, DEL of each pod with mappings ran iptables-save twice."""
+    """Once, if the legacy table nat existed, DEL of each pod with mappings ran iptables-save twice."""
     counted, conf = Counted(tmp_path), chain.portmap(mapping(), backend="nftables")
     run("iptables-legacy", "-t", "nat", "-A", "POSTROUTING", "-m", "comment", "--comment", OWN, "-j", "MASQUERADE")
     node.ok("DEL", conf, "pod", cid="cid1", env=counted.env)
@@ -262,12 +263,13 @@ def test_del_runs_a_program_only_if_the_legacy_table_has_the_chain_of_the_pod(ch
     run("iptables-legacy", "-t", "nat", "-N", OWN)
     node.ok("DEL", conf, "pod", cid="cid1", env=counted.env)
     assert counted.runs() == ["iptables-save", "ip6tables-save"]
-    node.ok("DEL", chain.portmap(backend="nftables"), "pod", cid="cid1", env=counted.env)      # without mappings
+    node.ok("DEL", chain.portmap(backend="nftables"), "pod", cid="cid1", env=counted.env)  # this DEL has no mappings
     assert counted.runs() == []
 
 
 def test_a_change_is_tried_again_after_a_concurrent_change(chain, node, tmp_path):
-    """Two first pods at the same time both create the shared chains; the second finds them in use."""
+    """Two first pods create the shared chains at the same time. The second pod's change fails, because the chains
+    exist."""
     counted = Counted(tmp_path)
     restore = tmp_path / "iptables-restore"
     restore.write_text(restore.read_text().replace("exec", f"test -e {tmp_path}/once || {{ touch {tmp_path}/once; "

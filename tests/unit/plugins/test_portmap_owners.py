@@ -1,4 +1,4 @@
-"""portmap by nftables: the owner of a port, DEL, CHECK and GC, the cost of a pod, and refused configurations."""
+"""portmap by nftables: the owner of a port, DEL, CHECK and GC, the cost of a pod, and rejected configurations."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +19,13 @@ def chain(node):
 
 
 def mapped():
-    """All elements that belong to pods."""
+    """Return all elements of pods."""
     ruleset = rules()
     return [element for name in (*MAPS, "hostport-pods") for element in elements(name, ruleset=ruleset)]
 
 
 def fixed():
-    """Return the ruleset without elements."""
+    """Return the ruleset as JSON texts, without elements."""
     found = rules()
     for item in found:
         for kind in ("map", "set"):
@@ -69,7 +69,7 @@ def test_a_port_has_one_owner_for_each_protocol_and_address(chain, node, held, w
 
 
 def test_one_of_many_concurrent_adds_gets_the_port(chain, node):
-    """Some ADDs ask for every address, some for one address: the second ADD always sees the first one."""
+    """Some ADDs map the port on all addresses, some on one address. Of two ADDs, the second must see the first."""
     for turn in range(10):
         confs = [chain.alone(2 + n, mapping(9000 + n), mapping(hostIP="10.0.0.1" if n % 2 else "")) for n in range(8)]
         with ThreadPoolExecutor(8) as pool:
@@ -85,12 +85,13 @@ def test_one_of_many_concurrent_adds_gets_the_port(chain, node):
 
 
 def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
-    """The Go plugins' DEL deletes the link and leaves fastcni's elements: the port stayed with the deleted pod."""
+    """DEL of the Go plugins deletes the link and leaves fastcni's elements. Once, the port stayed with the deleted
+    pod."""
     one, two, three = (pod_netns() for _ in range(3))
     chain = Chain(node, node.conf())
     chain.add(one, mapping(), mapping(81), mapping(82, hostIP="10.0.0.1"))
     conf = chain.of(two, mapping(), mapping(82))
-    assert cid_of(one) in node.refused("ADD", conf, two)["msg"]         # the owner is alive
+    assert cid_of(one) in node.refused("ADD", conf, two)["msg"]         # the owner still has its link
     run("ip", "link", "del", "eth0", netns=one)
     reply = node.call("ADD", conf, two)
     assert reply.status == 0
@@ -100,14 +101,15 @@ def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
     assert not elements("hostip-hostports4")
     assert len(elements("hostport-pods")) == 1
     error = node.refused("ADD", chain.of(three, mapping(82, hostIP="10.0.0.2")), three)
-    assert cid_of(two) in error["msg"]                                  # the new owner is alive
+    assert cid_of(two) in error["msg"]                                  # the new owner has its link
     node.delete(conf, two)
     assert mapped() == []
 
 
 @pytest.mark.parametrize("why", ["no link in the result", "a bridge alone", "two links"])
 def test_a_pod_that_may_be_alive_keeps_its_port(chain, node, why):
-    """The pod's mark names no link. The error is a conflict, and shows the command that ends the pod."""
+    """The earlier pod's mark does not name its only link. So ADD fails, and the error shows the command that deletes
+    the element."""
     run("ip", "link", "add", "br7", "type", "bridge")
     run("ip", "link", "add", "v0", "type", "veth", "peer", "v1")
     named = {"a bridge alone": ["br7"], "two links": ["v0", "v1"]}.get(why, [])
@@ -183,7 +185,7 @@ def test_del_deletes_only_the_pods_elements(chain, node, known):
 
 
 def test_each_attachment_has_separate_elements(chain, node):
-    """A container has an attachment on two networks, and two on one network."""
+    """One container has attachments on two networks, and two attachments on one network."""
     confs = [(chain.alone(2, mapping(81)), "eth0"), (chain.alone(3, mapping(82)), "eth1"),
              ({**chain.alone(4, mapping(83)), "name": "net-b"}, "eth0")]
     for conf, ifname in confs:
@@ -277,7 +279,7 @@ def test_del_removes_rules_of_the_references_nftables_backend(chain, node):
 # -- cost --------------------------------------------------------------------------------------------------
 
 class Wire:
-    """A counter of netlink messages and bytes in both directions, while it is open."""
+    """A counter of netlink messages and bytes that are sent and received within its block."""
 
     def __init__(self, monkeypatch):
         self.monkeypatch, self.sent, self.received = monkeypatch, [], []
@@ -298,7 +300,7 @@ class Wire:
 @pytest.mark.parametrize("host_ip", ["", "10.0.0.1"], ids=["every address", "one address"])
 def test_cost_of_a_pod_does_not_depend_on_a_thousand_others(chain, node, monkeypatch, host_ip):
     def cost(number):
-        """Return the cost of ADD and DEL of a pod, and of DEL of a pod without mappings."""
+        """Return the costs of a pod's ADD, of its DEL, and of a DEL without mappings."""
         found = []
         for command, conf in (("ADD", chain.alone(number, *ports)), ("DEL", chain.alone(number, *ports)),
                               ("DEL", chain.alone(number))):
@@ -308,7 +310,7 @@ def test_cost_of_a_pod_does_not_depend_on_a_thousand_others(chain, node, monkeyp
         return found
 
     ports = [mapping(1 + n, 80 + n, hostIP=host_ip) for n in range(4)]
-    node.add(chain.alone(2, mapping(60000, hostIP=host_ip)), "first", cid="cid-0002")      # creates the table
+    node.add(chain.alone(2, mapping(60000, hostIP=host_ip)), "first", cid="cid-0002")      # this ADD creates the table
     alone, before = cost(5000), fixed()
     for pod in range(1000):
         more = [mapping(10 + 4 * pod + n, 80 + n, hostIP=host_ip) for n in range(4)]

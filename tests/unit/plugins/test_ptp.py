@@ -1,4 +1,4 @@
-"""ptp on the real kernel: a veth pair whose host end routes all traffic of the pod."""
+"""ptp on the real kernel: a veth pair whose host end receives all packets of the pod."""
 
 import os
 
@@ -70,7 +70,7 @@ def test_dual_stack_addresses_are_usable_when_add_returns(node, pod, keys):
     host = node.add(conf, pod)["interfaces"][0]["name"]
     tentative = "ip", "-n", pod, "-6", "addr", "show", "tentative"
     assert run(*tentative, "scope", "global") == ""
-    assert eventually(lambda: run(*tentative) == "")            # a worker of the kernel checks the link-local address
+    assert eventually(lambda: run(*tentative) == "")  # a worker of the kernel checks the link-local address later
     assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
     assert ("default", "fd00:22::1") in routes(pod, family=6)
     assert sorted(addresses(host)) == ["10.22.0.1/32", "fd00:22::1/128"]
@@ -78,7 +78,7 @@ def test_dual_stack_addresses_are_usable_when_add_returns(node, pod, keys):
 
 
 def test_duplicate_ipv6_address_is_an_error_and_leaves_nothing(node, pod):
-    # The host end has the same address, and answers the pod's duplicate address detection.
+    # The host's end has the address, too, and answers the pod's duplicate address detection.
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     ipam = {"type": "static", "addresses": [{"address": "fd00:22::7/64", "gateway": "fd00:22::7"}]}
     before = node.left(pod)
@@ -124,7 +124,7 @@ def test_bad_mac_is_refused_before_anything_is_made(node, pod, conf):
 
 
 def test_cni_args_that_the_reference_does_not_read_are_no_error(node, pod, tmp_path):
-    # The IPAM plugin accepts such values, as dhcp does. In this test it is a shell script.
+    # IPAM plugins such as dhcp accept these values. In the test, a shell script is the IPAM plugin.
     script = tmp_path / "any-ipam"
     script.write_text('#!/bin/sh\n[ $CNI_COMMAND = DEL ] || echo \'{"cniVersion": "1.1.0", "ips": '
                       '[{"address": "10.22.0.2/24", "gateway": "10.22.0.1"}]}\'\n')
@@ -146,7 +146,7 @@ def test_dns_of_ipam_is_used_if_the_network_has_none(node, pod):
 
 
 def test_addresses_that_share_a_subnet_or_only_the_gateway(node, pod):
-    # The reference fails on the second attachment, because it adds the same address to the host end again.
+    # The reference plugin fails at the second attachment: it adds an address to the host's end that exists already.
     ipam = {"type": "static", "addresses": [
         {"address": address, "gateway": gateway} for address, gateway in (
             ("10.22.0.5/24", "10.22.0.1"), ("10.22.0.6/24", "10.22.0.1"), ("192.0.2.7/32", "10.22.0.1"),

@@ -1,4 +1,4 @@
-"""sbr: the link that packets take, the rules and tables, each key, CHECK, and DEL of missing state."""
+"""sbr: the link that packets take, rules and tables, each key, CHECK, and DEL when state is missing."""
 
 import errno
 import fcntl
@@ -21,13 +21,13 @@ def pod(node, pod):
 
 
 def rules(pod):
-    """Return {source: table} of the rules for one address."""
+    """Return {source address: table} of the routing rules for a source address."""
     return {rule["src"]: rule["table"] for family in "46" for rule in ip_json(f"-{family}", "rule", netns=pod)
             if rule["src"] != "all"}
 
 
 def table(pod, number, family=4):
-    """[(dst, gateway or "")] of net1's routes in a table, without fe80::/64."""
+    """Return [(dst, gateway or "")] of net1's routes in a table, without fe80::/64."""
     found = ip_json(f"-{family}", "route", "show", "table", number, "dev", "net1", netns=pod)
     return sorted((route["dst"], route.get("gateway", "")) for route in found if not route["dst"].startswith("fe80"))
 
@@ -57,7 +57,7 @@ def test_each_address_has_a_table_with_the_routes_of_its_link(node, pod):
 
 
 def test_an_address_without_an_interface_belongs_to_the_pod(node, pod):
-    """As in the reference, such an address counts. fastcni ignored it."""
+    """As in the reference plugin, the address gets a rule. Once, fastcni ignored the address."""
     ips = [{**ip, "interface": 99} for ip in node.results[pod]["ips"]]
     node.add({**SBR, "prevResult": {**node.results[pod], "ips": ips}}, pod, ifname="net1")
     assert sorted(rules(pod)) == ["10.23.0.2", "fd00:23::2"]
@@ -88,7 +88,7 @@ def test_several_addresses_of_a_subnet_have_a_table_each(node, pod):
 
 @pytest.mark.parametrize("keys, devices", [({}, ["eth0"]), ({"addSourceHints": True}, ["eth0", "net1"])])
 def test_a_route_of_another_link_to_the_same_subnet_stays(node, pod, keys, devices):
-    """Two networks with one subnet are the main use of sbr."""
+    """The main use of sbr is a pod on two networks with one subnet."""
     run("ip", "route", "append", "10.23.0.0/24", "dev", "eth0", netns=pod)
     node.add({**SBR, **keys}, pod, ifname="net1")
     assert [route["dev"] for route in ip_json("route", "show", "10.23.0.0/24", netns=pod)] == devices
@@ -130,7 +130,7 @@ def test_del_removes_the_rules_of_an_add_that_was_repeated(node, pod):
 
 
 def test_gateways_override_those_of_the_addresses(node, pod):
-    """The gateways also override a default route of the link, which the reference prefers to them."""
+    """`gateways` also overrides the link's own default route, which the reference plugin prefers."""
     run("ip", "route", "append", "default", "via", "10.23.0.1", "dev", "net1", netns=pod)
     conf = {**SBR, "gateways": ["fd00:23::77", "10.23.0.77"]}
     result = node.add(conf, pod, ifname="net1")
@@ -208,7 +208,7 @@ def test_add_and_del_at_every_version(node, pod, version):
 # -- CHECK, DEL and STATUS --------------------------------------------------------------------------------
 
 def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node, pod):
-    """The reference checks only the main table, and fails."""
+    """sbr has moved the routes to another table. The reference plugin checks only the main table, and fails."""
     conf = node.second_network()
     conf["ipam"]["routes"] = [{"dst": "198.51.100.0/24"}, {"dst": "2001:db8:5::/48"}]
     node.delete(conf, pod, ifname="net1")
@@ -263,7 +263,7 @@ def test_del_of_missing_state_succeeds(node, pod, tmp_path, gone):
 
 
 def test_del_creates_no_file_at_the_path_of_the_namespace(node, pod, tmp_path):
-    """The reference leaves an empty file."""
+    """The reference plugin leaves an empty file."""
     node.delete(SBR, str(tmp_path / "pod"), ifname="net1")
     assert not (tmp_path / "pod").exists()
 
@@ -293,7 +293,7 @@ def test_the_plugin_waits_for_the_lock_of_the_namespace(node, pod):
 
 
 def test_the_plugin_does_not_wait_for_a_lock_that_the_pod_holds(node, pod, monkeypatch):
-    """An unprivileged process in a pod can flock() its namespace. ADD and DEL waited for this lock for ever."""
+    """An unprivileged process in a pod can flock() its namespace. Once, ADD and DEL waited for this lock for ever."""
     monkeypatch.setattr(waiting, "NAMESPACE_LOCK_TIMEOUT_S", 0.05)
     with open(f"/run/netns/{pod}") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""static: configured addresses, which source replaces which, and error texts."""
+"""static: the configured addresses, which source of addresses overrides which, and the texts of errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""tap: each key, frames through the device, owner and group, CHECK, STATUS. Other tests are in test_devices.py."""
+"""tap: each key, frames through the device, owner and group, CHECK, STATUS. test_devices.py has more tests."""
 
 import fcntl
 import os
@@ -46,7 +46,7 @@ def ifreq(name, flags):
 
 
 def open_tap(pod, name="eth0", flags=IFF_TAP | IFF_NO_PI):
-    """Open the device as a program in the pod does, for example a virtual machine or a VPN."""
+    """Open the device as a program in the pod does, for example a virtual machine or a VPN. Return the file."""
     with Inside(pod):
         file = os.fdopen(os.open(tun.PATH, os.O_RDWR), "r+b", buffering=0)
     fcntl.ioctl(file, TUNSETIFF, ifreq(name, flags))
@@ -54,7 +54,7 @@ def open_tap(pod, name="eth0", flags=IFF_TAP | IFF_NO_PI):
 
 
 def may_open(pod, uid, gid, flags=IFF_TAP | IFF_NO_PI):
-    """Return whether a process with these ids and without capabilities may open the device."""
+    """Return whether a process with these IDs and without capabilities may open the device."""
     with Inside(pod):
         args = [sys.executable, "-I", "-c", OPEN_AS, str(uid), str(gid), ifreq("eth0", flags).hex()]
         done = subprocess.run(args, capture_output=True, text=True)
@@ -87,7 +87,7 @@ def test_program_in_the_pod_sends_and_receives_by_the_device(node, pod, conf):
     assert result["interfaces"] == [{"name": "eth0", "mac": mac, "sandbox": f"/run/netns/{pod}"}]
     assert [(ip["address"], ip["interface"]) for ip in result["ips"]] == [("10.22.0.2/24", 0), ("fd00:22::2/64", 0)]
     assert addresses("eth0", pod) == ["10.22.0.2/24", "fd00:22::2/64"]
-    assert set(links()) == {"lo"}                       # nothing on the host
+    assert set(links()) == {"lo"}                       # ADD leaves no link on the host
     with open_tap(pod) as program:
         assert arp_of(program, "10.22.0.2") == mac
         assert arp_of(program, "10.22.0.3", tries=1) is None
@@ -116,7 +116,7 @@ def test_del_removes_a_device_that_a_program_has_open(node, pod, conf):
 
 @pytest.mark.parametrize("keys", [{}, {"owner": 70001, "group": 70002}, {"multiQueue": True}], ids=str)
 def test_frames_have_neither_packet_information_nor_a_header_of_virtio(node, pod, conf, keys):
-    """With owner and group, the reference enables both."""
+    """If owner and group are set, the reference plugin enables both."""
     node.add({**conf, **keys}, pod)
     assert tap(pod)["type"] == "tap"
     assert tap(pod)["pi"] is tap(pod)["vnet_hdr"] is False
@@ -126,7 +126,7 @@ def test_frames_have_neither_packet_information_nor_a_header_of_virtio(node, pod
     ({}, ""), ({"multiQueue": True}, "multi_queue"), ({"owner": 70001}, "user 70001"), ({"group": 0}, "group 0"),
     ({"multiQueue": True, "owner": 0, "group": 4294967294}, "multi_queue user 0 group 4294967294")])
 def test_device_equals_the_one_that_ip_tuntap_creates(node, pod, layer2, keys, args):
-    """The reference calls `ip tuntap`."""
+    """The reference plugin runs `ip tuntap`."""
     node.add({**layer2, **keys}, pod)
     with Inside(pod):
         run("ip", "tuntap", "add", "mode", "tap", "name", "other", *args.split())
@@ -135,7 +135,8 @@ def test_device_equals_the_one_that_ip_tuntap_creates(node, pod, layer2, keys, a
     def attributes(name):
         return {key: value for key, value in links(pod)[name].items() if key not in ("ifindex", "ifname", "address")}
 
-    for name in ("eth0", "other"):          # up to a second later, the kernel notes that no program has the device open
+    # the kernel sets operstate within a second after the last program has closed the device
+    for name in ("eth0", "other"):
         assert eventually(lambda name=name: attributes(name)["operstate"] == "DOWN")
     assert attributes("eth0") == attributes("other")
 
@@ -201,7 +202,7 @@ def test_mac_of_the_variable_overrides_the_key(node, pod, conf, asked, mac):
 
 
 def test_all_keys_can_be_used_together(node, pod, layer2):
-    """With both owner and group, the reference ignores mtu and mac."""
+    """If owner and group are set, the reference plugin ignores mtu and mac."""
     keys = {"mtu": 1400, "mac": "0a:00:00:00:00:01", "owner": 70001, "group": 70002, "multiQueue": True}
     node.add({**layer2, **keys}, pod)
     link, made = links(pod)["eth0"], tap(pod)
@@ -256,7 +257,8 @@ def test_selinux_context_is_refused_where_selinux_is_off(node, pod, conf):
 
 @pytest.fixture
 def selinux(tmp_path, monkeypatch):
-    """Put a file in place of attr/exec, and let this process make no device. Return a function that reads the file."""
+    """Replace /proc/.../attr/exec by a file, and prevent this process from creating a device. Return a function that
+    reads the file."""
     file = tmp_path / "exec"
     file.write_text("")
     monkeypatch.setattr(tun, "NEXT_CONTEXT", str(file))
@@ -267,7 +269,7 @@ def selinux(tmp_path, monkeypatch):
 def test_another_process_creates_the_device_with_a_selinux_context(node, pod, layer2, selinux):
     keys = {"selinuxContext": CONTEXT, "multiQueue": True, "owner": 70001, "group": 3000000000, "mtu": 1400}
     node.add({**layer2, **keys}, pod)
-    assert selinux() == "\n" + CONTEXT[1:]              # the context, then no context
+    assert selinux() == "\n" + CONTEXT[1:]  # the process wrote the context, then an empty line that resets it
     made = tap(pod)
     assert (made["user"], made["group"], made["multi_queue"], made["pi"]) == (70001, 3000000000, True, False)
     assert made["persist"] is True
@@ -294,7 +296,7 @@ def test_python_that_cannot_be_started_there_is_an_error(node, pod, layer2, seli
 
 @pytest.mark.parametrize("kind", ["tap", "veth"])
 def test_pod_that_has_the_name_keeps_its_link(node, pod, conf, kind):
-    """The reference leaves a device of a random name, and succeeds."""
+    """The reference plugin succeeds and leaves a device with a random name."""
     if kind == "tap":
         node.add(conf, pod)
     else:
@@ -307,7 +309,8 @@ def test_pod_that_has_the_name_keeps_its_link(node, pod, conf, kind):
 
 
 def test_add_does_not_wait_for_duplicate_address_detection(node, pod, conf):
-    """The detection begins with the carrier, at an unknown time: the reference waits five seconds."""
+    """Duplicate address detection begins when the device has a carrier, which may be much later. The reference plugin
+    waits for five seconds."""
     started = time.monotonic()
     node.add({**conf, "enabledad": True}, pod)
     assert time.monotonic() - started < 4
@@ -333,7 +336,7 @@ def test_check_compares_the_keys(node, pod, conf, keys, says):
 
 
 def test_check_does_not_compare_an_owner_and_a_group_that_are_not_configured(node, pod, conf):
-    """The program that opens the device may have set them."""
+    """The program that opens the device may have set its owner and its group."""
     result = node.add({**conf, "owner": 70009, "group": 70001}, pod)
     node.check({key: value for key, value in conf.items() if key not in ("owner", "group")}, pod, result)
 
@@ -368,7 +371,7 @@ def test_status_reports_a_missing_device_file(node, conf, layer2, monkeypatch):
 
 
 def test_a_name_with_a_number_pattern_is_refused(node, pod, conf):
-    """The kernel replaces the pattern by eth0, and DEL would not find that name."""
+    """The kernel would replace the pattern, for example eth%d by eth0. DEL would not find the device by its pattern."""
     before = node.left(pod)
     assert node.refused("ADD", conf, pod, ifname="eth%d")["code"] == 4
     assert node.left(pod) == before
