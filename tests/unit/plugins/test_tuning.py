@@ -1,4 +1,5 @@
-"""tuning: sysctls and link attributes, the file that remembers them, the allow-list, CHECK, DEL, GC and STATUS."""
+"""tuning: sysctls and link attributes, the file with the earlier attributes, the allow-list, CHECK, DEL, GC and
+STATUS."""
 
 import json
 import os
@@ -27,14 +28,14 @@ def tuning(node, **keys):
 
 
 def link(pod, name="eth0"):
-    """Return the attributes of a link under the names of the configuration's keys."""
+    """Return {configuration key: value} of a link's attributes."""
     found = links(pod)[name]
     return {"mac": found["address"], "promisc": "PROMISC" in found["flags"], "mtu": found["mtu"],
             "allmulti": "ALLMULTI" in found["flags"], "txQLen": found["txqlen"]}
 
 
 def backups(node):
-    """Return {path below dataDir: content}, with the links for GC."""
+    """Return {path below dataDir: content} of the backup files. The symbolic links for GC have paths, too."""
     top = Path(node.data_dir, "tuning")
     return {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if not path.is_dir()}
 
@@ -57,7 +58,7 @@ def test_sysctls_are_set_in_the_pod_and_nowhere_else(node, pod, conf):
 
 
 def test_the_forwarding_sysctl_makes_the_pod_forward(node, pod, pod_netns, conf):
-    """The pod is a router between the bridge and a namespace behind the pod."""
+    """The test's pod is a router between the bridge and a namespace behind the pod."""
     behind = pod_netns()
     run("ip", "link", "add", "eth9", "type", "veth", "peer", "ext0", "netns", behind, netns=pod)
     for netns, name, address in ((pod, "eth9", "10.23.0.1/24"), (behind, "ext0", "10.23.0.2/24")):
@@ -86,7 +87,7 @@ def test_args_add_to_the_sysctls_and_replace_them(node, pod, conf):
 
 
 def test_sysctls_can_be_in_args_alone(node, pod, conf):
-    """The reference crashes."""
+    """The reference plugin crashes in this case."""
     node.add({**conf, "args": {"cni": {"sysctl": {FORWARD: "1"}}}}, pod)
     assert sysctl("net/ipv4/ip_forward", pod) == "1"
 
@@ -135,7 +136,7 @@ def test_a_sysctl_that_can_only_be_written_is_written_and_not_checked(node, pod,
 
 @pytest.fixture
 def allowlist(tmp_path, monkeypatch):
-    """Return a function that writes the allow-list."""
+    """Return a function that writes a text to the allow-list."""
     monkeypatch.setattr(sysctl_allowlist, "PATH", str(tmp_path / "allowlist.conf"))
     return (tmp_path / "allowlist.conf").write_text
 
@@ -147,7 +148,7 @@ def test_a_sysctl_that_no_line_allows_is_refused(node, pod, conf, allowlist):
     msg = f"Sysctl {FORWARD} is not allowed. Only the following sysctls are allowed: " \
             "[^net\\.ipv4\\.conf\\.IFNAME\\. ^net.core]"
     assert node.refused("ADD", conf, pod)["msg"] == msg
-    assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"      # nothing was written
+    assert sysctl("net/ipv4/conf/eth0/arp_notify", pod) == "1"      # ADD has written no sysctl
     error = node.refused("STATUS", conf)
     assert (error["code"], error["msg"]) == (50, msg)
 
@@ -161,7 +162,7 @@ def test_a_line_matches_any_part_of_a_name(node, pod, conf, allowlist):
 def test_a_list_that_is_empty_or_broken_allows_nothing(node, pod, conf, allowlist, text):
     allowlist(text)
     assert node.refused("ADD", {**conf, "sysctl": {FORWARD: "1"}}, pod)["code"] == 7
-    node.add(conf, pod)                     # without sysctls the list is not read
+    node.add(conf, pod)                     # without sysctls, ADD does not read the list
 
 
 def test_a_list_that_cannot_be_read_allows_nothing(node, pod, conf, tmp_path, allowlist):
@@ -227,7 +228,7 @@ def test_the_result_has_the_mac_as_it_was_written(node, pod, conf):
     result = node.add({**conf, "mac": "0A-00-00-00-00-01"}, pod)
     assert [one["mac"] for one in result["interfaces"] if one["name"] == "eth0"] == ["0A-00-00-00-00-01"]
     assert [one["name"] for one in result["interfaces"] if one["mac"] == "0A-00-00-00-00-01"] == ["eth0"]
-    node.check({**conf, "mac": "0A-00-00-00-00-01"}, pod, result)       # the reference compares text
+    node.check({**conf, "mac": "0A-00-00-00-00-01"}, pod, result)  # the reference plugin compares the MACs as texts
     node.check(node.conf("10.22.0.0/24", isGateway=True), pod, result)
 
 
@@ -343,7 +344,7 @@ def test_del_that_the_kernel_refuses_warns_and_keeps_the_file(node, pod, conf):
     assert reply.status == 0
     assert b'failed to set mtu of "eth0" to 2000000000' in reply.stderr
     assert not link(pod)["promisc"]
-    assert path.exists()       # the rest was restored
+    assert path.exists()       # the file stays, because DEL restored only the other attributes
 
 
 def test_gc_removes_files_of_this_network_without_a_valid_attachment(node, pod, pod_netns, conf):
@@ -384,7 +385,7 @@ def test_check_reports_each_difference(node, pod, conf, msg, asked, change):
 def test_check_accepts_other_white_space_and_reports_missing_sysctls(node, pod, conf):
     conf["sysctl"] = {"net.ipv4.tcp_rmem": "4096 87380 6291456"}
     result = node.add(conf, pod)
-    node.check(conf, pod, result)           # the kernel separates values with tabs; the reference fails
+    node.check(conf, pod, result)           # the kernel separates the values by tabs. The reference plugin fails here
     missing = {**conf, "sysctl": {"net.ipv4.nothing": "1"}}
     assert "no such file" in node.check_refused(missing, pod, result)
     run("ip", "link", "del", "eth0", netns=pod)

@@ -1,4 +1,4 @@
-"""A user namespace and a network namespace made together, as `unshare -Urn` and LXC do."""
+"""Plugins in a user namespace with its own network namespace, as `unshare -Urn` and LXC make them."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 FIRST_UID = 100_000
 PREV = {"cniVersion": "1.1.0", "ips": [{"address": "10.22.0.5/24"}]}
 PORTS = {"runtimeConfig": {"portMappings": [{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]}}
-# The process imports everything first: in its user namespace it may not read root's files.
+# The process first imports all modules, because in its user namespace it may not read root's files.
 SCRIPT = f"""if 1:
     import ctypes, json, os, pkgutil, sys
     import fastcni
@@ -39,7 +39,7 @@ SCRIPT = f"""if 1:
 
 
 def run_inside(requests):
-    """[[plugin, command, status, stdout, stderr]] of requests made in such namespaces."""
+    """Make requests in such namespaces. Return [[plugin, command, status, stdout, stderr]]."""
     child = subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         if child.stdout.readline() != "ready\n":
@@ -55,7 +55,7 @@ def run_inside(requests):
 
 
 def test_plugins_with_nftables_work_where_the_table_names_of_iptables_are_root_s():
-    """Only root of the initial namespace may read /proc/self/net/ip_tables_names: these requests failed."""
+    """Only root of the initial user namespace may read /proc/self/net/ip_tables_names. Once, these requests failed."""
     common = {"cniVersion": "1.1.0", "name": "net-a", "prevResult": PREV}
     firewall = {**common, "type": "firewall"}
     portmap = {**common, "type": "portmap", **PORTS}

@@ -1,4 +1,4 @@
-"""vlan: each key, tagged traffic, refused masters. The rest is in test_devices.py."""
+"""vlan: each key, tagged traffic, and rejected masters. test_devices.py has more tests."""
 
 import pytest
 from lab.node import links, run, source_seen, sysctl
@@ -9,7 +9,7 @@ DUAL = ("10.22.0.0/24", "fd00:22::/64")
 
 @pytest.fixture
 def neighbor(neighbor):
-    """Give the neighbor its addresses in VLAN 5."""
+    """Give the neighbour its addresses in VLAN 5, and return the neighbour's namespace."""
     run("ip", "addr", "flush", "dev", "ext0", netns=neighbor)
     for command in ("link add ext5 link ext0 type vlan id 5", "addr add 10.22.0.254/24 dev ext5",
                   "addr add fd00:22::fe/64 dev ext5 nodad", "link set ext5 up"):
@@ -87,7 +87,7 @@ def test_mtu_is_the_masters_or_less(node, pod, conf):
 
 
 def test_cni_args_may_have_more_than_a_mac(node, pod, conf):
-    """The reference reads no CNI_ARGS, so no other argument is an error."""
+    """The reference plugin ignores CNI_ARGS, so arguments other than MAC are no error."""
     conf["ipam"] = {"type": "static", "addresses": [{"address": "10.22.0.9/24"}]}
     env = {"CNI_ARGS": "IgnoreUnknown=1;MAC=0a:00:00:00:00:01;K8S_POD_NAME=x"}
     assert node.add(conf, pod, env=env)["interfaces"][0]["mac"] == "0a:00:00:00:00:01"

@@ -1,4 +1,4 @@
-"""vrf: traffic in and out of a VRF, routes that move into its table, each key, CHECK, and DEL of missing state."""
+"""vrf: traffic in a VRF, routes that move to the VRF's table, each key, CHECK, and DEL when state is missing."""
 
 import shutil
 import threading
@@ -24,15 +24,15 @@ def pod(node, pod):
 
 
 def table(pod, number, family=4, device="net1"):
-    """Return [(dst, gateway or "")] of a link's routes in a table, without link-local routes and the kernel's local
-    routes."""
+    """Return [(dst, gateway or "")] of a link's routes in a table, without link-local routes and without routes that
+    the kernel added."""
     found = ip_json(f"-{family}", "route", "show", "table", number, "dev", device, netns=pod)
     return sorted((route["dst"], route.get("gateway", "")) for route in found if route.get("type") not in (
         "local", "broadcast", "multicast", "anycast") and not route["dst"].startswith(("fe80", "ff00")))
 
 
 def vrf_of(pod, name="blue"):
-    """Return the table of a VRF, or None if the VRF does not exist."""
+    """Return the number of a VRF's table, or None if the VRF does not exist."""
     return links(pod).get(name, {}).get("linkinfo", {}).get("info_data", {}).get("table")
 
 
@@ -224,7 +224,7 @@ def test_add_and_del_at_every_version(node, pod, version):
 
 @needs_vrf
 def test_check_of_the_plugin_before_it_finds_its_routes_where_they_are_now(node, pod):
-    """The reference checks only the main table, and fails."""
+    """vrf has moved the routes to another table. The reference plugin checks only the main table, and fails."""
     result = node.add(VRF, pod, ifname="net1")
     node.check(node.second_network(), pod, result, ifname="net1")
     run("ip", "route", "del", "192.0.2.0/24", "table", "1", netns=pod)

@@ -1,4 +1,4 @@
-"""disableIPv6: pods of an IPv4-only network have no IPv6 on their links, and send none."""
+"""disableIPv6: pods of an IPv4 network have no IPv6 address on their links, and send no IPv6 packet."""
 
 import pytest
 from lab.node import addresses, ip_json, source_seen, sysctl

@@ -1,4 +1,4 @@
-"""A directory for tests of the runtime library: plugins that record their calls and give configured answers."""
+"""A directory for tests of the runtime library. Its plugins record their calls and give prepared answers."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from unit.runtime.two_networks import NETNS, conflist, result_of
 
 from fastcni.runtime import CNI, PodNetworks, parse_list
 
-# Each call writes NNN-<plugin>-<command>.env and .stdin. The answer comes from files.
+# Each call writes NNN-<plugin>-<command>.env and .stdin, and prints the prepared files of its answer.
 PLUGIN = """#!/bin/sh
 stage="$(dirname "$0")/.."
 call="$stage/calls/$(printf %03d "$(ls "$stage/calls" | wc -l)")-${0##*/}-$CNI_COMMAND"
@@ -37,7 +37,7 @@ class Call:
 
 
 class Stage:
-    """A directory with bin, net.d, cache and the records of the calls."""
+    """A directory with plugins in `bin`, configurations in `net.d`, a result cache, and the records of calls."""
 
     def __init__(self, where: Path):
         self.where = where
@@ -62,7 +62,7 @@ class Stage:
         return [Call(file) for file in sorted((self.where / "calls").glob("*.stdin"))]
 
     def called(self):
-        """Return the calls as ["a ADD", "b ADD"]."""
+        """Return the calls in their order, for example ["a ADD", "b ADD"]."""
         return [f"{call.plugin} {call.command}" for call in self.calls()]
 
     def forget_calls(self):
@@ -87,7 +87,7 @@ def stage(tmp_path):
 
 @pytest.fixture
 def cni(stage):
-    """Return a runtime with three plugins that answer an ADD."""
+    """Return a runtime (CNI) with the plugins a, b and c. Each plugin answers an ADD."""
     stage.plugin("a", "b", "c")
     for name in ("a", "b", "c"):
         stage.answer(name, "ADD", out='{"cniVersion":"1.1.0","interfaces":[{"name":"eth0"}]}')
@@ -96,7 +96,8 @@ def cni(stage):
 
 @pytest.fixture
 def net_of():
-    """net_of(*plugins): a network list of plugin types or complete plugin configurations."""
+    """Return a function net_of(*plugins) that returns a network list. A plugin is a type or a complete
+    configuration."""
     def make(*plugins, version="1.1.0", name="net", **extra):
         plugins = [it if isinstance(it, dict) else {"type": it} for it in plugins]
         content = {"name": name, "plugins": plugins, **extra}
@@ -108,7 +109,7 @@ def net_of():
 
 @pytest.fixture
 def networks(stage):
-    """Write two networks: `first` of plugin a, and `second` of plugins b and c."""
+    """Write the networks `first` with the plugin a, and `second` with the plugins b and c. Return their PodNetworks."""
     stage.plugin("a", "b", "c", "loopback")
     for name, address in (("a", "10.1.0.2/24"), ("b", "10.2.0.2/24"), ("c", "10.2.0.2/24")):
         stage.answer(name, "ADD", result_of(address))

@@ -1,4 +1,4 @@
-"""CNI_ARGS as a plugin reads them: rows A1 to A5."""
+"""CNI_ARGS as a plugin reads them. Comments such as A2 number the cases."""
 
 import pytest
 

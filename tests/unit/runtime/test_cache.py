@@ -1,4 +1,4 @@
-"""The result cache: files of the Go library are read, damaged files are reported, written files are complete."""
+"""The result cache: it reads the Go library's files, reports damaged files, and writes complete files."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from fastcni.spec.result import encode
 RT = RuntimeConf("ctr", "/run/netns/c", "eth0", [("own", "arg")], {"mine": 1})
 NET = parse_list(b'{"name":"net","cniVersion":"1.0.0"}')
 
-# As containerd leaves it: capability structs without JSON tags, a 0.4.0 result with its keys sorted.
+# A file as containerd writes it: capabilities as structs without JSON tags, and a 0.4.0 result with sorted keys.
 GO = (b'{"kind":"cniCacheV1","containerId":"ctr","config":"' + b64encode(b'{"the":"list"}') + b'",'
       b'"ifName":"eth0","networkName":"net","netns":"/var/run/netns/c","cniArgs":[["IgnoreUnknown","1"],["K","V"]],'
       b'"capabilityArgs":{"portMappings":[{"HostPort":80,"ContainerPort":8080,"Protocol":"tcp","HostIP":""}]},'
@@ -130,8 +130,8 @@ def test_attachments_skip_files_that_are_not_results(cache, tmp_path):
     assert len(cache.attachments()) == 2
 
 
-# The files of libcni by version. 0.7: the result alone; 0.8 on: an object of a kind, at first without
-# containerId, before 1.2 without netns.
+# The cache files of libcni's versions. 0.7 writes only the result. 0.8 and later write an object with a kind, at first
+# without containerId, and before 1.2 without netns.
 INSIDE = (b'{"cniVersion":"1.0.0","interfaces":[{"name":"cni0","mac":"02:00:00:00:00:01"},{"name":"veth1"},'
           b'{"name":"net1","sandbox":"/run/netns/other"},{"name":"eth0","sandbox":"/run/netns/c"}],'
           b'"ips":[{"address":"10.1.2.3/24","interface":3}]}')
@@ -188,7 +188,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(cache, tmp_path, monkey
 
 
 def test_results_on_a_file_system_of_their_own_are_written(cache, tmp_path, monkeypatch):
-    """With a mount, or a symbolic link to another file system, each ADD failed with EXDEV."""
+    """The directory is a mount, or a symbolic link to another file system. Once, each ADD failed there with EXDEV."""
     def rename(old, new):
         if os.path.dirname(old) != os.path.dirname(new):
             raise OSError(errno.EXDEV, "Invalid cross-device link")
@@ -218,7 +218,7 @@ def test_an_unread_file_has_advice(cache):
 
 
 def test_a_file_of_a_later_kind_is_reported(cache):
-    """`fastcni restore` restored nothing and reported no failure, and the doctor saw nothing."""
+    """Once, `fastcni restore` restored nothing and reported no failure, and doctor reported nothing."""
     put(cache, GO.replace(b"cniCacheV1", b"cniCacheV2"))
     unread, unseen = [], []
     assert cache.attachments(unread=unread) == list(read_cache(cache, unseen)) == []
@@ -243,7 +243,7 @@ def test_cached_values_through_the_public_object(cache):
 
 @pytest.mark.parametrize("kind", [kind for kind in not_files.KINDS if kind != "link"])
 def test_a_pipe_or_directory_among_the_results_is_skipped(cache, kind):
-    """open() waited for a pipe: restore, replay and gc hung."""
+    """open() waits for a FIFO. Once, restore, replay and gc hung."""
     put(cache, GO)
     not_files.KINDS[kind](os.path.join(cache.directory, "results", "net-other-eth0"))
     assert [it.container_id for it in cache.attachments()] == ["ctr"]
@@ -251,7 +251,7 @@ def test_a_pipe_or_directory_among_the_results_is_skipped(cache, kind):
 
 
 def test_a_directory_that_cannot_be_made_is_an_error():
-    """Below /proc, the kernel says that the parent directory is missing, although it exists. fastcni then tried for
+    """Below /proc, the kernel says that the parent directory is missing, although it exists. Once, fastcni tried for
     ever to make it."""
     with pytest.raises(FileNotFoundError):
         Cache("/proc/fastcni").write("net", b"{}", RT, None)

@@ -1,4 +1,4 @@
-"""The plugin `chain`: plugins of others get, byte for byte, the input of libcni's list execution."""
+"""The plugin `chain`: other plugins in it get the same input, byte for byte, as from libcni's execution of a list."""
 
 import json
 
@@ -35,12 +35,12 @@ def fused(spoken, plugins=PLUGINS, **keys):
 
 @pytest.fixture
 def both(stage, cni):
-    """Return a runtime whose plugins a, b, c are programs, and whose `chain` is fastcni's."""
+    """Return a runtime in which the plugins a, b and c are programs, and `chain` is fastcni's plugin."""
     return CNI([stage.bin], stage.net_d, stage.cache, runner=InProcess())
 
 
 def recorded(stage, do):
-    """Return (the plugins' inputs, do()'s result or exception)."""
+    """Call do(). Return (the plugins' calls, the result or exception of do())."""
     stage.forget_calls()
     try:
         outcome = do()

@@ -1,6 +1,6 @@
-"""The fastcni command: cnitool's cases T1 to T10, and fastcni's own output.
+"""The command `fastcni`: ten cases of cnitool, T1 to T10 in comments, and fastcni's own output.
 
-Deviation in all cases: an error is printed once, without the usage block. cnitool prints it twice.
+In all cases, fastcni differs from cnitool in one point: it prints an error once and without the usage.
 """
 
 import json
@@ -31,7 +31,7 @@ class Answer:
 
 @pytest.fixture
 def fastcni(stage, monkeypatch, capfd):
-    """Run one command with the stage's directories."""
+    """Return a function that runs one command with the stage's directories."""
     for name in ("NETCONFPATH", "CNI_PATH", "CNI_ARGS", "CAP_ARGS", "CNI_IFNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETCONFPATH", str(stage.net_d))
@@ -110,11 +110,12 @@ def test_an_unknown_network_is_an_error(stage, fastcni):                        
     assert answer.err.splitlines()[0] == f'Error: no net configuration with name "nope" in {stage.net_d}'
 
 
-# GC: cnitool's T9 deletes every attachment, also of running containers. Deviation: fastcni deletes only dead ones.
+# GC. cnitool's case T9 deletes each attachment, also those of running containers. fastcni deletes only dead
+# attachments.
 
 @pytest.fixture
 def alive_and_dead(stage, fastcni, tmp_path):
-    """Write two attachments. The namespace of eth1 does not exist."""
+    """Add two attachments. The namespace of eth1 no longer exists."""
     fastcni("add", "net", "/proc/self/ns/net", "--container-id", "alive")
     fastcni("add", "net", str(tmp_path / "gone"), "--container-id", "dead", "-i", "eth1")
     namespace_files.end(tmp_path / "gone")
@@ -126,7 +127,8 @@ BOTH = ["net-alive-eth0", "net-dead-eth1"]
 
 
 def test_gc_deletes_the_dead_and_keeps_the_living(stage, fastcni, alive_and_dead):
-    # In a pipe, GC deleted every attachment of running pods without a message, and gave the plugins no list.
+    # Once, if stdout was a pipe, GC deleted each attachment of running pods without a message, and gave the plugins no
+    # list.
     answer = fastcni("gc", "net", "--json")
     assert (answer.status, answer.err) == (0, "")
     assert stage.called() == ["b DEL", "a DEL", "a GC", "b GC"]
@@ -182,7 +184,7 @@ def test_gc_refuses_if_the_living_attachments_are_unknown(stage, fastcni):
 
 
 def test_gc_refuses_if_a_cached_result_cannot_be_read(stage, fastcni, alive_and_dead):
-    # The pod of that result may live. The list would lack the pod, and GC would release its addresses.
+    # The pod of the damaged result may be alive. Without this pod in the list, GC would release the pod's addresses.
     (stage.cache / "results" / "net-alive-eth0").write_text("{")
     answer = fastcni("gc", "net")
     assert answer.status == 1
@@ -211,7 +213,7 @@ def test_a_disabled_gc_is_reported(stage, fastcni):
 
 
 def test_without_plugin_directories_the_usual_ones_are_searched(stage, fastcni, monkeypatch):
-    """Without CNI_PATH, `fastcni gc` on a node took fastcni's plugins for plugins of others."""
+    """Once, without CNI_PATH, `fastcni gc` took fastcni's own plugins for other projects' plugins."""
     monkeypatch.setenv("CNI_PATH", "")
     answer = fastcni("del", "net", "/ns/x")
     assert answer.status == 1
@@ -222,7 +224,7 @@ def test_without_plugin_directories_the_usual_ones_are_searched(stage, fastcni, 
 
 @pytest.mark.parametrize("command, words", [("check", []), ("del", []), ("status", ["--json"])])
 def test_success_is_a_document_in_a_pipe(stage, fastcni, command, words):
-    # Deviation: cnitool prints nothing, even if it called no plugin.
+    # Unlike fastcni, cnitool prints nothing, even if it called no plugin.
     fastcni("add", "net", "/ns/x")
     stage.forget_calls()
     answer = fastcni(command, "net", "/ns/x", *words)
@@ -363,7 +365,7 @@ def test_stderr_of_a_plugin_is_forwarded(stage, fastcni):
 # On a terminal ----------------------------------------------------------------------------------
 
 def on_terminal(stage, *argv, keys=b""):
-    """Run the command with a terminal for all three streams. Return (status, output)."""
+    """Run the command with a terminal as stdin, stdout and stderr. Return (status, output)."""
     main, other = pty.openpty()
     env = {**os.environ, "NETCONFPATH": str(stage.net_d), "CNI_PATH": str(stage.bin), "COLUMNS": "100",
            "TERM": "dumb"}
@@ -375,7 +377,7 @@ def on_terminal(stage, *argv, keys=b""):
     try:
         while part := os.read(main, 4096):
             shown += part
-    except OSError:            # the terminal's other side is closed: the program has ended
+    except OSError:            # the program has ended, so no process has the other end of the terminal open
         pass
     os.close(main)
     return done.wait(), shown.decode().replace("\r\n", "\n")

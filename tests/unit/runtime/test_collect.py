@@ -1,4 +1,4 @@
-"""GC by the runtime with real plugins: it releases everything of deleted pods, and reports it."""
+"""GC by the runtime with real plugins. It releases all addresses and rules of deleted pods, and reports them."""
 
 import io
 import json
@@ -38,7 +38,7 @@ class Runtime:
         return next(ip["address"].partition("/")[0] for ip in result["ips"])
 
     def forget(self, pod):
-        """Remove the result cache and the pod: a leak that no DEL will ever clean up."""
+        """Remove the cached result and the pod, so that no DEL will ever release the pod's address."""
         self.cni.cache.remove("net-a", RuntimeConf(cid_of(pod), "", "eth0"))
         ip("netns", "del", pod)
 
@@ -49,7 +49,8 @@ class Runtime:
 @pytest.mark.parametrize("version", ["0.4.0", "1.0.0", "1.1.0"])
 @pytest.mark.parametrize("in_process", [True, False])
 def test_gc_releases_and_reports_a_leak_in_every_version(node, bin_dir, tmp_path, pod_netns, version, in_process):
-    """Below 1.1.0 the runtime called no plugin and reported the network as cleaned up: addresses leaked for ever."""
+    """Once, below version 1.1.0, the runtime called no plugin and reported the network as cleaned up. The address was
+    never released."""
     runner = InProcess() if in_process else Exec()
     it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=runner), version, "firewall")
     alive, dead, leaked = pod_netns(), pod_netns(), pod_netns()
@@ -69,7 +70,7 @@ def test_gc_releases_and_reports_a_leak_in_every_version(node, bin_dir, tmp_path
 
 
 def test_gc_releases_a_pod_whose_namespace_s_path_another_pod_has(node, bin_dir, tmp_path, pod_netns):
-    """gc kept the address of a pod that ended without DEL as long as the path existed."""
+    """Once, gc kept the address of a pod that ended without a DEL while the path of its namespace existed."""
     it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=InProcess()), "1.1.0")
     pod = pod_netns()
     it.add(pod)
@@ -87,12 +88,12 @@ def test_gc_releases_a_pod_whose_namespace_s_path_another_pod_has(node, bin_dir,
 
 
 def test_gc_keeps_a_pod_that_runs_without_the_path_that_another_pod_has(node, bin_dir, tmp_path, pod_netns):
-    """Like libcni's GC, a GC of all but the other pod sent a DEL with the path. This DEL deleted the other pod's
-    interface."""
+    """libcni's GC of all pods but the other one sends a DEL with this path. Once, fastcni's DEL, too, deleted the other
+    pod's interface."""
     it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=InProcess()), "1.1.0")
     pod = pod_netns()
     first = it.add(pod)
-    process = os.open(f"/run/netns/{pod}", os.O_RDONLY)         # as a process in the namespace
+    process = os.open(f"/run/netns/{pod}", os.O_RDONLY)         # a descriptor, in place of a process in the namespace
     try:
         ip("netns", "del", pod)
         ip("netns", "add", pod)
@@ -121,7 +122,8 @@ def test_foreign_plugins_below_1_1_0_are_skipped_and_named(node, bin_dir, tmp_pa
 
 
 def test_a_foreign_ipam_plugin_below_1_1_0_is_skipped_with_a_warning(node, bin_dir, tmp_path, pod_netns):
-    """The plugin would reject GC in that version, and so would bridge. bridge still makes its own GC."""
+    """In that version, the foreign plugin and bridge would both reject the command GC. bridge must still do its own
+    GC."""
     (tmp_path / "bin").mkdir()
     os.link(bin_dir / "bridge", tmp_path / "bin" / "bridge")
     script = tmp_path / "bin" / "theirs"

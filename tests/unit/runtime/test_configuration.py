@@ -1,4 +1,4 @@
-"""Network configurations: the conformance rows C1 to C27, and further cases."""
+"""Network configurations. Comments such as C9 number the cases of libcni's behaviour."""
 
 import json
 import os
@@ -171,7 +171,7 @@ def test_a_network_without_a_file_is_not_found(stage):                          
     ("1.conflist", "{"), ("3.conflist", "{"), ("1.conflist", '{"name": "other", "plugins": []}'),
     ("1.conflist", '{"name": "other"'), ("1.conflist", b"\xff\xfe"), ("1.conflist", "")])
 def test_a_broken_file_does_not_keep_another_network_from_being_used(stage, name, content):      # C20
-    # Deviation: the Go library rejects every network that is sorted after this one, without the name of the file.
+    # Unlike fastcni, the Go library rejects each network whose file comes later, without the bad file's name.
     stage.conf("2.conflist", {"name": "net", "plugins": ONE})
     stage.conf(name, content)
     warnings = []
@@ -186,7 +186,7 @@ def test_a_broken_file_does_not_keep_another_network_from_being_used(stage, name
 ])
 @pytest.mark.parametrize("more", [False, True])
 def test_the_broken_file_of_the_network_itself_is_the_error(stage, name, content, more):
-    # Another file of that name must not take its place without an error.
+    # A second file with this network's name must not be used without an error.
     stage.conf(name, content)
     if more:
         stage.conf("2.conf", {"name": "net", "type": "a"})
@@ -274,7 +274,7 @@ def test_a_file_in_the_place_of_the_directory_is_an_error(stage):
 
 @pytest.mark.parametrize("name", ["", "..", "../net.d", "a/b"])
 def test_an_invalid_name_never_becomes_a_directory(stage, name):
-    # Deviation: the Go library follows it.
+    # Unlike fastcni, the Go library follows this path.
     stage.conf("a.conf", {"type": "from outside"})
     path = stage.conf("1.conflist", {"name": name, "plugins": ONE})
     with pytest.raises(CniError) as caught:

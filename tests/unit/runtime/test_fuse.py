@@ -1,4 +1,5 @@
-"""`fastcni fuse` and `fastcni unfuse`: the files, what is refused, and the commands of docs/chain.md."""
+"""`fastcni fuse` and `fastcni unfuse`: which files they write, which lists they reject, and the commands in
+docs/chain.md."""
 
 import json
 import os
@@ -27,7 +28,7 @@ CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture
 def directory(tmp_path):
-    """Return a directory with the example's list, and a directory with fastcni's plugins."""
+    """Return a directory with net.d, which has the example's list, and bin, which has fastcni's plugins."""
     (tmp_path / "net.d").mkdir()
     (tmp_path / "bin").mkdir()
     for kind in ("bridge", "host-local", "portmap", "bandwidth", "chain"):
@@ -103,7 +104,7 @@ def test_a_list_that_another_program_wrote_again_is_fused_again(conflist):
 
 
 def test_fuse_works_after_one_that_was_killed_between_its_steps(conflist, monkeypatch):
-    """After the kill, both names belong to one file."""
+    """After the kill, both file names belong to one file."""
     rename = os.rename
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", lambda old, new: rename(old, new) if new.endswith(".unfused") else 1 / 0)

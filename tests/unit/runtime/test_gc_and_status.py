@@ -1,4 +1,5 @@
-"""GC, STATUS, validation and cached attachments of a list of plugins: rows L15 to L23 and L38."""
+"""GC, STATUS, validation and cached attachments of a list of plugins. Comments such as L15 number the cases of libcni's
+behaviour."""
 
 import json
 import os
@@ -31,7 +32,7 @@ L1_RT = RuntimeConf("ctr", "/run/netns/c", "eth0", [("K", "V"), ("A", "x=y")],
 KEYS = ("cni.dev/valid-attachments", "cni.dev/attachments")
 GC_ARGS = [
     ("none", None, None),
-    # Deviation: the Go library's unset list, sent as null, has no form here.
+    # The Go library also has an unset list, which it sends as null. fastcni has no such list.
     ("empty", [], []),
     ("one", [("ctr", "eth0")], [{"containerID": "ctr", "ifname": "eth0"}]),
     ("record", [RT], [{"containerID": "ctr", "ifname": "eth0"}]),
@@ -100,7 +101,7 @@ def test_gc_reports_a_stale_attachment_that_stays(stage, cni, net_of):
 
 
 def test_gc_without_a_readable_cache_deletes_nothing_and_fails(stage, cni, caplog, net_of):  # L19
-    # Deviation: the Go library reports nothing.
+    # Unlike fastcni, the Go library reports nothing.
     stage.cache.mkdir(parents=True)
     (stage.cache / "results").write_text("a file")
     report = cni.gc(net_of("a"), [])
@@ -115,7 +116,7 @@ def test_disable_gc_prevents_gc(stage, cni, net_of):  # L20
 
 
 class Own(Exec):
-    """Have the runtime treat the plugins "a" and "b" as fastcni's."""
+    """A runner for which the plugins "a" and "b" are fastcni's own."""
 
     def is_own(self, where):
         return where.endswith(("/a", "/b"))
@@ -123,7 +124,7 @@ class Own(Exec):
 
 @pytest.mark.parametrize("version", ["0.3.1", "1.0.0", "1.1.0"])
 def test_fastcnis_plugins_collect_in_every_version_and_report_it(stage, cni, net_of, version):
-    # libcni calls no plugin below 1.1.0, and a plugin that is called reports nothing.
+    # libcni calls no plugin below 1.1.0, and the plugins that it calls report nothing.
     cni.runner = Own()
     stage.answer("a", "GC", out='{"released":[{"plugin":"host-local","what":"address 10.1.0.5","of":"x eth0"}]}')
     report = cni.gc(net_of("a", "b", "c", version=version), [("ctr", "eth0")])
@@ -155,7 +156,8 @@ def test_gc_of_all_keeps_valid_attachments_only(tmp_path):
 
 
 def test_an_add_that_ends_while_gc_runs_is_kept(stage, cni, net_of):
-    # The plan was made from an older read of the cache: its list alone would release the new pod's address.
+    # The plan comes from an earlier read of the cache. With only the plan's list, GC would release the new pod's
+    # address.
     net = net_of("a")
     plan = collect.make_plan(cni.attachments(), "net")
     cni.add(net, RT)

@@ -1,4 +1,4 @@
-"""The command line's help and its table of commands."""
+"""The help of the command line, and its table of commands."""
 
 import ast
 import subprocess
@@ -31,14 +31,14 @@ def test_each_command_has_one_uncut_line_of_help(capsys):
 
 
 def groups(command):
-    """Yield a group, and the groups inside it."""
+    """Yield a group of commands and the groups in it."""
     found = [it for it in command.commands.values() if isinstance(it, click.Group)]
     return [command, *(inner for it in found for inner in groups(it))]
 
 
 @pytest.mark.parametrize("group", groups(cli)[1:], ids=lambda group: group.name)
 def test_a_group_without_a_command_prints_its_help_once_and_uncut(capsys, group):
-    """`fastcni pod` ended with 1 and printed its help as an error, with summaries that ended in "..."."""
+    """Once, `fastcni pod` ended with status 1 and printed its help as an error, with shortened summaries."""
     assert entry_point.run([group.name]) == 0
     out, err = capsys.readouterr()
     assert (out.count("Usage:"), err) == (1, "")
@@ -48,7 +48,7 @@ def test_a_group_without_a_command_prints_its_help_once_and_uncut(capsys, group)
 
 
 def test_help_imports_no_command():
-    """The help imported all commands, and Rich: 0.25 s of processor time."""
+    """Once, the help imported all commands and Rich, which took 0.25 s of processor time."""
     code = ("import sys; from fastcni.cli.entry_point import run; run(['--help']); "
             "print(*(name for name in sys.modules if name.startswith('fastcni.') or name == 'rich'), file=sys.stderr)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

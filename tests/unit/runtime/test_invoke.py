@@ -1,4 +1,5 @@
-"""The result or error of a plugin that ended: rows L24 to L40, through kit.invoke and the version probe."""
+"""The result or the error of a plugin process, through kit.invoke and the version probe. Comments such as L25 number
+the cases of libcni's behaviour."""
 
 import errno
 import os
@@ -135,7 +136,7 @@ def test_the_error_of_find_gives_the_reason(stage):                             
 
 
 def test_an_empty_directory_is_the_current_one(stage, monkeypatch):
-    # Deviation: the Go library then searches PATH.
+    # Unlike fastcni, the Go library then searches PATH.
     stage.plugin("a")
     monkeypatch.chdir(stage.bin)
     assert search.find("a", ["/d1", ""]) == "./a"
@@ -165,7 +166,7 @@ def test_a_busy_program_is_tried_again(stage):                                  
 
 
 def test_a_program_that_stays_busy_is_an_error(stage, monkeypatch):
-    # Deviation: the Go library takes this for success with nothing on stdout.
+    # For the Go library, this is a success without a result.
     monkeypatch.setattr(invoke, "BUSY_PAUSES_S", (0.0,) * 5)
     path = script(stage, "echo ran")
     with open(path, "ab"), pytest.raises(CniError, match=r"fork/exec .*: text file busy$"):
@@ -265,7 +266,8 @@ def test_our_launchers_are_known_by_their_mark(stage):
 
 @pytest.mark.parametrize("error, code", [(errno.EMFILE, 11), (errno.ENOMEM, 11), (errno.EIO, 5)])
 def test_a_launcher_that_cannot_be_read_now_is_not_taken_for_a_foreign_plugin(stage, monkeypatch, error, code):
-    """Without a free descriptor, the runtime executed the launcher, which also failed: an error of code 0."""
+    """Once, without a free descriptor, the runtime executed the launcher. The launcher also failed, with an error of
+    code 0."""
     file = stage.bin / "host-local"
     file.write_bytes(b"\x7fELF\x02\x01\x01\x00\x00fastcni\x02\x00")
 

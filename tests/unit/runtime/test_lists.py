@@ -1,4 +1,4 @@
-"""Commands over a list of plugins: ADD, CHECK and DEL, rows L1 to L14 and L37."""
+"""ADD, CHECK and DEL of a list of plugins. Comments such as L1 number the cases of libcni's behaviour."""
 
 import os
 import stat
@@ -185,7 +185,7 @@ def test_disable_check_prevents_check(stage, cni, net_of):  # L9
 
 
 def test_the_error_of_a_check_names_the_plugin_and_those_before_it(stage, cni, net_of):
-    # Deviation: the Go library returns the plugin's message alone, which does not name the plugin of a chain.
+    # The Go library returns only the plugin's message, which does not say which plugin of the list failed.
     stage.answer("b", "CHECK", out=LATER, status=1)
     with pytest.raises(PluginError) as caught:
         cni.check(net_of("a", "b", "c"), RT)

@@ -1,4 +1,4 @@
-"""The library with real plugins: Go's host-local if it is installed, and fastcni's own in-process."""
+"""The library with real plugins: the Go plugin host-local, if it is installed, and fastcni's own plugins in-process."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""PodNetworks and `fastcni pod` with damaged files in the result cache: nothing remains, or an error says so."""
+"""PodNetworks and `fastcni pod` with damaged files in the result cache. Nothing remains, or an error names the file."""
 
 import pytest
 from unit.runtime.two_networks import NETNS, variables
@@ -11,7 +11,7 @@ DAMAGE = [b"", bytes(100), b"null", b'{"kind":"cniCacheV1","containerId":"ctr","
 
 @pytest.mark.parametrize("content", DAMAGE)
 def test_the_network_of_a_damaged_file_is_detached_by_the_configuration_of_its_name(stage, networks, content):
-    """Teardown succeeded, and the network stayed with its address and its interface."""
+    """Once, the teardown succeeded, and the network remained with its address and its interface."""
     networks.set_up_pod(Pod("ctr", NETNS, networks=[PodNetwork("first"), PodNetwork("second")]))
     file = stage.cache / "results" / "second-ctr-eth1"
     file.write_bytes(content)
@@ -40,7 +40,7 @@ def test_a_damaged_file_whose_network_is_unknown_fails_each_teardown_until_it_is
 
 @pytest.fixture
 def fastcni_pod(stage, capfd):
-    """Run `fastcni pod`. Return (exit status, text)."""
+    """Return a function that runs `fastcni pod` and returns (exit status, text)."""
     def run(*args):
         status = entry_point.run(["pod", *args, "--conf-dir", str(stage.net_d), "--bin-dir", str(stage.bin),
                                   "--cache-dir", str(stage.cache)])
@@ -49,7 +49,7 @@ def fastcni_pod(stage, capfd):
 
 
 def test_pod_down_needs_the_namespace_if_no_file_names_it(stage, networks, fastcni_pod):
-    """Without the namespace, DEL leaves the interface in the pod."""
+    """A DEL without the namespace would leave the interface in the pod."""
     networks.set_up_pod(Pod("ctr", NETNS))
     (stage.cache / "results" / "cni-loopback-ctr-lo").unlink()
     file = stage.cache / "results" / "first-ctr-eth0"
@@ -105,7 +105,7 @@ def test_a_pod_with_a_damaged_file_is_not_set_up_again(stage, networks):
 
 @pytest.mark.parametrize("verb", ["tear_down_pod", "pod_status", "set_up_pod"])
 def test_an_empty_container_id_is_not_all_containers(stage, networks, verb):
-    """`fastcni pod down ""` detached every pod of the node."""
+    """Once, `fastcni pod down ""` detached each pod of the node."""
     networks.set_up_pod(Pod("ctr", NETNS))
     stage.forget_calls()
     with pytest.raises(CniError, match="missing containerID"):

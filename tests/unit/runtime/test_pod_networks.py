@@ -1,4 +1,4 @@
-"""PodNetworks with plugins that record their calls: the networks, their order, and the input of each plugin."""
+"""PodNetworks with plugins that record their calls: which networks, in which order, and each plugin's input."""
 
 import json
 import threading
@@ -102,7 +102,7 @@ def test_teardown_without_any_configuration_file_uses_the_cache(stage, networks)
 
 
 def test_teardown_of_a_pod_that_no_cache_knows_calls_the_networks_it_asks_for(stage, networks):
-    """A killed ADD is not in the cache, but may have done a part of its work."""
+    """An ADD that was killed is not in the cache, but it may have done a part of its work."""
     networks.tear_down_pod(Pod("ctr", NETNS))
     networks.tear_down_pod(Pod("ctr", NETNS))
     assert stage.called() == ["a DEL", "loopback DEL"] * 2
@@ -127,7 +127,7 @@ def test_a_cache_file_that_cannot_be_used_does_not_stop_the_teardown_of_other_ne
     pod = Pod("ctr", NETNS, networks=[PodNetwork("first"), PodNetwork("second")])
     networks.set_up_pod(pod)
     file = stage.cache / "results" / "second-ctr-eth1"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "config": "e30="}))        # {}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "config": "e30="}))        # "e30=" is {} in base64
     (stage.net_d / "20-second.conflist").unlink()
     stage.forget_calls()
     with pytest.raises(ManyErrors, match=rf"network second eth1: {file} has no usable configuration, and .*second"):
@@ -164,7 +164,7 @@ def test_errors_of_several_networks_and_of_the_rollback_are_notes(stage, network
 
 
 def test_a_pod_that_is_set_up_is_not_set_up_again(stage, networks):
-    """The rollback of the second attempt would have detached the running pod."""
+    """If the second set-up failed, its rollback would detach the running pod."""
     networks.set_up_pod(Pod("ctr", NETNS))
     stage.forget_calls()
     with pytest.raises(CniError, match="pod ctr is set up already, with first eth0"):
@@ -212,7 +212,7 @@ def test_calls_for_one_pod_run_in_the_order_of_their_arrival(stage, networks):
     assert entered.wait(10)
     threads.append(threading.Thread(target=networks.tear_down_pod, args=(Pod("ctr", NETNS),)))
     threads[1].start()
-    networks.set_up_pod(Pod("other", NETNS))            # does not wait for the first pod
+    networks.set_up_pod(Pod("other", NETNS))            # this call does not wait for the first pod
     other.set()
     for thread in threads:
         thread.join(30)
@@ -254,7 +254,7 @@ def test_a_pod_without_a_network_says_so(networks):
 # The default network and readiness ------------------------------------------------------------------------------------
 
 def test_the_default_network_is_the_first_valid_file_by_name(stage, networks):
-    """As in containerd and CRI-O, .conf, .conflist and .json files are sorted together."""
+    """As in containerd and CRI-O, the files with the endings .conf, .conflist and .json have one common order."""
     stage.conf("05-broken.conflist", "{")
     stage.conf("06-list-in-a.conf", conflist("mistake", "a"))
     stage.conf("07-no-name.conf", {"cniVersion": "1.0.0", "type": "a"})
@@ -284,7 +284,7 @@ def test_a_pod_cannot_be_set_up_without_a_network(stage, networks):
 
 
 def test_a_changed_file_is_read_again(stage, networks):
-    """This holds for a file of the same size that is written within one tick of the file system's clock."""
+    """The files have the same size, and may be written within one tick of the file system's clock."""
     for number in range(20):
         stage.conf("10-first.conflist", conflist(f"net{number:02}", "a"))
         assert networks.readiness().network == f"net{number:02}"

@@ -12,7 +12,7 @@ from fastcni.runtime import CNI, CniError, InProcess, Pod, PodNetwork, PodNetwor
 
 @pytest.fixture
 def net_d(node, tmp_path):
-    """Return a configuration directory with the networks `one`, the default, and `two`."""
+    """Return a configuration directory with two networks. `one` is the default network, `two` is another network."""
     directory = tmp_path / "net.d"
     directory.mkdir()
     for number, name in enumerate(("one", "two"), 1):
@@ -58,7 +58,8 @@ def test_a_network_that_fails_leaves_nothing_of_the_others(node, pod_netns, net_
 
 @pytest.fixture
 def fastcni(net_d, tmp_path, capfd):
-    """Run `fastcni pod` with installed plugins. Return (exit status, the decoded stdout)."""
+    """Return a function that runs `fastcni pod` with installed plugins and returns (exit status, the decoded
+    stdout)."""
     install(tmp_path / "bin")
 
     def fastcni(command, *args):
@@ -115,7 +116,7 @@ def test_annotations_choose_networks_of_multus(node, pod_netns, net_d, fastcni, 
 
 
 def test_a_host_port_that_no_plugin_of_the_network_maps_is_an_error(node, pod_netns, fastcni):
-    """The pod was set up, but its port led nowhere."""
+    """Once, the set-up of the pod succeeded, but its host port led nowhere."""
     status, error = fastcni("up", "ctr", f"/run/netns/{pod_netns()}", "--network", "two", "-p", "8080:80")
     assert (status, error["msg"]) == (1, "no plugin of network two maps host ports")
     assert veths() == []

@@ -1,4 +1,4 @@
-"""read_pod_spec(): a Pod of the Kubernetes API as the Pod of PodNetworks."""
+"""read_pod_spec() converts a Pod of the Kubernetes API to the Pod of PodNetworks."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""A namespace counts as gone only by proof: what this process cannot see is UNKNOWN, and its pod is kept."""
+"""A namespace is GONE only by proof. If this process cannot see the namespace, it is UNKNOWN, and fastcni keeps its
+pod."""
 
 import json
 import os
@@ -27,7 +28,7 @@ for line in sys.stdin:
 
 
 def now():
-    """Return the time of a file that is written now."""
+    """Return the mtime that a file written now would have."""
     with tempfile.NamedTemporaryFile() as file:
         return os.fstat(file.fileno()).st_mtime
 
@@ -40,7 +41,7 @@ def directory(tmp_path):
 
 @pytest.fixture
 def mounted(directory):
-    """Return a function mounted(name) that mounts a network namespace on a file of the directory, and returns its
+    """Return a function mounted(name). It mounts a network namespace on a file in the directory, and returns the file's
     path."""
     paths = []
 
@@ -59,8 +60,9 @@ def mounted(directory):
 
 @pytest.fixture
 def elsewhere():
-    """Return a function elsewhere(*unshare_options, before="true") that starts a process in other namespaces. Its
-    ask(function of presence, ...) calls the function there. before: a shell command there."""
+    """Return a function elsewhere(*unshare_options, before="true") that starts a process in other namespaces. It
+    returns a function ask(function of presence, ...) that calls the function in that process. before: a shell command
+    that runs first."""
     started = []
 
     def start(*options, before="true"):
@@ -74,7 +76,7 @@ def elsewhere():
             process.stdin.flush()
             return json.loads(process.stdout.readline())
 
-        ask("state_of", OWN)            # it runs
+        ask("state_of", OWN)            # wait until the process runs
         return ask
 
     yield start
@@ -84,7 +86,7 @@ def elsewhere():
         process.wait(30)
 
 
-# -- what is there, and what is not ------------------------------------------------------------------------------------
+# -- namespaces that exist, and namespaces that do not ----------------------------------------------------------------
 
 def test_a_namespace_that_is_there_is_alive():
     assert state_of(OWN) == (ALIVE, f"{OWN} exists")
@@ -104,7 +106,7 @@ def test_a_missing_file_of_a_directory_that_has_not_changed_since_the_add_is_unk
 
 
 def test_a_directory_that_is_younger_than_the_add_is_not_the_one_of_the_add(directory, monkeypatch):
-    """A container with its own /run/netns counted every pod of the node as gone."""
+    """Once, in a container with its own /run/netns, each pod of the node counted as GONE."""
     since = now() - 5
     monkeypatch.setattr(presence, "boot_began", lambda: 0.0)
     namespace_files.end(directory / "pod")
@@ -137,7 +139,7 @@ def test_a_path_that_cannot_be_followed_is_unknown(path, text):
 
 
 def test_symbolic_links_are_followed_to_what_is_missing(directory, tmp_path):
-    """/var/run is a link to /run, and runtimes link /run/netns/ID to /proc/PID/ns/net."""
+    """/var/run is a symbolic link to /run. Runtimes may make /run/netns/ID a symbolic link to /proc/PID/ns/net."""
     (tmp_path / "var").symlink_to(tmp_path)
     (directory / "process").symlink_to(f"/proc/{ABSENT_PID}/ns/net")
     (directory / "elsewhere").symlink_to("/nonexistent/netns/x")
@@ -156,7 +158,7 @@ def test_what_is_from_before_the_last_boot_is_gone(directory):
 
 
 def test_a_clock_that_was_set_forward_since_the_boot_makes_no_pod_older_than_the_boot(directory, monkeypatch):
-    """A node without a clock chip starts its pods in 1970, and gets the time later."""
+    """A node without a hardware clock starts its pods in 1970, and sets its clock later."""
     (directory / "pod").touch()
     since = now()
     monkeypatch.setattr(presence.time, "time", lambda: since + 1e9)
@@ -168,7 +170,8 @@ def test_a_clock_that_was_set_forward_since_the_boot_makes_no_pod_older_than_the
 @pytest.mark.parametrize("on_the_node, state", [(True, GONE), (False, UNKNOWN)])
 @pytest.mark.parametrize("path", ["ns/net", "task/7/ns/net", "fd/7"])
 def test_a_process_that_does_not_exist_is_gone_where_all_processes_are_seen(monkeypatch, path, on_the_node, state):
-    """In a container with its own PID namespace, "no such process" proves nothing about the node's processes."""
+    """In a container with its own PID namespace, the error "no such process" proves nothing about the node's
+    processes."""
     monkeypatch.setattr(presence, "sees_processes", lambda proc: on_the_node)
     assert state_of(f"/proc/{ABSENT_PID}/{path}")[0] == state
 
@@ -178,21 +181,21 @@ def test_all_processes_are_seen_in_the_first_pid_namespace_alone():
 
 
 def test_a_procfs_that_hides_processes_proves_nothing(tmp_path):
-    """hidepid=2 hides other users' processes, PID 1 first."""
+    """A procfs with hidepid=2 hides other users' processes, also PID 1."""
     assert not presence.sees_processes(str(tmp_path))
 
 
 @pytest.mark.parametrize("stat, sees", [("2 (kthreadd) S 0 0 0 0 -1 2129984 0", True),
                                         ("2 (a b) c) S 1 2 2 0 -1 4194304 0", False)])
 def test_a_process_2_of_a_container_is_no_thread_of_the_kernel(tmp_path, stat, sees):
-    """Otherwise, in a container, each process of the node would seem to have ended."""
+    """Otherwise, each process of the node would count as ended in a container."""
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "stat").write_text(stat)
     assert presence.sees_processes(str(tmp_path)) is sees
 
 
 def test_a_process_that_has_ended_but_is_not_reaped_is_not_gone(monkeypatch):
-    """The process's other threads may live, and use the namespace."""
+    """The process's main thread has ended, but other threads may still run in the namespace."""
     monkeypatch.setattr(presence, "sees_processes", lambda proc: True)
     child = subprocess.Popen(["true"])
     try:
@@ -213,7 +216,7 @@ def test_in_another_pid_namespace_no_process_is_gone(elsewhere):
 
 @pytest.mark.needs("root")
 def test_the_nodes_procfs_at_another_place_shows_its_processes(elsewhere, tmp_path):
-    """A container with -hostprefix /host has the node's /proc there."""
+    """In a container with -hostprefix /host, the node's /proc is at /host/proc."""
     if not presence.sees_processes():
         pytest.skip("this is not the first PID namespace")
     (tmp_path / "proc").mkdir()
@@ -225,7 +228,7 @@ def test_the_nodes_procfs_at_another_place_shows_its_processes(elsewhere, tmp_pa
 
 @pytest.mark.needs("root")
 def test_in_a_time_namespace_nothing_is_from_before_the_boot(elsewhere, directory):
-    """The namespace's CLOCK_BOOTTIME may have any value."""
+    """In a time namespace, CLOCK_BOOTTIME may have any value."""
     (directory / "pod").touch()
     ask = elsewhere("--time", "--fork", "--boottime", "100000")
     assert ask("state_of", f"{directory}/pod", 1.0)[0] == UNKNOWN
@@ -235,7 +238,8 @@ def test_in_a_time_namespace_nothing_is_from_before_the_boot(elsewhere, director
 
 @pytest.mark.needs("root")
 def test_a_namespace_that_is_mounted_after_a_private_mount_is_unknown_there(elsewhere, mounted, directory):
-    """-v /run/netns:/run/netns without rslave: `fastcni gc` deleted the live attachments of later pods."""
+    """A container has -v /run/netns:/run/netns without rslave. Once, `fastcni gc` deleted attachments of pods that were
+    added later and still ran."""
     early, since = mounted("early"), now()
     ask = elsewhere("--mount", "--propagation", "private")
     late = mounted("late")
@@ -249,7 +253,7 @@ def test_a_namespace_that_is_mounted_after_a_private_mount_is_unknown_there(else
 
 @pytest.mark.needs("root")
 def test_below_an_unmounted_file_system_nothing_is_gone(elsewhere, directory):
-    """The directory below the mount exists, and is empty."""
+    """The directory below the mount exists and is empty."""
     ask = elsewhere("--mount", "--propagation", "private", before=f"mount -t tmpfs none {directory} && "
                     f"touch {directory}/pod && mount --bind {OWN} {directory}/pod && umount --lazy {directory}")
     assert ask("state_of", f"{directory}/pod", now())[0] == UNKNOWN
@@ -257,7 +261,7 @@ def test_below_an_unmounted_file_system_nothing_is_gone(elsewhere, directory):
 
 @pytest.mark.needs("root")
 def test_a_directory_of_another_file_system_proves_nothing(elsewhere, mounted, directory):
-    """A container has its own /run/netns, with its own namespaces."""
+    """For example, a container has its own /run/netns with its own namespaces."""
     pod, since = mounted("pod"), now()
     ask = elsewhere("--mount", "--propagation", "private", before=f"sleep 0.1 && mount -t tmpfs none {directory} && "
                     f"touch {directory}/own && mount --bind {OWN} {directory}/own")
@@ -289,7 +293,7 @@ def test_a_mount_that_receives_mounts_is_not_named(elsewhere, mounted, directory
         run("umount", "--recursive", directory)
 
 
-# -- who decides by it -------------------------------------------------------------------------------------------------
+# -- GC uses the state of the namespace -------------------------------------------------------------------------------
 
 def test_gc_deletes_only_what_is_gone(directory):
     (directory / "plain").touch()

@@ -1,4 +1,4 @@
-"""Restore from the result cache: the input of each plugin; a failure prevents no other attachment's restore."""
+"""Restore from the result cache: each plugin's input. A failed attachment does not prevent the restore of others."""
 
 import inspect
 import json
@@ -30,7 +30,8 @@ def cache(tmp_path):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Return [(type, variables, stdin)] of the calls. A plugin with `"refuse": true` in its configuration fails."""
+    """Return the list of calls, [(type, variables, stdin)]. A plugin with `"refuse": true` in its configuration
+    fails."""
     calls = []
 
     def restore_one(kind, env, stdin, mode):
@@ -79,7 +80,7 @@ def test_an_attachment_whose_namespace_is_gone_is_left_out(cache, calls, tmp_pat
 
 
 def test_a_cache_without_netns_is_restored_in_the_sandbox_of_its_result(cache, calls):
-    """libcni before 1.2 (containerd 1.6, podman 4) writes no netns: the pods counted as gone."""
+    """libcni before 1.2 (containerd 1.6, podman 4) writes no netns. Once, its pods counted as gone."""
     remember(cache, "c1", BRIDGE, netns="")
     done = restoring.restore(cache)
     assert (done.attachments, done.gone, done.failed) == (1, 0, ())
@@ -98,7 +99,8 @@ def test_an_attachment_without_a_recorded_namespace_is_a_failure(cache, calls):
 
 
 def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, calls, tmp_path):
-    """In a container without the node's /run/netns every pod counted as gone, with exit status 0."""
+    """The container does not have the node's /run/netns. Once, each pod counted as gone there, and the exit status was
+    0."""
     remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-directory/pod")
     remember(cache, "c2", BRIDGE, netns="/etc/passwd")
     done = restoring.restore(cache)
@@ -108,8 +110,8 @@ def test_a_restore_that_does_not_see_the_nodes_namespaces_fails(cache, calls, tm
 
 
 def test_a_bare_result_of_a_living_pod_is_a_failure(cache, calls, tmp_path):
-    """libcni before 0.8 wrote no configuration. Nothing can be restored from such a result, and restore reports
-    that."""
+    """libcni before 0.8 wrote only the result. Without a configuration, fastcni cannot restore the attachment, and
+    reports this."""
     (tmp_path / "cni/results").mkdir(parents=True)
     (tmp_path / "cni/results/net-c1-eth0").write_text(json.dumps(RESULT))
     (tmp_path / "cni/results/net-c2-eth0").write_text(json.dumps(RESULT).replace(NETNS, f"{tmp_path}/no-more"))
@@ -129,7 +131,7 @@ def test_an_attachment_whose_del_has_begun_is_left_out_unless_it_was_added_again
     began = {"deleted": 200.0, "added-again": 200.0, "gone": 200.0}
 
     def deleted_at(it):
-        (tmp_path / "cni/results/net-gone-eth0").unlink(missing_ok=True)    # by the runtime, after its DEL
+        (tmp_path / "cni/results/net-gone-eth0").unlink(missing_ok=True)  # the runtime removes the result after its DEL
         return began.get(it.container_id, 0.0)
 
     restoring.restore(cache, deleted_at=deleted_at)
@@ -168,7 +170,8 @@ def test_the_command_prints_the_counts_and_exits_1_after_a_failure(cache, calls,
 
 @pytest.mark.parametrize("damage", [lambda raw: b"", lambda raw: raw[:40], lambda raw: b"[]", lambda raw: None])
 def test_a_cached_result_that_cannot_be_read_is_a_failure_with_its_path(cache, calls, capfd, damage):
-    """A truncated file was skipped: "restored: 0 attachments ... failed: 0", exit status 0."""
+    """Once, restore skipped a truncated file. It printed "restored: 0 attachments ... failed: 0", with exit status
+    0."""
     remember(cache, "c1", BRIDGE)
     remember(cache, "c2", BRIDGE)
     path = os.path.join(cache.results(), "net-c1-eth0")
@@ -192,7 +195,7 @@ def test_a_cached_result_that_cannot_be_read_is_a_failure_with_its_path(cache, c
 
 
 def test_an_attachment_from_before_the_last_boot_is_gone(cache, calls, tmp_path):
-    """After a boot /run is empty, so restore does not check whether this is the node's mount namespace."""
+    """/run is empty after a boot. So such an attachment is gone, whichever mount namespace restore runs in."""
     remember(cache, "c1", BRIDGE, netns=f"{tmp_path}/no-such-directory/pod")
     os.utime(tmp_path / "cni/results/net-c1-eth0", (1, 1))
     assert restoring.restore(cache) == restoring.Restored(0, 0, 1, ())

@@ -1,4 +1,4 @@
-"""`fastcni restore` restores flushed rules of both backends, and changes nothing else."""
+"""`fastcni restore` adds flushed rules again, of both backends, and changes nothing else."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ FLUSHES = ("nft flush ruleset", "iptables -t nat -F", "ip6tables -t nat -F", "nf
 
 
 class Runtime:
-    """A runtime with one network: bridge and portmap."""
+    """A runtime with one network, which has the plugins bridge and portmap."""
 
     def __init__(self, node, tmp_path, backend, first=None):
         self.cni = CNI([], cache_dir=tmp_path / "cni", runner=InProcess())
@@ -54,7 +54,7 @@ def runtime(node, tmp_path):
 
 
 def firewall():
-    """Return the rules of nftables and iptables, sorted, so that the order of pods does not matter."""
+    """Return the rules of nftables and iptables, sorted, because the order of pods may differ."""
     saved = [line for program in ("iptables", "ip6tables") for line in run(f"{program}-save", check=False).splitlines()
              if line.startswith("-A")]
     own = [str(item) for item in rules() if next(iter(item.values())).get("table", "") == "fastcni"]
@@ -99,7 +99,8 @@ def test_any_number_of_pods_takes_one_run_of_each_program(runtime, pod_netns, mo
 
 @needs_iptables
 def test_a_pod_that_iptables_refuses_does_not_stop_the_restore_of_others(runtime, pod_netns):
-    """iptables rejects all pods together. Then each pod gets a separate run, and the error names only the bad pod."""
+    """iptables rejects the rules of all pods together. Restore then runs iptables for each pod, and its error names
+    only the bad pod."""
     it, pods = runtime("iptables"), [pod_netns() for _ in range(3)]
     for number, pod in enumerate(pods):
         it.add(pod, mapping(8080 + number))
@@ -142,7 +143,7 @@ def test_restore_restores_both_interfaces_that_share_an_iptables_chain(runtime, 
 def test_restore_leaves_an_address_to_its_new_pod(runtime, pod_netns, node):
     it, one, two = runtime("nftables"), pod_netns(), pod_netns()
     it.add(one)
-    run("rm", "-r", node.data_dir)              # the node lost its address files: IPAM assigns the same address again
+    run("rm", "-r", node.data_dir)  # the node has lost its address files, so IPAM gives the same address again
     it.add(two)
     done = restore(it.cni.cache)
     assert [failure.attachment.container_id for failure in done.failed] == [cid_of(one)]
@@ -151,7 +152,8 @@ def test_restore_leaves_an_address_to_its_new_pod(runtime, pod_netns, node):
 
 
 def test_an_element_restored_at_the_same_time_is_not_a_conflict(runtime, pod, monkeypatch):
-    """A server's repair comes between the read and the change: restore rejected its own element."""
+    """A server adds the element between restore's read and restore's change. Once, restore rejected this element as
+    another attachment's."""
     it = runtime("nftables")
     it.add(pod, mapping())
     before = firewall()
@@ -173,7 +175,7 @@ def test_restore_calls_flannels_delegate(runtime, node, pod):
 
 
 def test_restore_wakes_a_dormant_table_that_lacks_a_chain_with_a_hook(runtime, pod):
-    """The kernel rejects a new chain with a hook in the transaction that removes the flag `dormant`."""
+    """The kernel rejects a new base chain in the transaction that removes the table's flag `dormant`."""
     net = runtime("nftables")
     net.add(pod, mapping())
     before = firewall()
@@ -211,14 +213,14 @@ def test_a_runtime_cannot_send_restore_as_a_command(node, pod):
 
 
 def test_a_pod_is_restored_only_in_the_namespace_that_it_is_linked_to(runtime, node, pod, host_netns, pod_netns):
-    """A restore in namespace B installed the rules of A's pods there, if both share a cache."""
+    """Two namespaces share a cache. Once, a restore in namespace B added the rules of A's pods."""
     it, other = runtime("nftables"), pod_netns()
     it.add(pod, mapping())
     with Inside(other):
         done = restore(it.cni.cache)
         assert (done.attachments, done.elsewhere, done.failed) == (0, 1, ())
         assert run("nft", "list", "ruleset") == ""
-        run("ip", "link", "add", "br0", "type", "bridge")      # a name in the result; the veth decides
+        run("ip", "link", "add", "br0", "type", "bridge")      # the result contains the name br0, but the veth decides
         assert restore(it.cni.cache).elsewhere == 1
     run("nft", "flush", "ruleset")
     assert it.restore().attachments == 1
@@ -235,7 +237,8 @@ def test_a_pod_that_has_lost_its_link_is_not_restored(runtime, pod):
 
 
 def test_a_pod_of_a_macvlan_is_restored_where_its_master_is(node, pod, pod_netns, tmp_path):
-    """The result names no link of the host, and only the pod's namespace has the index of the host's link."""
+    """The result names no link of the host. In the pod's namespace, the macvlan has the index of its link on the
+    host."""
     run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0")
     it = Runtime(node, tmp_path, "nftables", first={"type": "macvlan", "master": "up0", "ipam": node.host_local()})
     it.add(pod, mapping())
