@@ -1,4 +1,5 @@
-"""`fastcni schema`: one JSON Schema for each plugin, with the keys that the plugin's read() reads, and their types."""
+"""`fastcni schema`: one JSON Schema for each plugin. It has the keys that the plugin's read() reads, with their
+types."""
 
 import ast
 import copy
@@ -26,7 +27,7 @@ EXAMPLE_NET = Path(__file__).parents[3] / "examples" / "net.d"
 
 
 def read(kind, values):
-    """Do what ADD does with the configuration: raise, or return."""
+    """Pass the configuration to the plugin's read(), as ADD does. Return nothing, or raise the plugin's error."""
     conf = {"cniVersion": "1.1.0", "name": "net", "type": kind, **values}
     req = Request(InProcessMode(), plugin=kind, command="ADD", container_id="c", netns="/nonexistent", ifname="eth0",
                   conf=Section(conf), stdin=json.dumps(conf).encode(), name="net", version="1.1.0")
@@ -42,7 +43,7 @@ def examples(kind):
 
 
 def typed_keys(found, path=()):
-    """(path, JSON type) of each key whose type a schema has; a number in the path is a place in a list."""
+    """Yield (path, JSON type) for each key whose type a schema has. A number in a path is an index of a list."""
     for key, value in found.get("properties", {}).items():
         if "type" in value:
             yield (*path, key), value["type"][0] if isinstance(value["type"], list) else value["type"]
@@ -52,7 +53,7 @@ def typed_keys(found, path=()):
 
 
 def placed(values, path, value):
-    """Return a copy of the configuration with a value at a path, or None if the path does not exist."""
+    """Return a copy of the configuration with this value at this path."""
     found = at = copy.deepcopy(values)
     for step, following in itertools.pairwise(path):
         if isinstance(step, int):
@@ -67,8 +68,8 @@ def placed(values, path, value):
 
 @pytest.mark.parametrize("kind", plugins.BUILT_IN)
 def test_add_refuses_each_type_that_the_schema_refuses(kind):
-    """The test covers all keys, also in lists and objects. libcni checks the values that the runtime adds to a
-    configuration."""
+    """The test covers all keys, also in lists and objects. It omits the keys whose values the runtime adds to a
+    configuration: libcni checks those."""
     found = schema(kind)
     taken = []
     for path, expected in typed_keys(found):
@@ -95,17 +96,18 @@ def test_the_schema_is_one_and_takes_configurations_that_add_takes(kind):
     for example in examples(kind):
         document = {"type": kind, "unknown": 7, "args": {"x": {}}, "runtimeConfig": {"other": 1}, **example}
         jsonschema.validate(document, found)
-        if kind not in ("bandwidth", "chain"):          # which ask for more than types
+        if kind not in ("bandwidth", "chain"):          # their read() also checks the values
             read(kind, example)
 
 
 def test_the_schemas_have_each_key_that_the_code_asks_for():
-    """A new key of a plugin is in its schema without further work, if EXAMPLES leads the reader to the key."""
+    """A new key of a plugin is in its schema without further work if the configurations in EXAMPLES lead read() to the
+    key."""
     known = {path[-1] for kind in plugins.BUILT_IN for path, _ in typed_keys(schema(kind))}
     asked = set()
     for part in ("plugins", "kit"):
         for path in (Path(fastcni.__file__).parent / part).rglob("*.py"):
-            # These read files, annotations and podman's documents
+            # These files read other files, annotations or podman's documents, not a plugin's configuration
             if any(path.match(own) for own in ("kit/networks/s*.py", "kit/podman/*.py", "plugins/netavark.py")):
                 continue
             for node in ast.walk(ast.parse(path.read_text())):

@@ -14,8 +14,8 @@ IPAM = {"type": "host-local", "subnet": "10.1.0.0/24"}
 
 @pytest.fixture
 def found(tmp_path):
-    """Return a function that validates a list of these plugins, all of which are installed: {path: (severity, what,
-    hint)}."""
+    """Return a function found(*confs, **keys) that validates a list of these plugins. It returns {path: (severity,
+    what, hint)}. All plugins are installed."""
     for kind in [*plugins.TABLE, "acme"]:
         (tmp_path / kind).touch()
 
@@ -51,7 +51,7 @@ def test_a_misspelt_key_is_found(found, where, conf, meant):
     {"type": "flannel"}, {"type": "flannel", "delegate": {"hairpinMode": True, "isDefaultGateway": True}},
     {"type": "flannel", "ipam": {"type": "host-local", "dataDir": "/run/x"}}])
 def test_flannel_needs_no_ipam_because_it_writes_it(found, conf):
-    """Strict validation said "IPAM config missing 'ipam' key" and "ADD fails" about each list of flannel."""
+    """Once, strict validation reported "IPAM config missing 'ipam' key" and "ADD fails" for each list with flannel."""
     assert found(conf) == {}
 
 
@@ -190,5 +190,5 @@ def test_each_plugin_of_the_table_has_a_complete_configuration():
 
 @pytest.mark.parametrize("case", COMPLETE)
 def test_every_key_of_a_plugin_is_known(found, case):
-    """Also a key that read() asks for on some condition only."""
+    """The configurations also have the keys that read() reads only on some condition."""
     assert found({"type": case.partition(",")[0], **COMPLETE[case]}) == {}

@@ -1,4 +1,4 @@
-"""Configurations and answers of recording plugins for tests of PodNetworks; see the fixture `networks`."""
+"""Configurations and answers of recording plugins, for the tests of PodNetworks that use the fixture `networks`."""
 
 NETNS = "/run/netns/pod1"
 CAPABILITIES = dict.fromkeys(("portMappings", "bandwidth", "dns", "ips", "mac", "cgroupPath",

@@ -12,9 +12,9 @@ from pathlib import Path
 from fastcni.server.requests.protocol import HEAD, MAGIC, NETNS, VERSION
 from fastcni.testing.witnesses import eventually
 
-START_TIMEOUT_S = 60    # until the server listens
-ANSWER_TIMEOUT_S = 40   # for one answer
-# For python -c: a server that tidies ten times a second, `serve PATH`
+START_TIMEOUT_S = 60    # how long a server may take until it listens
+ANSWER_TIMEOUT_S = 40   # how long one answer may take
+# For python -c: `serve PATH` with a server that cleans up ten times a second
 OFTEN_TIDY = """import sys; from fastcni.server.service import Options, serve
 sys.exit(serve(sys.argv[1], Options(tidy_s=0.1)))"""
 
@@ -30,7 +30,7 @@ def packed(plugin, env, stdin=b"", descriptors=0, magic=MAGIC, version=VERSION):
 
 
 class Answer:
-    """The answer to a request. status: None if the connection was closed without an answer."""
+    """The answer to a request. status is None if the server closed the connection without an answer."""
 
     def __init__(self, data, fds=()):
         self.status, self.stdout, self.stderr = None, b"", b""
@@ -48,7 +48,8 @@ class Answer:
 
 
 class Pending:
-    """A request that was sent. answer() waits for the Answer, close() closes the connection."""
+    """A request that was sent. answer() waits for the answer and returns it. close() closes the connection without
+    one."""
 
     def __init__(self, path, data, fds):
         self.conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -69,10 +70,12 @@ class Pending:
 
 
 class Server:
-    """`with Server(directory, "--workers", "1") as server:` runs `fastcni serve` in this thread's network namespace."""
+    """`with Server(directory, "--workers", "1") as server:` runs `fastcni serve` as a process in this thread's network
+    namespace."""
 
     def __init__(self, directory, *options, env=None, before=(), program=("-m", "fastcni", "serve", "--socket")):
-        """before: arguments of a program that executes the server. program: arguments before the path."""
+        """before: a command line that executes the server. program: the arguments of Python before the socket's
+        path."""
         self.program = program
         self.path, self.log = Path(directory) / "run" / "fastcni.sock", Path(directory) / "log"
         self.options, self.env, self.before, self.cni_path = options, env or {}, before, "/nowhere"
@@ -94,7 +97,7 @@ class Server:
         self.process.wait()
 
     def stop(self):
-        """End the server by SIGTERM. Return its exit status."""
+        """Stop the server by SIGTERM. Return its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(ANSWER_TIMEOUT_S)
 
@@ -115,7 +118,7 @@ class Server:
 
     @property
     def resident(self):
-        """Return the resident memory in bytes."""
+        """Return the server's resident memory in bytes."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     @property
@@ -123,7 +126,7 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/task"))
 
     def send(self, command, conf, pod="", *, plugin=None, cid=None, ifname="eth0", env=None):
-        """Send a request as the launcher does, from this thread's namespace. Return it as Pending."""
+        """Send a request as the launcher does, from this thread's namespace. Return the Pending of this request."""
         path = pod if not pod or pod.startswith("/") else f"/run/netns/{pod}"
         variables = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid or f"c-{os.path.basename(pod)}", "CNI_NETNS": path,
                      "CNI_IFNAME": ifname, "CNI_PATH": self.cni_path, **(env or {})}

@@ -1,5 +1,5 @@
-"""A node with cluster-wide addresses in this process: requests of its pods, and the server's thread for cluster
-IPAM."""
+"""A node with cluster-wide addresses in this process: it makes requests for its pods, and has the server's thread for
+cluster IPAM."""
 
 import contextlib
 import fcntl
@@ -22,7 +22,7 @@ from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.spec.config import Section
 from fastcni.testing.witnesses import eventually
 
-# A test shortens the times that it tests
+# So long that no job begins by itself: a test shortens the times of the jobs that it tests
 SLOW = {"gather_s": 0.001, "confirm_s": 3600.0, "list_s": 3600.0, "write_s": 0.01, "idle_s": 3600.0,
         "reconcile_s": 3600.0, "apart_s": 0.05, "nodes_s": 3600.0, "grace_s": 3600.0, "restored_s": 3600.0,
         "away_s": 0.01, "max_away_s": 0.02, "stop_s": 30.0}
@@ -38,7 +38,7 @@ class NodeLog(Log):
 
 
 class WithServer(InProcessMode):
-    """The mode of a request that reports its changes to a ClusterUpkeep, as in the server."""
+    """The mode of a request in the server: the request reports its changes to a ClusterUpkeep."""
 
     __slots__ = ("cluster",)
 
@@ -56,8 +56,8 @@ class WithServer(InProcessMode):
 class ClusterNode:
     """A node of a cluster, whose server's thread runs until stop().
 
-    Nodes with the same directory share the store. states: {path of a namespace: ALIVE
-                                                                    or GONE}. times: of Times.
+    Nodes with the same directory share the store. states: {path of a network namespace: ALIVE
+                                                                    or GONE}. times: arguments of Times.
     """
 
     def __init__(self, directory, name, *, configured=(), states=None, ipam=None, **times):
@@ -82,10 +82,12 @@ class ClusterNode:
     @property
     def faults(self):
         return [values for event, values in self.log.lines if event in ("server_fault", "cluster_failed")
-                and "the store was restored" not in values.get("error", "")]   # a claim may notice a restore first
+                # a request may report a restored store before the server
+                and "the store was restored" not in values.get("error", "")]
 
     def call(self, command, cid, *, one_shot=False, args="", netns="", **conf):
-        """Make a request. Return its answer. one_shot: the server does not notice the request."""
+        """Make a request. Return its answer. one_shot: make it as a one-shot process does, so that the server does not
+        notice it."""
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": f"/run/netns/{netns or cid}",
                "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere", "CNI_ARGS": args}
         stdin = json.dumps({**self.conf, **conf}).encode()
@@ -93,7 +95,7 @@ class ClusterNode:
         return reply.status, json.loads(reply.stdout) if reply.stdout else None
 
     def add(self, cid, **more):
-        """Add a pod. Return its address."""
+        """Make the ADD of a pod. Return the pod's address."""
         status, document = self.call("ADD", cid, **more)
         assert status == 0, document
         return document["ips"][0]["address"].partition("/")[0]
@@ -104,22 +106,22 @@ class ClusterNode:
 
     @property
     def blocks(self):
-        """Return the cidrs of the blocks in the node's local state."""
+        """Return the blocks, as CIDRs, in the node's local state."""
         with self.space() as space:
             return set(space.state.blocks) if space else set()
 
     @property
     def stored(self):
-        """Return the cidrs of the node's blocks in the store."""
+        """Return the node's blocks in the store, as CIDRs."""
         return {block.cidr for block in self.store.blocks(node=self.name)}
 
     @property
     def held(self):
-        """Return the addresses that have a file, with the first line."""
+        """Return {address: first line of its file} of the addresses that have a file."""
         directory = self.directory / self.name / "default"
         found = {}
         for path in directory.iterdir() if directory.exists() else ():
-            with contextlib.suppress(FileNotFoundError):        # the address was released just now
+            with contextlib.suppress(FileNotFoundError):        # another thread released the address just now
                 if path.name[0].isdigit():
                     found[path.name] = path.read_bytes().decode().split("\r\n")[0]
         return found
@@ -128,7 +130,7 @@ class ClusterNode:
         return Space(self.keys, lambda text: None)
 
     def logged(self, event):
-        """Wait for a line of the log. Return its values."""
+        """Wait until the log has a line of this event. Return the values of the last one."""
         def find():
             return [values for name, values in list(self.log.lines) if name == event]
         assert eventually(find), (event, self.log.lines)
@@ -136,7 +138,7 @@ class ClusterNode:
 
 
 def ready(node):
-    """Wait until the node has joined and compared its blocks."""
+    """Wait until the node has joined the cluster and compared its blocks with the store. Return its Member."""
     assert eventually(lambda: node.cluster.status() and node.cluster.status()[0]["epoch"])
     member = next(iter(node.cluster.members.values()))
     assert eventually(lambda: time.monotonic() < member.compare.due < NEVER and member.own)
@@ -145,7 +147,8 @@ def ready(node):
 
 @contextlib.contextmanager
 def edited(directory):
-    """`with edited(directory) as data:` change the content of the local store in a directory, with its lock."""
+    """`with edited(directory) as data:` lets a test change the content of the local store in this directory. The store
+    is locked meanwhile."""
     path = directory / "store.json"
     with open(directory / "lock", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,5 @@
-"""A server in the test's own network namespace, with fastcni's plugins installed for its delegates."""
+"""Fixtures: a server in the test's own network namespace, and nodes of a cluster. fastcni's plugins are installed for
+the plugins that a request delegates to."""
 
 import os
 import time
@@ -21,7 +22,7 @@ from fastcni.testing.witnesses import eventually
 
 @pytest.fixture(scope="session")
 def plugins(tmp_path_factory):
-    """Return the directory of fastcni's plugin files."""
+    """Return the directory in which fastcni's plugin files are installed."""
     directory = tmp_path_factory.mktemp("plugins")
     install(directory)
     return str(directory)
@@ -39,8 +40,8 @@ def pod(node, pod_netns):
 
 @pytest.fixture
 def local(node, tmp_path, monkeypatch, plugins):
-    """Return a function local(**options) that starts a server in this process. At the end the server is stopped, with
-    all its workers."""
+    """Return a function local(**options) that starts a server in this process. After the test, each server is stopped
+    with all its workers."""
     running = []
 
     def make(**options):
@@ -56,8 +57,8 @@ def local(node, tmp_path, monkeypatch, plugins):
 
 @pytest.fixture
 def start(tmp_path, plugins, host_netns):
-    """Return a function start(*options) that runs a server whose CNI_PATH is the plugins' directory. The server is
-    killed at the end."""
+    """Return a function start(*options) that starts a server as a process. The server's CNI_PATH is the plugins'
+    directory. After the test, each server is killed."""
     running = []
 
     def make(*options, **more):
@@ -78,8 +79,8 @@ def server(start):
 
 @pytest.fixture
 def make_watch(node):
-    """Return a function make_watch(replay, at_start, drops) that makes a Watch of the test's namespace with a Log.
-    Tests call attend()."""
+    """Return a function make_watch(replay, at_start, drops) that makes a Watch of the test's namespace with a Log. The
+    test calls the watch's attend()."""
     made = []
 
     def make(replay=None, at_start=False, drops=None):
@@ -103,7 +104,7 @@ def make_watch(node):
 
 @pytest.fixture
 def watch(make_watch):
-    """Return a Watch that has read the current state."""
+    """Return a Watch that has read the current state of the firewall."""
     it = make_watch()
     it.attend(time.monotonic())
     return it
@@ -111,14 +112,14 @@ def watch(make_watch):
 
 @pytest.fixture
 def net(node):
-    """Return a chain of a bridge with ipMasq and ipspoofchk, and portmap."""
+    """Return a Chain of the plugins bridge and portmap, with ipMasq and ipspoofchk."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     return Chain(node, node.conf(*DUAL, isDefaultGateway=True, hairpinMode=True, ipMasq=True, ipspoofchk=True))
 
 
 @pytest.fixture
 def cluster_node(tmp_path):
-    """cluster_node(name, **options): a ClusterNode. The nodes of a test share a store."""
+    """Return a function cluster_node(name, **options) that makes a ClusterNode. The nodes of a test share a store."""
     running = []
 
     def make(name="a", **options):
@@ -133,7 +134,7 @@ def cluster_node(tmp_path):
 
 @pytest.fixture
 def edit(tmp_path):
-    """`with edit() as data:` change the content of the nodes' store."""
+    """`with edit() as data:` lets a test change the content of the store that the nodes share."""
     return lambda: edited(tmp_path / "store")
 
 
@@ -147,7 +148,8 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.22.0.9/24", "gateway": "
 
 
 class Slow:
-    """slow(seconds): install an IPAM plugin whose ADD takes that long. Return (network keys, variables)."""
+    """slow(seconds) installs an IPAM plugin whose ADD takes that long. It returns (keys of a network's configuration,
+    environment variables of its requests)."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -159,7 +161,7 @@ class Slow:
         return {"ipam": {"type": "slow-ipam"}}, {"CNI_PATH": str(self.directory)}
 
     def started(self, count=1, seconds=30):
-        """Return whether the job was started `count` times within `seconds`."""
+        """Return whether the plugin's ADD has begun `count` times within `seconds`."""
         log = self.directory / "slow.log"
         return eventually(lambda: log.exists() and len(log.read_text().split()) >= count, seconds)
 

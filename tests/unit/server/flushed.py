@@ -1,12 +1,13 @@
-"""A pod with rules in the host's firewall, and readers of its state, for tests of restore and replay."""
+"""A pod with rules in the host's firewall, and functions that read its state. The tests of restored rules and of the
+replay use them."""
 
 from lab.node import elements, rules, run
 
-LONG_ENOUGH = 0.3               # seconds: an unwanted event would have happened by then
+LONG_ENOUGH = 0.3               # seconds, in which an unwanted event would have happened
 
 
 class Log:
-    """The lines of a logger, as a list of (event, values)."""
+    """A logger that keeps its lines as a list of (event, values)."""
 
     def __init__(self):
         self.lines = []
@@ -31,7 +32,7 @@ def restored(server):
 
 
 def add(server, net, pod, *mappings):
-    """Add a pod by both plugins. Return portmap's configuration, for DEL."""
+    """Make a pod's ADD with both plugins of the chain. Return portmap's configuration, for the DEL."""
     conf = net.portmap(*mappings, prevResult=server.ok("ADD", net.first, pod))
     server.ok("ADD", conf, pod)
     return conf

@@ -1,10 +1,7 @@
-"""Other programs that begin to filter a node's forwarded packets: ufw, dockerd, firewalld, rules of kube-proxy or by
-hand.
-
-Each runs in the test's network namespace and in a mount namespace of its own: nothing of the machine changes. `with
-program(directory, kind) as again:` makes the program filter. again() makes it write its rules once more, as a reload
-does.
-"""
+"""Other programs that begin to filter a node's forwarded packets: ufw, dockerd, firewalld, kube-proxy and commands by
+hand. Each program runs in the test's network namespace and in its own mount namespace, so it changes nothing on the
+machine. `with program(directory, kind) as again:` makes the program filter. again() makes the program write its rules
+again, as a reload does."""
 
 import contextlib
 import os
@@ -19,7 +16,7 @@ from lab.node import run, set_sysctl
 from fastcni.testing.witnesses import eventually
 
 PROGRAMS = {"nft": ("iptables", "ip6tables"), "legacy": ("iptables-legacy", "ip6tables-legacy")}
-# iptables, called by any name, is of the legacy kind
+# Makes iptables, called by any name, the legacy program
 LEGACY = "mount --bind /usr/sbin/xtables-legacy-multi /usr/sbin/xtables-nft-multi && "
 KUBE_PROXY = """*filter
 :INPUT ACCEPT [0:0]
@@ -45,7 +42,7 @@ def needs(*programs):
 
 @contextlib.contextmanager
 def policy(directory, kind="nft"):
-    """Set the policy DROP by hand."""
+    """Set the policy DROP by hand, with iptables -P."""
     def again():
         for program in PROGRAMS[kind]:
             run(program, "-P", "FORWARD", "DROP")
@@ -56,10 +53,10 @@ def policy(directory, kind="nft"):
 
 @contextlib.contextmanager
 def kube_proxy(directory, kind="nft"):
-    """Write the rules of kube-proxy in table filter, on a node whose policy is DROP."""
+    """Write kube-proxy's rules in the table filter, as on a node whose policy is DROP."""
     def again():
         for program in PROGRAMS[kind]:
-            run(f"{program}-restore", "--noflush", stdin=KUBE_PROXY)        # as kube-proxy does
+            run(f"{program}-restore", "--noflush", stdin=KUBE_PROXY)        # kube-proxy does the same
 
     again()
     yield again
@@ -67,14 +64,15 @@ def kube_proxy(directory, kind="nft"):
 
 @contextlib.contextmanager
 def ufw(directory, kind="nft"):
-    """`ufw enable`, with Debian's rules: forwarded packets are dropped, but for echo requests."""
+    """Run `ufw enable` with Debian's rules, which drop all forwarded packets except echo requests."""
     own = Path(directory) / "ufw"
     shutil.copytree("/etc/ufw", own)
     prepare = f"mount --bind {own} /etc/ufw && mount -t tmpfs none /run && {LEGACY if kind == 'legacy' else ''}"
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{prepare}exec ufw "$@"', "sh"]
 
     def call(*args):
-        """ufw calls iptables-restore without -w: it fails if the server writes rules at the same moment."""
+        """Run ufw, three times at most. ufw calls iptables-restore without -w, which fails if the server writes rules
+        at the same moment."""
         for _ in range(3):
             with contextlib.suppress(AssertionError):
                 return run(*command, *args)
@@ -87,7 +85,7 @@ def ufw(directory, kind="nft"):
 
 @contextlib.contextmanager
 def docker(directory, kind="nft"):
-    """Run a dockerd that switches on forwarding, and then drops forwarded packets by policy."""
+    """Run a dockerd that first switches on forwarding and then drops forwarded packets by the chain's policy."""
     set_sysctl("net/ipv4/ip_forward", "0")
     own = [where for where in ("/run", "/var/lib/docker", "/var/lib/containerd", "/etc/docker") if os.path.isdir(where)]
     prepare = "".join(f"mount -t tmpfs none {where} && " for where in own) + (LEGACY if kind == "legacy" else "")
@@ -101,19 +99,20 @@ def docker(directory, kind="nft"):
         assert process.poll() is None, (Path(directory) / "dockerd.log").read_text()[-2000:]
         yield lambda: None
     finally:
-        process.kill()                  # the kernel kills each process of its pid namespace
+        process.kill()                  # the kernel then kills each process of its pid namespace
         process.wait()
 
 
 @contextlib.contextmanager
 def firewalld(directory, kind="nft", backend="iptables", reload="--reload"):
-    """firewalld, whose default zone drops."""
+    """Run a firewalld whose default zone drops packets."""
     with Firewalld(Path(directory), backend, LEGACY if kind == "legacy" else "") as daemon:
         yield lambda: daemon.client(reload)
 
 
 def firewalld_complete(directory, kind="nft"):
-    """Make a complete reload, which first removes all rules, and ends known connections."""
+    """Return firewalld() whose reload is complete: it first removes all rules, and ends the connections that conntrack
+    has."""
     return firewalld(directory, kind, reload="--complete-reload")
 
 
@@ -126,7 +125,7 @@ FIREWALLS = {"policy": (policy, ()), "kube-proxy": (kube_proxy, ()), "ufw": (ufw
              "docker": (docker, ("dockerd", "containerd")), "firewalld": (firewalld, FIREWALLD),
              "firewalld-complete-reload": (firewalld_complete, FIREWALLD),
              "firewalld-nftables": (firewalld_nftables, FIREWALLD)}
-# firewalld with nftables uses neither kind.
+# firewalld with nftables uses no iptables, so it is tested once
 EACH = [pytest.param(which, kind, id=f"{name}-{kind}", marks=needs(*PROGRAMS[kind], *programs))
         for name, (which, programs) in FIREWALLS.items() for kind in PROGRAMS
         if kind == "nft" or name != "firewalld-nftables"]

@@ -1,4 +1,5 @@
-"""A server in the test's process, for faults that a test cannot cause in another process. Its client is a Server."""
+"""A server in the test's process, for faults that a test cannot cause in another process. Its client is Server, the
+base class."""
 
 import os
 import sys
@@ -24,8 +25,8 @@ from fastcni.server.restoring.restorer import Restoring
 
 
 class Local(Server):
-    """The parts of service.Server, without signals and the process's settings. Its workers are threads of this
-    process, at first in this thread's network namespace."""
+    """A server with the parts of service.Server, but without signals and without the settings of the process. Its
+    workers are threads of this process. They begin in this thread's network namespace."""
 
     def __init__(self, directory, monkeypatch, *, workers=4, busy=3, queue_timeout_s=60.0, level="info", fmt="logfmt",
                  log=None):
@@ -74,5 +75,5 @@ class Local(Server):
 
     @property
     def workers(self):
-        """Return the number of threads that are alive."""
+        """Return the number of workers whose thread is alive."""
         return sum(thread.is_alive() for thread in self.pool.threads)

@@ -1,4 +1,5 @@
-"""A node for autostart: it has its own first process, mounts, /run and /proc, in the test's network namespace."""
+"""A node for the tests of autostart. It has its own first process, mounts, /run and /proc. It is in the test's network
+namespace."""
 
 import os
 import socket
@@ -17,7 +18,7 @@ INSTEAD_OF_PYTHON = f"#!/bin/sh\ncat >/dev/null\necho {ANSWER}\n"
 
 
 class OtherNode:
-    """`with OtherNode() as node:` a node whose processes end with the block."""
+    """`with OtherNode() as node:` starts a node, and ends all its processes at the end of the block."""
 
     def __enter__(self):
         self.outside = subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh",
@@ -28,7 +29,7 @@ class OtherNode:
         return self
 
     def __exit__(self, *_):
-        self.outside.kill()             # the kernel kills the first process, and then all others
+        self.outside.kill()             # the kernel then kills the first process and all others
         self.outside.communicate()
 
     def start(self, *command, **more):
@@ -36,16 +37,16 @@ class OtherNode:
         return subprocess.Popen(entered, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
 
     def call(self, *command, stdin="", env=None):
-        """Run a plugin file. Return its stdout when no process has it open any more."""
+        """Run a plugin file on the node. Return its stdout as soon as no process has the stdout open."""
         variables = {"PATH": os.environ["PATH"], "CNI_COMMAND": "STATUS", "CNI_PATH": "/nowhere", **(env or {})}
         return self.start(*command, env=variables).communicate(stdin, timeout=60)[0].strip()
 
     def path(self, path):
-        """Return a path of the node as the test sees it."""
+        """Return the path by which the test reaches a file of the node."""
         return Path(f"/proc/{self.first}/root{path}")
 
     def processes(self, word):
-        """Return the pids, as the test sees them, of the node's processes with that argument."""
+        """Return the pids of the node's processes that have this argument, as the test sees the pids."""
         return [pid for pid in self.pids() if word in self.arguments(pid)]
 
     def pids(self):
@@ -55,7 +56,7 @@ class OtherNode:
                 if os.readlink(f"/proc/{pid}/ns/pid") == mine:
                     yield int(pid)
             except OSError:
-                continue                # it has ended
+                continue                # the process has ended
 
     @staticmethod
     def arguments(pid):

@@ -1,4 +1,4 @@
-"""The acceptor's work on a request before the queue, without workers."""
+"""The acceptor takes a request and puts it into the queue. The tests have no workers."""
 
 import json
 import os
@@ -26,8 +26,8 @@ SETUP = {"container_id": "c-1", "network": {"name": "net", "options": {"conflist
 
 @pytest.fixture
 def taken(tmp_path):
-    """Return an Acceptor whose queue has room for one request. Its asked(data) returns the answer to a request, or
-    None."""
+    """Yield an Acceptor whose queue has room for one request. Its asked(data) sends a request and returns the immediate
+    answer, or None."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     listener.bind(str(tmp_path / "s"))
     listener.listen()
@@ -78,7 +78,7 @@ def test_requests_about_an_attachment_have_its_key(command, key):
     ("DEL", {"CNI_PATH": ""}, "a CNI_PATH relative to its caller"), ("VERSION", {"CNI_PATH": "dummy"}, ""),
     ("", {}, "no command"), (UPDATE, {}, "no command")])
 def test_requests_that_need_their_caller_go_one_shot(command, more, why):
-    """UPDATE is the server's own command: a caller could detach a pod's networks by it."""
+    """UPDATE is the server's own command. Otherwise a caller could detach a pod's networks with it."""
     assert reason_to_decline(message(CNI_COMMAND=command, **{**ENV, **more})) == why
 
 
@@ -112,7 +112,7 @@ def test_a_full_queue_answers_that_the_request_may_be_repeated(taken):
 
 
 def test_a_probe_is_taken_by_a_full_queue(taken):
-    """Otherwise systemd would kill a busy server."""
+    """Otherwise systemd would restart a busy server."""
     taken.asked(packed("bridge", {**ENV, "CNI_COMMAND": "ADD"}, b"{}"))
     with taken.probe() as probe:
         taken.wait(10)
@@ -122,7 +122,7 @@ def test_a_probe_is_taken_by_a_full_queue(taken):
 
 
 def test_a_wait_that_ends_without_an_event_is_no_connection(taken):
-    """Otherwise a server with --idle-exit would never end."""
+    """If it counted as a connection, a server with --idle-exit would never end."""
     taken.wait(0.01)
     assert not taken.accepted
 

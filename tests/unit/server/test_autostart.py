@@ -1,4 +1,4 @@
-"""Plugin files that start a server if no server runs: `fastcni install --autostart`."""
+"""`fastcni install --autostart`: plugin files that start a server if none runs."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def image():
 
 
 def with_fields(image, interpreter, server):
-    """Return the plugin file with another interpreter and server command."""
+    """Return the plugin file's bytes with another interpreter and another server command."""
     at = image.find(pack.CONFIG_MAGIC)
     fields = list(pack.CONFIG.unpack_from(image, at))
     fields[1], fields[4] = pack.as_field([interpreter]), pack.as_field(server)
@@ -50,14 +50,16 @@ def with_fields(image, interpreter, server):
 
 @pytest.fixture
 def make(tmp_path, image):
-    """make(server command): a plugin file with a script in the place of Python."""
+    """Return a function make(*server command) that writes a plugin file. The file executes a script instead of
+    Python."""
     python = str(write_executable(tmp_path / "python", INSTEAD_OF_PYTHON.encode()))
     return lambda *server: write_executable(tmp_path / "loopback", with_fields(image, python, map(str, server)))
 
 
 @pytest.fixture
 def counting(tmp_path, make):
-    """Return (a plugin file whose server counts its start and ends, a function that returns the number of starts)."""
+    """Return (plugin, starts): a plugin file whose server notes its start and ends, and a function that returns the
+    number of starts."""
     starts = tmp_path / "starts"
     starts.touch()
     script = write_executable(tmp_path / "server", COUNTS.format(file=starts, status=1).encode())
@@ -75,7 +77,7 @@ def test_request_without_a_server_starts_one_and_later_requests_find_it(node, tm
 
 @pytest.mark.needs("root")
 def test_server_keeps_nothing_of_the_request(node, make):
-    """A runtime waits until no process has the plugin's stdout open. call() does the same."""
+    """A runtime waits until no process has the plugin's stdout open. call() waits in the same way."""
     with open("/dev/null") as inherited:
         held = node.start(make(*SERVER), pass_fds=[inherited.fileno()], env={"CNI_COMMAND": "STATUS", "SECRET": "1"})
         assert held.communicate("", timeout=60)[0].strip() == ANSWER
@@ -83,7 +85,7 @@ def test_server_keeps_nothing_of_the_request(node, make):
     proc = Path(f"/proc/{pid}")
     assert [os.readlink(proc / "fd" / fd) for fd in "012"] == ["/dev/null", "/dev/null", f"{DIRECTORY}/server.log"]
     for fd in (proc / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):    # the new server has closed the descriptor
+        with contextlib.suppress(FileNotFoundError):    # the new server has closed the descriptor meanwhile
             assert int(fd.name) <= 2 or os.readlink(fd) != "/dev/null"
     assert (os.readlink(proc / "cwd"), os.getsid(pid), os.getpgid(pid)) == ("/", pid, pid)
     assert {line.partition("=")[0] for line in (proc / "environ").read_text().strip("\0").split("\0")} == {"PATH"}
@@ -169,7 +171,7 @@ def test_plugin_installed_without_the_option_starts_none(node, make):
 
 @pytest.mark.needs("root")
 def test_busy_server_is_not_taken_for_none(node, counting):
-    """The server's backlog is full: connect(2) fails with EAGAIN."""
+    """The server's backlog is full, so connect(2) fails with EAGAIN."""
     node.path(DIRECTORY).mkdir()
     plugin, starts = counting
     listener = ("import os, socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
@@ -181,7 +183,7 @@ def test_busy_server_is_not_taken_for_none(node, counting):
     assert node.call(plugin) == ANSWER
     busy.communicate()
     assert not node.path(f"{DIRECTORY}/autostart").exists()
-    assert node.call(plugin) == ANSWER          # the socket's file still exists: ECONNREFUSED
+    assert node.call(plugin) == ANSWER          # the socket's file still exists, so connect(2) fails with ECONNREFUSED
     assert eventually(starts) == 1
 
 
@@ -206,7 +208,7 @@ def test_second_server_does_not_listen_beside_the_first(node, make):
 
 
 def recorded(plugin):
-    """Return the server's command line in a plugin file."""
+    """Return the server's command line that a plugin file has."""
     image = plugin.read_bytes()
     field = pack.CONFIG.unpack_from(image, image.find(pack.CONFIG_MAGIC))[4]
     return field.rstrip(b"\0").decode().split("\0")

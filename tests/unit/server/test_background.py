@@ -1,4 +1,4 @@
-"""Background threads: each job runs once, in the thread that became free last."""
+"""Background threads. Each job runs once, in the thread that became free last."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ def background():
 
 
 class Held:
-    """A job that runs until release(). thread: its thread."""
+    """A job that runs until the test calls release(). begun receives the number of its thread."""
 
     def __init__(self):
         self.begun, self.ended = SimpleQueue(), threading.Event()
@@ -34,7 +34,7 @@ class Held:
 
 
 def test_the_thread_that_became_free_last_runs_the_next_job(background):
-    """All free threads waited in one queue, the oldest first; each job woke two of them."""
+    """Once, all free threads waited in one queue, the oldest first, and each job woke two of them."""
     first, second = Held(), Held()
     background(first)
     background(second)
@@ -77,7 +77,8 @@ def test_a_job_whose_socket_was_closed_ends_no_thread(background):
 
 @pytest.mark.parametrize("threads", [2, 0], ids=["in a thread", "without a thread"])
 def test_a_job_with_a_fault_is_logged_and_ends_no_thread(background, threads):
-    """Each fault ended a thread that was never replaced. Without threads, no DEL could delete its link."""
+    """Once, each such fault ended a thread, and no other thread replaced it. When none was left, no DEL could delete
+    its link."""
     if not threads:
         background._start_one = lambda job: False
     for _ in range(3):

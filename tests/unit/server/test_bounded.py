@@ -1,4 +1,4 @@
-"""The server's records of the last requests are bounded, while any number of threads add to them."""
+"""The server's records of the last requests stay bounded while several threads add to them."""
 
 import sys
 import threading
@@ -40,8 +40,8 @@ def of_configurations(patch):
 
 @pytest.mark.parametrize("make", [of_facts, of_deletes, of_configurations])
 def test_what_is_kept_is_bounded_while_threads_add_to_it(make, monkeypatch):
-    """An iterator searched for the oldest entry: a concurrent writer raised RuntimeError, which made the request an
-    internal error."""
+    """Once, an iterator searched for the oldest entry. When another thread added one meanwhile, it raised RuntimeError,
+    and the request failed with an internal error."""
     add, kept = make(monkeypatch)
     failed = []
 
@@ -67,14 +67,15 @@ def test_what_is_kept_is_bounded_while_threads_add_to_it(make, monkeypatch):
 
 @pytest.mark.parametrize("make", [of_facts, of_deletes, of_configurations])
 def test_a_writer_at_any_step_makes_no_error(make, monkeypatch):
-    """That error needs a switch of threads at one step of the interpreter, which half of all runs do not have."""
+    """The RuntimeError of the other test occurs only if threads switch at one step of the interpreter. In half of all
+    runs they do not, so this test adds an entry at each step."""
     add, kept = make(monkeypatch)
     for key in range(8):
         add(key)
 
     def write(frame, event, arg):
         frame.f_trace_opcodes = True
-        kept[object()] = None           # another thread adds between two steps
+        kept[object()] = None           # as another thread would between two steps
         return write
 
     before = sys.gettrace()

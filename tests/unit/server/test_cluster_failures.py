@@ -1,4 +1,4 @@
-"""The server's thread for cluster-wide addresses after failures of the store, this node, another node or a pod."""
+"""The server's thread for cluster-wide addresses, after failures of the store, this node, another node or a pod."""
 
 import errno
 import json
@@ -42,8 +42,8 @@ def test_a_node_that_was_declared_dead_adopts_its_blocks(cluster_node, edit):
 
 
 def test_a_block_that_was_freed_and_taken_meanwhile_is_given_up(cluster_node, edit):
-    """The node was forgotten while it was unavailable, and another node has the block. The running pod keeps its
-    address."""
+    """The cluster forgot the node while it was unavailable, and another node claimed its block. The running pod keeps
+    its address."""
     a = cluster_node()
     address = a.add("c1")
     ready(a)
@@ -75,7 +75,7 @@ def test_a_claim_whose_answer_was_lost_is_found(cluster_node):
 
 
 class Broken:
-    """Makes a store that requests and the server share fail, or hang."""
+    """Makes the store that requests and the server share fail or hang."""
 
     def __init__(self, node, monkeypatch):
         self.store = next(iter(node.cluster.stores.values()))
@@ -153,14 +153,14 @@ def test_after_a_restore_the_node_claims_its_own_blocks_again_and_no_others(clus
         data.clear()
         data |= json.loads(backup)
     why = a.logged("cluster_store_restored")["why"]
-    assert "revision" in why or "is missing" in why         # a list of the own blocks may come first
+    assert "revision" in why or "is missing" in why  # the server may list its blocks before it reads the revision
     assert eventually(lambda: mine <= a.stored and a.stored == a.blocks)
     answers = [a.call("ADD", f"d{i}") for i in range(50)]
     assert "the store was restored" in answers[-1][1]["msg"]
 
 
 def test_a_block_that_the_store_has_lost_is_claimed_again(cluster_node, edit):
-    """If etcd was restored with a higher revision, only the missing block shows it."""
+    """If etcd is restored and then reaches a higher revision, only the missing block shows the restore."""
     a = cluster_node()
     a.add("c1")
     ready(a)
@@ -174,7 +174,8 @@ def test_a_block_that_the_store_has_lost_is_claimed_again(cluster_node, edit):
 
 
 def test_a_block_that_another_node_claimed_after_the_backup_is_given_back_to_it(cluster_node, edit):
-    """In the backup, a has a block that a returned later, and b claimed: a must not give its addresses."""
+    """In the backup, node a has a block that it returned later and that node b then claimed. Node a must not give out
+    the addresses of this block."""
     a, b = cluster_node("a", confirm_s=0.02), cluster_node("b", confirm_s=0.02)
     a.add("c1")
     address = b.add("x1")
@@ -240,7 +241,7 @@ def test_the_last_network_namespace_of_an_attachment_counts(cluster_node):
 
 
 def test_nothing_is_released_if_no_namespace_can_be_seen(cluster_node):
-    """A container without the node's /run/netns can see no pod."""
+    """In a container without the node's /run/netns, the server cannot see whether a pod exists."""
     a = cluster_node(states={"/run/netns/c1": "unknown", "/run/netns/c2": "unknown"}, reconcile_s=0.01, apart_s=0.02)
     pods = {a.add("c1"), a.add("c2")}
     ready(a)
@@ -273,8 +274,8 @@ def test_a_server_looks_after_the_spaces_that_it_finds(cluster_node):
 
 
 def test_a_server_finds_the_spaces_of_networks_that_no_file_configures(cluster_node, tmp_path):
-    """Multus has its configurations in the API server. After a restart such a node sent no heartbeat until the next
-    request, so it was declared dead although its pods ran."""
+    """Multus reads its configurations from the API server. Once, such a node sent no heartbeat after a restart until
+    the next request, so other nodes declared it dead although its pods ran."""
     first = cluster_node()
     first.add("c1", one_shot=True)
     found = [*cluster_state.used([str(tmp_path / "a")], [])]
@@ -318,7 +319,7 @@ def test_a_dead_node_is_declared_by_the_servers_of_others(cluster_node, edit):
 
 @pytest.mark.parametrize("where", ["_take_noted", "members"])
 def test_a_server_without_descriptors_reports_no_fault_of_fastcni(cluster_node, monkeypatch, where):
-    """EMFILE was logged as server_fault, with a traceback and the request to report it."""
+    """Once, EMFILE was logged as server_fault, with a traceback and a request to report the fault."""
     a = cluster_node(away_s=0.01)
     a.add("c1")
     assert eventually(lambda: a.cluster.members)

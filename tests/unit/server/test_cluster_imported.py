@@ -1,4 +1,4 @@
-"""Addresses imported from another IPAM: the server makes the files that an ADD would have made."""
+"""Addresses that were imported from another IPAM plugin. The server makes the files that an ADD would have made."""
 
 import time
 
@@ -9,7 +9,7 @@ BLOCK, ADDRESS = "10.0.0.16/28", "10.0.0.20"
 
 
 def imported(node, address=ADDRESS, since=None, container="old"):
-    """Import an address from whereabouts for a pod of this node."""
+    """Import an address from whereabouts for a pod of this node. Return its IPClaim."""
     me = next(it for it in node.store.nodes() if it.name == node.name)
     node.store.share("default", BLOCK)
     return node.store.claim_address(me, IPClaim(
@@ -18,7 +18,7 @@ def imported(node, address=ADDRESS, since=None, container="old"):
 
 
 def test_an_imported_address_gets_a_file_and_del_releases_it(cluster_node):
-    """whereabouts' pods have no address file. Without a file, no DEL would ever release the address in the store."""
+    """The pods of whereabouts have no address file, and without one no DEL releases the address in the store."""
     node = cluster_node()
     node.add("c1")
     imported(node)
@@ -47,7 +47,7 @@ def test_an_imported_address_of_before_the_reboot_is_released(cluster_node):
 
 
 def test_a_del_between_the_look_at_the_store_and_the_file_leaves_none(cluster_node, monkeypatch):
-    """The server made the file again after the DEL, and no later DEL would have removed it."""
+    """Once, the server made the file again after the DEL, and no later DEL removed it."""
     node = cluster_node()
     node.add("c1")
     ip_claim = imported(node)

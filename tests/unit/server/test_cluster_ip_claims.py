@@ -1,4 +1,5 @@
-"""The server's thread for cluster-wide addresses: IPClaims, the claims of single addresses, in blocks of this node."""
+"""The server's thread for cluster-wide addresses handles IPClaims. An IPClaim is a claim of a single address in a block
+of this node."""
 
 import itertools
 import json
@@ -12,7 +13,7 @@ from fastcni.testing.witnesses import eventually
 
 
 def asked(node, address, me, container="x1", **more):
-    """Ask for an address of another node's block, as an ADD with a fixed address does."""
+    """Make an IPClaim for an address of another node's block, as an ADD with a fixed address does."""
     [cidr] = node.blocks
     ip_claim = IPClaim(space="default", address=address, block=cidr, state=ASKED, container=container, ifname="eth0",
                        pod="ns/p", network="net", since=time.time(), sticky=False, **more)
@@ -26,7 +27,7 @@ def free_address(node):
 
 
 def test_an_address_that_another_node_asks_for_is_given_and_not_given_again(cluster_node):
-    a = cluster_node(list_s=0.1)        # the watch of a local store polls, so it can miss an IPClaim that soon ends
+    a = cluster_node(list_s=0.1)        # the watch of a local store polls, so it can miss an IPClaim that ends soon
     a.add("c1")
     ready(a)
     address = free_address(a)
@@ -76,7 +77,8 @@ def test_a_kept_address_is_given_to_no_other_pod(cluster_node):
 
 
 def test_a_missed_change_of_an_ip_claim_is_found_by_the_next_look(cluster_node, monkeypatch):
-    """The watch was not connected when the IPClaim was removed."""
+    """The watch was not connected when the IPClaim was removed. The server finds the removal when it next lists the
+    IPClaims."""
     a = cluster_node(list_s=0.05)
     a.add("c1")
     ready(a)
@@ -91,7 +93,7 @@ def test_a_missed_change_of_an_ip_claim_is_found_by_the_next_look(cluster_node, 
 
 def test_after_a_restore_an_address_is_held_for_another_nodes_pod_until_the_pause_is_over(
         cluster_node, edit, monkeypatch):
-    """The restored store lacks the IPClaim, which the pod's node has to claim again."""
+    """The restored store lacks the IPClaim. The pod's node has to make the claim again before the pause ends."""
     a = cluster_node(confirm_s=0.02, list_s=0.05, apart_s=0.05)
     a.add("c1")
     member = ready(a)

@@ -1,4 +1,4 @@
-"""Nodes of the cluster whose heartbeats have stopped, the watch of a store, and pods that no longer exist."""
+"""Nodes of the cluster that send no heartbeats, the watch of a store, and this node in a store."""
 
 import json
 import threading
@@ -41,7 +41,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def silence(tmp_path):
-    """Return a function silence(node) that makes a node look as if its heartbeats had stopped."""
+    """Return a function silence(node) that makes the node's last heartbeat too old."""
     def silence(node):
         path = tmp_path / "store" / "store.json"
         data = json.loads(path.read_text())
@@ -52,7 +52,7 @@ def silence(tmp_path):
 
 @pytest.fixture
 def lost_node(store, silence):
-    """Return a node with a block whose heartbeats have stopped."""
+    """Return a node that has a block and whose heartbeats have stopped."""
     node = store.join("b", "boot")
     store.claim(node, [("s", CIDR)])
     silence("b")
@@ -81,7 +81,8 @@ def test_a_lost_node_is_dead_after_the_time_of_grace(store, lost_node):
 
 
 def test_a_lost_node_is_looked_at_when_its_time_of_grace_ends(store, lost_node):
-    """The server checked a lost node only with the other nodes: in a cluster of 1,000 nodes 20 minutes later."""
+    """Once, the server checked a lost node only together with the other nodes. In a cluster of 1,000 nodes, this was 20
+    minutes later."""
     watcher = observer(store, grace_s=100.0, nodes_s=3600.0)
     assert watcher.look(store, 1000.0) == watcher.look(store, 1050.0) == 1100.0
     assert watcher.look(store, 1100.0) >= 1100.0 + 3240.0
@@ -104,7 +105,8 @@ def test_a_sign_of_life_ends_the_time_of_grace(store, lost_node, silence):
 
 
 def test_the_time_of_grace_begins_anew_after_the_store_was_away(store, lost_node):
-    """While the store is unavailable, no node can send a heartbeat, so all nodes look LOST when it is back."""
+    """While the store is unavailable, no node can send a heartbeat. So all nodes look LOST when the store is available
+    again."""
     watcher = observer(store, grace_s=100.0)
     watcher.look(store, 1000.0)
     watcher.reset()
@@ -160,7 +162,8 @@ def test_reclaim_after_frees_the_blocks_of_a_dead_node(store, lost_node):
 
 
 def test_a_declaration_that_was_cut_off_is_completed(store, lost_node, tmp_path):
-    """A server was killed between the epoch and the blocks, which is possible in a store without transactions."""
+    """In a store without transactions, a server can be killed after it has written the node's new epoch and before it
+    writes the states of the blocks."""
     store.declare_dead(store.nodes()[0])
     path = tmp_path / "store" / "store.json"
     data = json.loads(path.read_text())
@@ -182,7 +185,8 @@ def test_in_a_large_cluster_each_server_looks_less_often(store, monkeypatch):
 class TestWatch:
     @pytest.fixture
     def watch(self, store):
-        """Return a function watch(store) that makes a running ClusterWatch. woken is set when there are changes."""
+        """Yield a function watch(store) that starts a ClusterWatch. The event `woken` is set when the watch has
+        changes."""
         made = []
 
         def make(store=store, wanted=lambda event: True, **times):
@@ -238,7 +242,7 @@ class TestWatch:
 
         it = ClusterWatch(SimpleNamespace(watch=watch, name="fake"), None, None, Times(), Log())
         it._work()
-        # After a fault, the watch is as after the longest pause
+        # After a fault, the watch waits as long as after the longest series of failures
         assert pauses[:8] == [0, 1, 2, 4, 8, 16, 20, 0]
         assert pauses[8:] == ([20, 20, 0] if fault else [1, 0])
         lost = [values["why"] for event, values in it.log.lines if event == "cluster_watch_lost"]
@@ -265,7 +269,7 @@ class TestTimes:
 
 
 class TestMember:
-    """This node in one store, whose thread does not run."""
+    """A Member, which is this node in one store. Its thread does not run."""
 
     @pytest.fixture
     def member(self):
@@ -302,9 +306,9 @@ class TestMember:
             raise errors.pop(0)
 
         job, node = Job(fail, 0.0), Node("a", 2, "boot", "", ALIVE)
-        member.failed = member.log.warning              # without its limit
+        member.failed = member.log.warning              # a method of the log that drops no repeated line
         errors = [ValueError(), OSError(24, "Too many open files"), Fenced(node), Away("no route")]
-        for now in (100.0, 200.0):          # later than the longest pause of an unavailable store
+        for now in (100.0, 200.0):          # after the longest pause for an unavailable store
             member._run(job, now)
             assert now + 18 <= job.due <= now + 22 and member.confirm.due == NEVER
         member._run(job, 300.0)
@@ -326,7 +330,7 @@ class TestMember:
         assert member.forgotten == forgotten
 
     def test_heartbeats_begin_with_the_first_block(self, member):
-        """The first heartbeat is due later, and is not sent sooner."""
+        """A later call does not send the next heartbeat sooner."""
         assert member.confirm.due == NEVER
         member.wake()
         assert member.confirm.due == 0.0
@@ -335,7 +339,7 @@ class TestMember:
         assert member.confirm.due == 500.0
 
     def test_a_store_of_an_earlier_revision_was_restored(self, member):
-        """Each address space stops its claims, and the server compares the blocks now."""
+        """The server stops the claims of each address space, and compares its blocks with the store immediately."""
         stopped = []
         member.spaces = {("/", "s"): SimpleNamespace(local=SimpleNamespace(stop_claims=lambda: stopped.append("s")))}
         member.lost.since["b", 1, LOST] = 5.0

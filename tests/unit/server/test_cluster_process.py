@@ -1,4 +1,4 @@
-"""`fastcni serve` with cluster-wide addresses: as a process that is killed, and that ends."""
+"""`fastcni serve` with cluster-wide addresses, as a process that is killed or that ends."""
 
 import json
 from base64 import b64encode
@@ -24,7 +24,7 @@ def holders(directory):
 
 
 def cache(directory, net, cid):
-    """Write the result cache of an attachment, as a runtime does."""
+    """Write the cached result of an attachment, as a runtime does."""
     results = directory / "cache" / "results"
     results.mkdir(parents=True, exist_ok=True)
     document = {"kind": "cniCacheV1", "containerId": cid, "ifName": "eth0", "networkName": "net",

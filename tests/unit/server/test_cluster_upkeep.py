@@ -1,4 +1,4 @@
-"""The server's thread for cluster-wide addresses: blocks, uses, heartbeats."""
+"""The server's thread for cluster-wide addresses claims blocks, writes uses and sends heartbeats."""
 
 import contextlib
 from ipaddress import ip_network
@@ -19,7 +19,7 @@ def test_the_next_block_is_claimed_before_an_add_needs_it(cluster_node):
     pods = [a.add(f"c{i}") for i in range(8)]
     assert eventually(lambda: a.store.uses() and len(a.store.uses()[0].holders) == 8)
     assert len(a.stored) == 1
-    pods += [a.add(f"c{i}") for i in range(8, 13)]              # less than a quarter of the 16 is free
+    pods += [a.add(f"c{i}") for i in range(8, 13)]  # less than a quarter of the block's 16 addresses is free
     assert len(set(pods)) == 13
     assert eventually(lambda: len(a.blocks) == 2)
     assert a.logged("cluster_block_claimed")["space"] == "default"
@@ -33,8 +33,8 @@ def test_a_node_without_a_server_request_asks_nothing(cluster_node):
 
 
 def test_a_space_that_cannot_be_read_at_the_start_is_tried_again(cluster_node, monkeypatch):
-    """Another process held its lock. The node sent no heartbeat until the next request, so other nodes declared it dead
-    although its pods ran."""
+    """Once, another process held the space's lock at the start. The node then sent no heartbeat until the next request,
+    so other nodes declared it dead although its pods ran."""
     first = cluster_node()
     first.add("c1", one_shot=True)
     second = cluster_node(configured=[first.keys], max_away_s=0.05)
@@ -69,7 +69,7 @@ def test_uses_are_written_behind_in_one_step(cluster_node, monkeypatch):
 
 
 def quiet(node):
-    """Return the node's Space and store when its thread has no work. The test calls the jobs."""
+    """Return the node's Space and its store after its thread has stopped. The test calls the jobs itself."""
     node.add("c0")
     assert eventually(node.store.uses)
     node.cluster.stop()
@@ -79,7 +79,8 @@ def quiet(node):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_is_noted_while_uses_are_written_is_written_next(cluster_node, monkeypatch, fails):
-    """The server emptied the set of changed blocks only after the call to the store."""
+    """Once, the server emptied the set of changed blocks only after the call to the store, so it lost a change that was
+    noted during the call."""
     space, store = quiet(cluster_node())
     [cidr], written = space.owned, []
     later = ip_network(cidr).broadcast_address + 1
@@ -100,7 +101,7 @@ def test_what_is_noted_while_uses_are_written_is_written_next(cluster_node, monk
 
 
 def test_an_ip_claim_that_changes_while_it_is_attended_to_is_attended_to_again(cluster_node, monkeypatch):
-    """The server removed the newer change together with the older one."""
+    """Once, the server removed the newer change together with the older one."""
     space, _ = quiet(cluster_node())
     old, new = (IPClaim(space="default", address="10.9.9.9", block="10.9.9.0/28", state=state)
                 for state in (HELD, KEPT))
@@ -118,7 +119,7 @@ def test_an_ip_claim_that_changes_while_it_is_attended_to_is_attended_to_again(c
 
 
 def test_the_holders_of_a_large_block_are_those_of_a_small_one(cluster_node, monkeypatch):
-    """The server lists a large block's directory, and tries a small block's addresses one by one."""
+    """For a large block, the server lists the directory. For a small block, it tries the addresses one by one."""
     a = cluster_node()
     space, _ = quiet(a)
     added = {a.add(f"c{i}", one_shot=True) for i in range(1, 24)} | set(a.held)
@@ -134,7 +135,8 @@ def test_the_holders_of_a_large_block_are_those_of_a_small_one(cluster_node, mon
 
 @pytest.mark.parametrize("sticky", [False, True])
 def test_a_claim_without_a_file_ends_with_its_pod(cluster_node, sticky):
-    """For instance, an ADD was killed between the claim and the file. Only the runtime's result knows the namespace."""
+    """The claim has no file, for instance, if the ADD was killed after the claim. Only the result that the runtime
+    cached has the pod's namespace."""
     a = cluster_node(reconcile_s=0.01, apart_s=0.02, list_s=0.05)
     states = {"/run/netns/x": "alive", "/run/netns/c1": "alive"}
     a.states |= states
@@ -153,18 +155,18 @@ def test_a_claim_without_a_file_ends_with_its_pod(cluster_node, sticky):
 
 
 def test_an_address_whose_pod_s_namespace_path_a_later_pod_has_is_released(cluster_node):
-    """The server kept the address of a pod that ended without DEL as long as the later pod ran."""
+    """Once, the server kept the address of a pod that had ended without DEL for as long as the later pod ran."""
     a = cluster_node(reconcile_s=0.01, apart_s=0.02)
     a.states["/run/netns/p"] = "alive"
     addresses = [a.add(cid, netns="p") for cid in ("c1", "c2")]
-    assert not eventually(lambda: len(a.held) < 2, 0.3)     # the links of both exist
+    assert not eventually(lambda: len(a.held) < 2, 0.3)     # the links of both pods exist
     a.cluster.pods.replaced = lambda: {("net", "c1", "eth0")}
     assert a.logged("cluster_address_released")["container"] == "c1"
     assert a.held == {addresses[1]: "c2"}
 
 
 def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node, monkeypatch):
-    """For instance, the store was restored, and the pod keeps the address."""
+    """Two pods can have one address, for instance, after a restore of the store. The running pod keeps it."""
     a = cluster_node(list_s=0.02)
     address = a.add("c1")
     assert eventually(lambda: a.stored)
@@ -177,17 +179,18 @@ def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node, mon
     assert "c1" in values["held_by"] and a.held[address] == "c1"
     space = next(iter(next(iter(a.cluster.members.values())).spaces.values()))
     looks, ip_claims = [], space.member.store.ip_claims
-    space.member.watch.wanted = lambda event: False             # only a poll finds the end of the claim
+    # so the server finds the end of the claim only when it lists the claims
+    space.member.watch.wanted = lambda event: False
     monkeypatch.setattr(space.member.store, "ip_claims",
                         lambda *args, **keys: looks.append(keys) or ip_claims(*args, **keys))
     assert eventually(lambda: len(looks) > 2)
     assert [event for event, _ in a.log.lines].count("cluster_address_conflict") == 1
     a.store.release_ip_claim(a.store.ip_claim("default", address))
-    assert eventually(lambda: not space.ip_claims.conflicts)          # a later conflict is logged again
+    assert eventually(lambda: not space.ip_claims.conflicts)          # then a later conflict would be logged again
 
 
 def test_a_confirmed_node_is_in_the_local_state(cluster_node):
-    """One-shot requests find the node's epoch, its boot and the store's history there."""
+    """One-shot requests read the node's epoch, its boot ID and the store's history there."""
     space, _ = quiet(cluster_node())
     space.local.note_node(Node("a", 7, "boot-2", "", ALIVE), ("etcd-1", 9, 4))
     space.count()
@@ -199,11 +202,11 @@ def test_a_space_has_the_ranges_of_each_network_that_a_request_used(cluster_node
     other = cluster_node("b", ipam={"range": "10.1.0.0/24", "node_name": "a"}).keys
     space.note(other, [])
     assert [*space.networks] == [("10.0.0.0/24",), ("10.1.0.0/24",)]
-    assert space.prefetch_job.due == 0.0        # the new range has no block yet
+    assert space.prefetch_job.due == 0.0        # now, because the new range has no block yet
 
 
 def test_the_local_state_is_read_again_when_addresses_may_be_scarce(cluster_node, monkeypatch):
-    """A read takes the directory's lock, so requests wait."""
+    """The server reads it no more often, because it takes the directory's lock, and requests wait for the lock."""
     space, _ = quiet(cluster_node())
     read = []
     monkeypatch.setattr(space, "refresh", lambda: read.append(space.until_scarce))
@@ -215,7 +218,7 @@ def test_the_local_state_is_read_again_when_addresses_may_be_scarce(cluster_node
 
 
 def test_requests_of_a_short_time_are_handled_together(cluster_node, monkeypatch):
-    """Otherwise the thread would compete with the next request for the GIL."""
+    """Otherwise, the thread would compete for the GIL with the next request."""
     a = cluster_node(gather_s=2.0)
     taken, take = [], a.cluster._take_noted
     monkeypatch.setattr(a.cluster, "_take_noted", lambda: taken.append(1) or take())
@@ -295,11 +298,11 @@ def test_a_full_range_is_tried_again_after_a_pause_and_logged_unless_claims_have
 
 
 def test_uses_that_the_store_has_are_not_written_again(cluster_node, monkeypatch):
-    """An address was given and released between two writes."""
+    """The uses are the same if an address was given and released between two writes."""
     space, store = quiet(cluster_node())
     [cidr], written = space.owned, []
     monkeypatch.setattr(store, "write_uses", lambda me, uses: written.append(uses))
-    space.dirty = {cidr, "10.9.9.0/28"}         # the other block no longer belongs to this node
+    space.dirty = {cidr, "10.9.9.0/28"}         # the other block is no longer this node's
     assert space._write(0.0) == NEVER and written == [] and space.dirty == set()
     space.dirty, space.member.node = {cidr}, None
     assert space._write(50.0) == 50.0 + space.times.write_s and space.dirty == {cidr}

@@ -1,4 +1,4 @@
-"""A configuration is decoded once for all pods of its network."""
+"""The server decodes a configuration once for all pods of its network."""
 
 import gc
 import json
@@ -16,7 +16,8 @@ def decoded(configurations, **keys):
 
 
 def test_the_shared_part_of_a_configuration_is_read_once():
-    """Only the prevResult of a DEL belongs to one pod. All pods share the values that plugins read from other keys."""
+    """Of a DEL's configuration, only prevResult belongs to one pod. All pods share the values that plugins read from
+    the other keys."""
     configurations, asked = Configurations(), []
 
     def read(section):
@@ -53,7 +54,8 @@ def test_other_values_are_another_configuration(one, other):
 
 
 def test_a_section_is_freed_with_its_last_reference():
-    """A section referred to itself, so the garbage collector had to free a dozen for each request."""
+    """Once, a section had a reference to itself. So the garbage collector had to free a dozen sections for each
+    request."""
     configurations = Configurations()
     for section in (Section({"name": "net"}), decoded(configurations, prevResult={})):
         assert section not in gc.get_referents(section)

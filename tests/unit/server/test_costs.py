@@ -1,8 +1,6 @@
-"""What a warm request costs, counted and never timed: a change that costs more exceeds a limit in the table.
-
-A request that waits, or does the work of another thread, has a higher count: on a busy machine a DEL called 16
-functions more. So a round is repeated until it is within the limits, ROUNDS times at most.
-"""
+"""What a warm request costs. The tests count and never time: a change that makes a request costlier exceeds a limit in
+the table. A count is higher if the request waits or does the work of another thread: on a busy machine, a DEL called 16
+functions more. So a test repeats a round until all counts are within the limits, ROUNDS times at most."""
 
 import sys
 import threading
@@ -20,13 +18,13 @@ ROUNDS = 60
 GATEWAY = {"isGateway": True}
 CHAINED = [{"type": "portmap", "runtimeConfig": {"portMappings": [mapping()]}},
            {"type": "firewall", "backend": "nftables"}]
-# {network: (keys of its first plugin, chained plugins)}
+# {network: (keys of its first plugin, configurations of its chained plugins)}
 NETWORKS = {"bridge": (GATEWAY, []), "bridge, ipMasq": ({**GATEWAY, "ipMasq": True}, []), "ptp": ({"type": "ptp"}, []),
             "bridge, portmap, firewall": ({**GATEWAY, "ipMasq": True}, CHAINED)}
-# {(network, command): (Python functions that are called, from the queue to the log line; netlink datagrams that the
-# thread of the request sends and receives; system calls of this thread, from the queue to the log line)}, of Python
-# 3.11. Functions and system calls have four in reserve: between two servers the calls differ by as many. If a change
-# makes a figure smaller, write the smaller one here.
+# {(network, command): (limit of Python functions, limit of netlink datagrams, limit of system calls)}. Functions are
+# those of Python 3.11. Functions and system calls are counted from the queue to the log line. Datagrams and system
+# calls are those of the request's thread. The limits of functions and system calls are four above the count, because
+# two servers differ by as many. If a change makes a count smaller, write the smaller limit here.
 LIMITS = {
     ("bridge", "ADD"): (298, 7, 68), ("bridge", "DEL"): (202, 3, 41),
     ("bridge, ipMasq", "ADD"): (347, 9, 71), ("bridge, ipMasq", "DEL"): (287, 11, 57),

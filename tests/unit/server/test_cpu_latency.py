@@ -1,4 +1,4 @@
-"""The latency request lasts as long as requests arrive."""
+"""The server's request for a low CPU latency lasts as long as requests arrive."""
 
 import os
 import select
@@ -16,7 +16,7 @@ from fastcni.server import cpu_latency
 from fastcni.server.cpu_latency import C1_US, DEVICE, LatencyRequest
 from fastcni.server.requests.acceptor import Acceptor
 
-NO_LIMIT_US = -1        # linux/pm_qos.h, PM_QOS_DEFAULT_VALUE
+NO_LIMIT_US = -1        # PM_QOS_DEFAULT_VALUE of linux/pm_qos.h
 
 
 def make(seconds):
@@ -25,7 +25,8 @@ def make(seconds):
 
 @pytest.fixture
 def asked(tmp_path, monkeypatch):
-    """Put a file in the device's place. Return a function asked() that returns the numbers written to it."""
+    """Put a file in the place of the device. Return a function asked() that returns the numbers that were written to
+    the file."""
     path = tmp_path / "latency"
     path.touch()
     monkeypatch.setattr(cpu_latency, "DEVICE", str(path))
@@ -35,7 +36,7 @@ def asked(tmp_path, monkeypatch):
 def release_when_due(it):
     assert select.select([it.timer], [], [], 10)[0]
     it.release()
-    assert not select.select([it.timer], [], [], 0)[0]      # otherwise the acceptor would call release() all the time
+    assert not select.select([it.timer], [], [], 0)[0]      # otherwise, the acceptor would call release() without end
 
 
 def test_the_latency_request_lasts_from_the_first_request_until_after_the_last(asked):
@@ -44,9 +45,10 @@ def test_the_latency_request_lasts_from_the_first_request_until_after_the_last(a
     time.sleep(0.3)
     last = time.monotonic()
     it.hold()
-    assert asked() == [limit]               # once for both
+    assert asked() == [limit]               # one write for both requests
     release_when_due(it)
-    if time.monotonic() < last + 0.5:       # the timer of the first hold; true unless the machine is very busy
+    # This timer began with the first hold(). The condition is true unless the machine is very busy.
+    if time.monotonic() < last + 0.5:
         assert asked() == [limit]
         release_when_due(it)
     assert asked() == [limit, NO_LIMIT_US] and time.monotonic() >= last + 0.5
@@ -57,8 +59,8 @@ def test_the_latency_request_lasts_from_the_first_request_until_after_the_last(a
 
 
 def test_a_hold_wakes_no_thread(asked):
-    """A thread withdrew the request. Each hold() after a pause woke this thread, which took the GIL from the
-    request."""
+    """Once, a separate thread withdrew the latency request. Each hold() after a pause woke this thread, which took the
+    GIL from the CNI request."""
     before = threading.active_count()
     it = make(0.01)
     it.hold()
@@ -80,7 +82,7 @@ def test_a_worker_that_waits_for_requests_withdraws_the_latency_request(asked):
 
 
 def test_the_end_closes_all_files(asked):
-    """The kernel withdraws the latency request of a device that is closed."""
+    """If the server ends, the kernel closes the device and so withdraws the latency request."""
     before = sorted(os.listdir("/proc/self/fd"))
     it = make(0.01)
     it.hold()
@@ -94,7 +96,7 @@ def test_the_timer_of_a_device_that_was_closed_does_nothing(asked, monkeypatch):
     it.hold()
     monkeypatch.setattr(cpu_latency.os, "write", lambda *_: 1 / 0)
     it._drop()
-    release_when_due(it)                        # the timer is still registered
+    release_when_due(it)                        # the acceptor still polls the timer
     it.hold()
     it.close()
 

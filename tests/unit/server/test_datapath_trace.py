@@ -1,4 +1,4 @@
-"""The datapath "auto" of ptp in the server: the trace of an ADD shows the path of the pod's packets."""
+"""The server with ptp and the datapath "auto". The trace of an ADD says which datapath the pod's packets take."""
 
 import errno
 import os

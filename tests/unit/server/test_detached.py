@@ -1,4 +1,4 @@
-"""A server that a plugin file has started leaves the caller's cgroups, signals and limits."""
+"""A server that a plugin file has started leaves the caller's cgroups, signal handlers and limits."""
 
 import errno
 import os
@@ -50,7 +50,7 @@ def test_server_has_the_usual_settings_of_a_process(tmp_path):
 
 @pytest.mark.skipif(not ROOT, reason="needs root: limits are raised")
 def test_server_has_the_limits_of_its_unit(tmp_path):
-    """The server kept the caller's processors, and its ulimits of processor time, memory and file sizes."""
+    """Once, the server kept the caller's CPU affinity, and its ulimits of CPU time, memory and file sizes."""
     limit = of_unit("LimitNOFILE")
     assert leave(tmp_path)[1] == f"{os.SCHED_OTHER} {limit} {limit} {{(-1, -1)}} True"
 
@@ -79,8 +79,8 @@ def test_server_works_without_the_changes_that_the_node_does_not_permit(tmp_path
 
 @pytest.fixture
 def group():
-    """Return a cgroup of one hierarchy: (its directory, the hierarchy's, the end of its root's line in
-    /proc/PID/cgroup)."""
+    """Yield a cgroup of one hierarchy: (the cgroup's directory, the hierarchy's directory, the end of the line of the
+    hierarchy's root in /proc/PID/cgroup)."""
     for hierarchy, line in (("/sys/fs/cgroup/pids", "pids:/"), ("/sys/fs/cgroup", "::/")):
         directory = f"{hierarchy}/fastcni-test-{os.getpid()}"
         if os.path.exists(f"{hierarchy}/cgroup.procs") and os.access(hierarchy, os.W_OK):
@@ -95,7 +95,7 @@ def group():
 
 
 def test_server_moves_to_the_root_cgroup(group, tmp_path):
-    """Only the test's hierarchy is where detach() looks."""
+    """tmp_path is in the place of /sys/fs/cgroup, and has only the test's hierarchy."""
     directory, hierarchy, line = group
     (tmp_path / ("pids" if line.startswith("pids") else "unified")).symlink_to(hierarchy)
 
@@ -116,10 +116,10 @@ def hierarchy(directory, name):
 
 
 def test_server_moves_to_its_own_cgroup_where_the_root_takes_none(tmp_path):
-    """cgroups(7): outside the real root, a cgroup has either processes or controllers for its children."""
+    """cgroups(7): outside the real root, a cgroup has either processes, or controllers for its children."""
     root = hierarchy(tmp_path, "unified")
     (root / "cgroup.procs").unlink()
-    (root / "cgroup.procs").mkdir()         # EISDIR in the place of EBUSY
+    (root / "cgroup.procs").mkdir()         # the write fails with EISDIR, instead of EBUSY
     (root / "fastcni").mkdir()
     (root / "fastcni" / "cgroup.procs").touch()
     detached.move(str(root))

@@ -1,4 +1,4 @@
-"""A server continues when its disk is full or damaged, or when a pipe is in place of a file."""
+"""A server keeps running when its disk is full, when its index is damaged, or when a pipe is in the place of a file."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def small(tmp_path):
-    """Mount a file system of 256 KB for the address files."""
+    """Yield the directory of a mounted file system of 256 KB, for the address files."""
     directory = tmp_path / "small"
     directory.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(directory)], capture_output=True,
@@ -34,7 +34,7 @@ def with_addresses_in(directory, conf):
 
 
 def test_a_sparse_index_on_a_full_disk_ends_no_server(start, node, pod, small):
-    """A backup copied the index with holes. SIGBUS ended the server, again after each restart."""
+    """Once, a backup restored the index with holes. SIGBUS ended the server, also after each restart."""
     server, conf = start(), with_addresses_in(small, node.conf())
     result = server.ok("ADD", conf, pod)
     index = small / conf["name"] / ".fastcni.index"
@@ -64,7 +64,8 @@ def test_an_index_that_is_cut_short_or_made_longer_ends_no_server(start, node, p
 
 
 def test_a_pipe_in_the_place_of_a_lock_holds_up_no_other_network(start, node, pod, pod_netns, small):
-    """open() waited for a writer with the GIL: the server answered no request until it was killed."""
+    """Once, open() waited for a writer of the pipe and kept the GIL. The server answered no request until it was
+    killed."""
     server, conf = start(), node.conf()
     broken = with_addresses_in(small, {**conf, "name": "broken"})
     (small / "broken").mkdir()

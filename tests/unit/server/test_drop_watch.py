@@ -1,4 +1,4 @@
-"""The server logs once when a rule begins to drop packets of pods (real kernel)."""
+"""With the real kernel, the server logs once when a rule begins to drop packets of pods."""
 
 import time
 from math import inf
@@ -24,8 +24,8 @@ NFT_DROP = "nft add rule inet admin forward ip saddr 10.22.0.0/16 drop"
 
 @pytest.fixture
 def watched(node, pod, tmp_path, make_watch):
-    """Return a function watched(seconds) that returns the watch's log lines when the clock is that much later. The
-    namespace has one pod."""
+    """Return a function watched(seconds) that calls the watch with a clock so much later. It returns the watch's log
+    lines. The namespace has one pod."""
     first = node.conf(*DUAL, isDefaultGateway=True, ipMasq=True)
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "prevResult": node.ok("ADD", first, pod)}
     node.ok("ADD", conf, pod)
@@ -45,7 +45,7 @@ def watched(node, pod, tmp_path, make_watch):
 
 
 class Network:
-    """The attributes of a chain that remember() needs."""
+    """The attribute of a Chain that remember() needs."""
 
     def __init__(self, first):
         self.first = first
@@ -60,12 +60,13 @@ class Network:
                    id=f"iptables-{kind}-{rule.split()[-1].lower()}")
       for kind, (program, _) in PROGRAMS.items() for rule in ("-s 10.22.0.0/16 -j DROP", "-i br0 -j REJECT"))])
 def test_what_begins_to_drop_a_pods_packets_is_logged_once_with_the_pod_and_the_command(watched, pod, how, name):
-    """Only `fastcni list` and doctor reported the rule: the pod was cut off, and the server's log had no line."""
+    """Once, only `fastcni list` and `fastcni doctor` reported such a rule. The pod was cut off, and the server's log
+    had no line."""
     run(*how.split())
-    assert watched(1.5) == []                               # a replay may let the pod's packets pass
+    assert watched(1.5) == []  # the watch waits, because a replay may let the pod's packets pass again
     line, = watched(2 * SETTLE_S + 1.5)
     assert name in line["what"] and cid_of(pod)[:12] in line["what"] and line["do"]
-    nft("add rule inet admin forward tcp dport 25 drop")    # drops packets of no pod
+    nft("add rule inet admin forward tcp dport 25 drop")    # this rule drops no packet of a pod
     assert watched(PAUSE_S + 2 * SETTLE_S) == watched(3 * PAUSE_S) == []
 
 
@@ -94,7 +95,7 @@ def test_rules_that_accept_and_fastcnis_own_tables_cause_no_reading(watched, mak
 
 
 def test_a_server_logs_a_rule_that_drops_a_pod(start, node, pod, tmp_path):
-    """The server uses the function that `fastcni serve` gives to the watch. The test takes SETTLE_S."""
+    """The server here uses the function that `fastcni serve` gives to the watch. The test takes SETTLE_S seconds."""
     server = start("--cache-dir", tmp_path / "cache")
     first = node.conf(*DUAL, isDefaultGateway=True, ipMasq=True)
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "prevResult": server.ok("ADD", first, pod)}

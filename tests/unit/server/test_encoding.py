@@ -1,4 +1,4 @@
-"""The server's encoding of results, with orjson and without it."""
+"""The server encodes results in the same way with and without orjson."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from fastcni.server.requests import mode
 
 RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.1.0.2/24"}], "dns": {}}
-ODD = {**RESULT, "dns": {"domain": "\udcff"}}           # orjson refuses a lone surrogate
+ODD = {**RESULT, "dns": {"domain": "\udcff"}}           # orjson refuses this lone surrogate
 
 
 @pytest.mark.parametrize("with_orjson", [True, False])

@@ -1,4 +1,4 @@
-"""The events for operators: their table, full pools, and repeated DELs."""
+"""The events for operators: their table, full address pools, and repeated DELs."""
 
 import ast
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_the_page_has_the_table_of_events():
 
 
 def test_each_event_is_logged_with_its_fields():
-    """The test cannot see fields that a call passes as **, so the fields of one call have to cover the others."""
+    """The test cannot see the fields that a call passes by **. So such a call counts as complete."""
     found = {}
     for path in (ROOT / "fastcni/server").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -112,7 +112,7 @@ def test_another_request_is_no_repetition(other):
     it = RetriedDeletes(log := Log())
     delete(it, "11")
     delete(it, "0", **other)
-    delete(it, "declined")              # it goes one-shot
+    delete(it, "declined")              # the server declined it, so it runs as a one-shot request
     assert log.lines == []
     delete(it, "0")
     assert [values["failures"] for _, values in log.lines] == [1]

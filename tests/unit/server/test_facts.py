@@ -1,4 +1,4 @@
-"""Facts of a namespace are kept until the kernel announces a change (real kernel)."""
+"""The server keeps facts of a namespace until the kernel announces a change. The tests use the real kernel."""
 
 import threading
 from errno import ENOBUFS
@@ -12,7 +12,7 @@ from fastcni.kit.links import find
 
 
 class Asked:
-    """A query whose ask() counts its calls."""
+    """A query that counts how often it is asked."""
 
     def __init__(self, ask):
         self.ask, self.count = ask, 0
@@ -22,14 +22,14 @@ class Asked:
         return self.ask()
 
     def again(self):
-        """Return whether the query was asked since the last call."""
+        """Return whether the query was asked since the last call of again()."""
         count, self.count = self.count, 0
         return count > 0
 
 
 @pytest.fixture
 def bridge(warm):
-    """Return a function that recalls the bridge br0, which the server knows."""
+    """Return a function that recalls the bridge br0. The server already has the answer."""
     run("ip", "link", "add", "br0", "type", "bridge")
     ask = Asked(lambda: find.link(warm.route, "br0"))
 
@@ -131,7 +131,7 @@ def test_a_table_is_asked_about_again_when_it_changes(warm, change):
     assert not ask.again()
     run("nft", "add", "element", "inet", "t", "s", "{ 10.0.0.1 }")
     run("nft", "add", "chain", "inet", "other", "c")
-    assert warm.recall(key, ask) and not ask.again()        # elements are no part of the state
+    assert warm.recall(key, ask) and not ask.again()        # a query of a chain does not depend on elements of sets
     run("nft", *change.split())
     assert warm.recall(key, ask) and ask.again()
 
@@ -149,7 +149,7 @@ def test_a_table_is_asked_about_again_when_it_changes(warm, change):
     ("delete table ip6 t", {"any table", "families"}),
 ])
 def test_facts_about_other_chains_stay(warm, change, concerned):
-    """kube-proxy changes its own chains all day. Each change made the next DEL read CNI-FORWARD again."""
+    """kube-proxy changes its own chains all day. Once, after each such change the next DEL read CNI-FORWARD again."""
     for line in ("add table ip t", "add chain ip t a { type filter hook forward priority 0; }", "add chain ip t b",
                  "add chain ip t c", "add chain ip t other", "add rule ip t a accept", "add rule ip t b accept",
                  "add table ip6 t", "add chain ip6 t a"):
@@ -207,7 +207,7 @@ def test_more_links_than_a_filter_holds_are_asked_for_again(warm, bridge):
 
 
 def test_changes_that_do_not_fit_the_buffer_are_not_missed(bridge, warm):
-    """The kernel drops notifications, because the smallest buffer cannot hold all changes."""
+    """The socket's buffer is too small for all changes, so the kernel drops notifications."""
     warm.facts.route.setsockopt(SOL_SOCKET, SO_RCVBUF, 1)
     for mtu in range(1300, 1330):
         run("ip", "link", "set", "br0", "mtu", str(mtu))
@@ -246,8 +246,8 @@ def test_a_table_changed_while_it_is_read_is_not_remembered(warm):
 
 
 def test_many_threads_see_the_current_state(bridge, warm):
-    """Threads query while another thread changes the link. No thread gets a state older than the change that it waited
-    for."""
+    """Four threads query the link while another thread changes it. A thread that begins after a change gets the state
+    after this change or a later one."""
     seen, stop = [], threading.Event()
 
     def read_bridge():

@@ -1,4 +1,4 @@
-"""The messages that the kernel passes to a socket with a filter (real kernel)."""
+"""A socket with a filter: the messages that the kernel passes to it. The tests use the real kernel."""
 
 from contextlib import closing
 
@@ -11,7 +11,7 @@ from fastcni.server.requests.facts import NETCONF, ROUTE_GROUPS
 
 @pytest.fixture
 def listener(node):
-    """A socket in the groups of Facts, and two bridges without pending notifications."""
+    """Yield a socket that is in the groups of Facts and has no message. The namespace has two bridges."""
     for name in ("br-a", "br-b"):
         run("ip", "link", "add", name, "type", "bridge")
     sock = wire.open_socket(groups=ROUTE_GROUPS)
@@ -24,7 +24,7 @@ def index_of(name):
 
 
 def received(sock):
-    """Return [(kind, index or None)] of the pending messages."""
+    """Return the messages that wait in the socket, as [(kind, index of the link or None)]."""
     found = []
     while (messages := wire.receive(sock, 0)) is not None:
         found += [(kind, None if kind in NETCONF else rtnl.u32(payload[4:8])) for kind, _, _, _, payload in messages]
@@ -71,8 +71,8 @@ def test_without_watched_links_no_message_about_a_link_is_received(listener):
 
 @pytest.mark.parametrize("count", [2, 63, filters.MAX_LINKS])
 def test_messages_about_each_of_many_links_are_received(listener, count):
-    """The jumps of the BPF program lead to the right line: for the first link, for the last link, and for a link that
-    is not listed."""
+    """The test covers the jumps of the BPF program for the first link, for the last link, and for a link that is not in
+    the list."""
     run("ip", "link", "add", "br-c", "index", "5000", "type", "bridge")
     received(listener)
     for first, passes in ((5000, True), (5000 - count + 1, True), (5001, False), (5000 - count, False)):
@@ -126,7 +126,7 @@ def test_only_deletions_are_received(node):
 
 
 def test_a_port_that_leaves_its_bridge_is_not_deleted(node):
-    """The bridge notifies by an RTM_DELLINK of AF_BRIDGE, which woke a deletion for nothing."""
+    """The bridge announces this with an RTM_DELLINK of AF_BRIDGE. Once, it woke a thread that waited for a deletion."""
     run("ip", "link", "add", "br-a", "type", "bridge")
     run("ip", "link", "add", "veth-a", "master", "br-a", "type", "veth", "peer", "name", "peer-a")
     index = index_of("veth-a")

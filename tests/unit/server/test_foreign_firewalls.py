@@ -1,4 +1,5 @@
-"""A firewall that begins to drop forwarded packets after pods were added does not cut them off (real programs, TCP)."""
+"""Another firewall begins to drop forwarded packets after pods were added. The pods keep their connections. The tests
+use the real programs and TCP."""
 
 import contextlib
 import io
@@ -56,14 +57,15 @@ def first(node):
 
 
 class Remembered:
-    """The attributes of a chain that remember() needs."""
+    """The attribute of a Chain that remember() needs."""
 
     def __init__(self, first):
         self.first = first
 
 
 def add(call, first, pod, tmp_path):
-    """Add a pod by bridge and firewall; write the runtime's cache. Return firewall's configuration."""
+    """Make a pod's ADD with bridge and firewall, and write its results as the runtime does. Return the firewall
+    plugin's configuration."""
     conf = {**FIREWALL, "prevResult": call("ADD", first, pod)}
     call("ADD", conf, pod)
     remember(tmp_path, Remembered(first), pod, conf)
@@ -75,7 +77,7 @@ def reaches(pod, address, family=4, wait=5.0):
 
 
 class GoPlugins:
-    """The Go plugins as processes, with the iptables of `kind`."""
+    """The reference plugins as processes. They use the iptables of this kind."""
 
     def __init__(self, node, first, kind, bus):
         self.node, self.first = node, {**first, "cniVersion": "1.0.0"}
@@ -89,8 +91,8 @@ class GoPlugins:
                        stdout=subprocess.DEVNULL, timeout=30)
 
     def add(self, pod, **chained):
-        """Add a pod by fastcni's bridge, Go's firewall and {plugin: keys}. Return its IPv4 address, None without the Go
-        plugins."""
+        """Make a pod's ADD with fastcni's bridge, and then with the reference plugin firewall and the plugins in
+        {plugin: keys}. Return the pod's IPv4 address, or None if the reference plugins are not installed."""
         if not os.path.exists(f"{PEER}/firewall"):
             return None
         result = self.node.ok("ADD", self.first, pod)
@@ -102,14 +104,14 @@ class GoPlugins:
 
 @pytest.fixture
 def bus(tmp_path, monkeypatch):
-    """Return the bus address that firewalld uses when it runs; before that, no program listens there."""
+    """Return the address of the bus that firewalld uses while it runs. At other times, no program listens there."""
     address = f"unix:path={tmp_path}/bus"
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
     return address
 
 
 def seen(inventory, pod):
-    """Return the attachments of a pod: the machine may have files of other pods."""
+    """Return only this pod's attachments, because the machine can have files of other pods."""
     return [it for it in inventory.attachments if it.container_id == cid_of(pod)]
 
 
@@ -122,9 +124,9 @@ def soon_reaches(pod, address, family=4):
 
 
 def replayed(server, begin, pods=2):
-    """Return whether the server has replayed the pods' rules for both families. Each family may have its own replay,
-    and a DEL during a replay may leave rules. Of the programs, only firewalld causes a replay by writing its rules
-    again."""
+    """Return whether the server has replayed the pods' rules for both IP families. The families can have separate
+    replays, and the test must wait for both, because a DEL during a replay can leave rules behind. Of these programs,
+    only firewalld causes a replay when it writes its own rules again."""
     if begin in FIREWALLDS:
         return server.lines("event=rules_replayed", f"attachments={pods} ", "failed=0")
     text = "".join(server.lines("event=pods_let_through", "failed=0"))
@@ -134,8 +136,8 @@ def replayed(server, begin, pods=2):
 @pytest.mark.parametrize("begin, kind", EACH)
 def test_pods_go_on_when_another_firewall_begins_to_filter(
         start, node, first, external, pod_netns, tmp_path, bus, begin, kind):
-    """`ufw enable` cut off each pod: nftables accepted the pods' packets, and iptables dropped them from then on. Pods
-    of the Go plugin on the same bridge kept their connections, except under firewalld, which removes that plugin's
+    """Once, `ufw enable` cut off each pod: nftables accepted the pods' packets, but iptables dropped them. Pods of the
+    reference plugin on the same bridge keep their connections, except under firewalld, which removes that plugin's
     rules."""
     go, theirs, last = GoPlugins(node, first, kind, bus), pod_netns(), pod_netns()
 
@@ -183,7 +185,7 @@ def test_pods_go_on_when_another_firewall_begins_to_filter(
 @pytest.mark.parametrize("begin, kind", [each for each in EACH if each.values[0] not in FIREWALLDS])
 def test_without_a_server_check_names_the_command_that_lets_pods_through(node, first, external, pod, tmp_path, begin,
                                                                          kind):
-    """CHECK's error asked whether the firewall was flushed. In fact iptables had begun to filter."""
+    """Once, CHECK's error asked whether the firewall was flushed, although iptables had begun to filter."""
     conf = add(node.ok, first, pod, tmp_path)
     places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
 
@@ -213,7 +215,8 @@ def test_without_a_server_check_names_the_command_that_lets_pods_through(node, f
 @needs(*PROGRAMS["nft"], "ufw")
 def test_host_ports_pass_a_firewall_that_drops_if_it_allows_the_pods_port_as_with_the_go_plugins(
         node, first, external, pod_netns, tmp_path, bus):
-    """firewall accepts answers to pods, and packets from pods. A connection from outside to a host port is neither."""
+    """The firewall plugin accepts packets from pods, and the answers to these. A connection from outside to a host port
+    is neither."""
     go, pods = GoPlugins(node, first, "nft", bus), {port: pod_netns() for port in (8080, 8081, 8082)}
     keys = {port: {"type": "portmap", "capabilities": {"portMappings": True},
                    "runtimeConfig": {"portMappings": [mapping(port)]}} for port in pods}
@@ -238,7 +241,7 @@ def test_host_ports_pass_a_firewall_that_drops_if_it_allows_the_pods_port_as_wit
 
 @needs("iptables-legacy")
 def test_a_flush_of_the_legacy_iptables_is_restored(start, node, first, external, pod, tmp_path):
-    """The kernel does not notify of such a flush. Pods were cut off until `fastcni restore`."""
+    """The kernel does not announce such a flush. Once, it cut off the pods until someone ran `fastcni restore`."""
     for program in PROGRAMS["legacy"]:
         run(program, "-P", "FORWARD", "DROP")
     add(node.ok, first, pod, tmp_path)
@@ -252,7 +255,8 @@ def test_a_flush_of_the_legacy_iptables_is_restored(start, node, first, external
 
 @needs("iptables-legacy")
 def test_a_caller_from_another_namespace_is_asked_about_its_own_legacy_tables(host_netns, pod_netns):
-    """/proc/self/net is the network of the process's first thread, not of the worker that serves the caller."""
+    """/proc/self/net is the network of the process's first thread, not of the worker that handles the caller's
+    request."""
     other, found = pod_netns(), []
 
     def look():
@@ -301,7 +305,7 @@ def test_list_names_pods_that_a_chain_of_an_administrator_drops(node, first, ext
 
 
 def rule_of(chain, table="inet admin"):
-    """Return the handle of the last rule of a chain, as `nft -a` prints it."""
+    """Return the handle of the chain's last rule, as `nft -a` prints it."""
     return run("nft", "-a", "list", "chain", *table.split(), chain).rpartition("# handle ")[2].split()[0]
 
 
@@ -329,7 +333,8 @@ SURE, MAYBE, NOTHING = "", "possibly ", None
 ])
 def test_list_and_doctor_name_a_rule_of_nftables_that_drops_what_a_pod_sends(
         node, first, external, pod, tmp_path, rules, expected):
-    """The commands checked only policies of chains: `nft add rule ... drop` cut a pod off, and no command said so."""
+    """Once, these commands read only the policies of chains. If `nft add rule ... drop` had cut off a pod, neither of
+    them reported it."""
     add(node.ok, first, pod, tmp_path)
     places = Places(str(tmp_path / "none"), (str(tmp_path / "cache"),), (node.data_dir,))
     assert [it.dropped_by for it in seen(collect(places), pod)] == [()]

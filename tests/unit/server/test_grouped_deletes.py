@@ -1,4 +1,5 @@
-"""Links deleted together: each deletion returns after its link is gone, and its error affects no other deletion."""
+"""Links that are deleted together. Each deletion returns after its link no longer exists, and its error fails no other
+deletion."""
 
 import os
 import socket
@@ -29,7 +30,7 @@ def deletes(node):
 
 
 def make(count):
-    """Add `count` veth pairs. Return their [(index, name)]."""
+    """Add `count` veth pairs. Return [(index, name)] of their first ends."""
     for n in range(count):
         run("ip", "link", "add", f"veth-{n}", "type", "veth", "peer", "name", f"peer-{n}")
     found = links()
@@ -37,8 +38,8 @@ def make(count):
 
 
 def everywhere(deletes, pairs):
-    """Delete each link in a separate thread, all at the same time. Return (name, exception or whether the link still
-    existed) of each."""
+    """Delete each link in a separate thread, all at the same time. Return {name: exception, or whether the link still
+    existed afterwards}."""
     start = threading.Barrier(len(pairs))
 
     def delete(pair):
@@ -47,7 +48,7 @@ def everywhere(deletes, pairs):
             deletes.delete(pair)
         except OSError as e:
             return pair[1], e
-        with open("/proc/thread-self/net/dev") as file:     # a thread starts in its maker's namespace
+        with open("/proc/thread-self/net/dev") as file:  # a thread begins in the namespace of the thread that starts it
             return pair[1], f"{pair[1]}:" in file.read()
 
     with ThreadPoolExecutor(len(pairs)) as pool:
@@ -70,13 +71,13 @@ def test_links_deleted_at_once_go_in_few_requests_and_all_are_gone(deletes, monk
 
 
 def test_the_links_of_one_deletion_go_in_one_request(deletes, monkeypatch):
-    """A pod's ifb is deleted with its veth pair, so the kernel waits once."""
+    """A pod's ifb is deleted together with its veth pair, so the DEL waits for the kernel once."""
     sent, real, pairs = [], wire.send, make(3)
     monkeypatch.setattr(wire, "send", lambda sock, data: (sent.append(data), real(sock, data)))
     deletes.delete(*pairs)
     assert set(links()) == {"lo"} and len(sent) == 1
-    assert (deletes.links, deletes.requests) == (3, 1)      # the metrics counted a deletion of three links as one link
-    deletes.delete(*pairs)              # they are gone
+    assert (deletes.links, deletes.requests) == (3, 1)      # once, a deletion of three links counted as one link
+    deletes.delete(*pairs)              # the links no longer exist
     (left,) = make(1)
     with pytest.raises(wire.NetlinkError, match='failed to delete "lo"'):
         deletes.delete(left, (1, "lo"))
@@ -84,7 +85,7 @@ def test_the_links_of_one_deletion_go_in_one_request(deletes, monkeypatch):
 
 
 def test_deletions_beyond_the_limit_are_the_next_request(leaving, monkeypatch):
-    """The notifications of one request have to fit into the receive buffer."""
+    """The limit exists because all notifications about one request have to fit into the receive buffer."""
     monkeypatch.setattr(module, "MAX_LINKS", 2)
     pairs = make(6)
     leaving.begin(*pairs[0])
@@ -94,7 +95,7 @@ def test_deletions_beyond_the_limit_are_the_next_request(leaving, monkeypatch):
     assert eventually(lambda: len(leaving.deletes.waiting) == 5)
     leaving.all_end()
     assert list(leaving.ended.values()) == [None] * 6 and set(links()) == {"lo"}
-    assert (leaving.deletes.links, leaving.deletes.requests) == (6, 4)      # 1, 2, 2 and 1
+    assert (leaving.deletes.links, leaving.deletes.requests) == (6, 4)      # of 1, 2, 2 and 1 links
 
 
 def test_the_deletion_of_a_missing_link_succeeds(deletes):
@@ -137,14 +138,15 @@ def test_links_of_another_programs_group_stay(deletes):
 
 
 def together(deletes, pairs):
-    """Delete all these links by one request. Return {name: its error or None}."""
+    """Delete all these links by one request. Return {name: its error, or None}."""
     group = [Shared([pair]) for pair in pairs]
     deletes.run(SharedRequest(group))
     return {one.name: one.error for each in group for one in each.deletions}
 
 
 def test_only_the_link_that_cannot_be_deleted_is_refused(deletes):
-    """If one link of a group cannot be deleted, the kernel rejects the whole group, and deletes no link."""
+    """The kernel rejects a whole group, and deletes no link of it, if it cannot delete one of the links. The server
+    then deletes the links one by one."""
     pairs = make(5)
     run("ip", "link", "del", "veth-3")
     errors = together(deletes, [*pairs[:2], (1, "lo"), *pairs[2:]])
@@ -164,7 +166,7 @@ def test_a_deletion_without_an_announcement_fails_in_time(deletes, monkeypatch):
 
 
 def test_a_failed_leader_passes_its_role_to_a_waiting_deletion(deletes, monkeypatch):
-    """An error of one request must leave no deletion that waits for the next request."""
+    """If a request fails, no deletion may wait forever for the next request."""
     faults = [RuntimeError("made up")]
 
     def write_group(batch, group):
@@ -190,7 +192,8 @@ def test_a_failed_leader_passes_its_role_to_a_waiting_deletion(deletes, monkeypa
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_request_that_cannot_be_sent_fails_all_its_deletions_at_once(deletes, monkeypatch, count):
-    """The sending thread dropped the error (ENOMEM, EPERM): this DEL and later ones waited until their limit."""
+    """Once, the thread that sent the request dropped the error (ENOMEM, EPERM). This DEL and later ones then waited
+    until their time limit."""
     def refuse(sock, data):
         raise OSError(ENOMEM, "Cannot allocate memory")
 
@@ -204,7 +207,7 @@ def test_a_request_that_cannot_be_sent_fails_all_its_deletions_at_once(deletes, 
 
 
 def test_an_abandoned_leader_reports_no_success_to_other_deletions(deletes, monkeypatch):
-    """The other deletions of the group were woken without an error, as if their links had been deleted."""
+    """Once, the other deletions of the group were woken without an error, as if the kernel had deleted their links."""
     def abandon(*_):
         raise Abandoned
 
@@ -225,7 +228,8 @@ def make_named(name):
 # -- callers that leave -------------------------------------------------------------------------------------------
 
 class Leaving:
-    """GroupedDeletes that sends a request only when go_on() is called. Each deletion runs in a thread with a caller."""
+    """A GroupedDeletes that sends a request only when the test calls go_on(). Each deletion runs in a thread that has a
+    caller."""
 
     def __init__(self):
         self.held, self.threads, self.callers, self.ended = [], {}, {}, {}
@@ -259,7 +263,7 @@ class Leaving:
             fn(*args)
 
     def all_end(self):
-        """Send each request until all deletions have ended."""
+        """Send the requests until all deletions have ended."""
         assert eventually(lambda: self.go_on() or not any(each.is_alive() for each in self.threads.values()))
 
 
@@ -274,7 +278,8 @@ def leaving(node):
 
 
 def test_a_leader_whose_caller_leaves_loses_no_other_deletion(leaving):
-    """The first deletion is sent alone. The others are the next group, and the caller of its leader leaves, too."""
+    """The first deletion has its own request. The other deletions are the next group, and the caller of this group's
+    leader leaves, too."""
     first, *others = make(5)
     leaving.begin(*first)
     assert eventually(lambda: leaving.held)
@@ -283,9 +288,9 @@ def test_a_leader_whose_caller_leaves_loses_no_other_deletion(leaving):
     assert eventually(lambda: len(leaving.deletes.waiting) == 4)
     leaders = [each.deletions[0].name for each in leaving.deletes.waiting]
     leaving.leave(first[1])
-    assert eventually(lambda: len(leaving.held) == 2)   # the request for the other deletions
+    assert eventually(lambda: len(leaving.held) == 2)   # the second is the request for the other deletions
     leaving.leave(leaders[0])
-    leaving.leave(leaders[1])                           # the next leader, or another deletion of the group
+    leaving.leave(leaders[1])                           # the next leader, or any other deletion of the group
     leaving.all_end()
     assert [leaving.ended[name] for name in leaders[2:]] == [None, None] and set(links()) == {"lo"}
     leaving.begin(*make_named("veth-last"))

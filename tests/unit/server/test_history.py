@@ -1,4 +1,4 @@
-"""The last requests of a server, and the story of one that has failed."""
+"""A server's last requests, and the story of a request that has failed."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from fastcni.server.records import history, secrets, stories
 from fastcni.server.records.ended import Ended, Phases
 from fastcni.testing.witnesses import eventually
 
-STEP_BYTES = 100        # of _steps.pyx
+STEP_BYTES = 100        # the size that _steps.pyx counts for each step
 
 
 class Message:
@@ -43,7 +43,7 @@ def numbers(past, **variables):
 
 @pytest.fixture
 def past():
-    """Return a history of three requests, of five that arrived."""
+    """Return a history that keeps three of five requests."""
     past = history.History(3)
     for number in range(1, 6):
         past.note(ended(number))
@@ -152,7 +152,7 @@ def test_steps_have_their_time_since_the_end_of_the_queue():
 def test_a_step_has_the_time_of_perf_counter():
     steps, before = Steps(STEP_BYTES + 3), time.perf_counter_ns()
     steps(">", b"abc")
-    steps("<", b"")                     # no memory is left
+    steps("<", b"")                     # the steps have no memory left
     steps("<", b"de")
     (at, way, data), = steps.entries
     assert (way, data, steps.dropped) == (">", b"abc", 2) and before <= at <= time.perf_counter_ns()

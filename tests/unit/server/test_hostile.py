@@ -1,4 +1,4 @@
-"""An allowed caller may send any bytes: the server continues, and keeps none of them."""
+"""A user who may call the server can send any bytes. The server keeps running, and keeps nothing of them."""
 
 import array
 import json
@@ -14,7 +14,7 @@ from unit.server.client import packed
 from fastcni.testing.witnesses import eventually
 
 NET = "/proc/self/ns/net"
-OVERLAP = 8         # descriptors: requests that overlap each open some netlink sockets, which the server keeps
+OVERLAP = 8         # descriptors: when requests overlap, the server opens some netlink sockets for each and keeps them
 LIMITED = """
 import os, sys
 pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
@@ -25,7 +25,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def throw(server, data, paths=(), *, twice=False, stay=None):
-    """Connect and send these bytes. Close the connection, or append it to the list."""
+    """Connect and send these bytes. Then close the connection, or append it to the list `stay`."""
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     conn.settimeout(5)
     conn.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
@@ -35,7 +35,7 @@ def throw(server, data, paths=(), *, twice=False, stay=None):
         for _ in range(1 + twice):
             conn.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else [])
     except (BrokenPipeError, ConnectionResetError):
-        pass                            # the server closed the connection first
+        pass                            # the server closed the connection before all was sent
     finally:
         for fd in fds:
             os.close(fd)
@@ -46,7 +46,7 @@ def throw(server, data, paths=(), *, twice=False, stay=None):
 
 
 def mutated(rng, data):
-    """Return the data with some bytes changed, cut or doubled."""
+    """Return the data with some bytes changed, deleted or inserted."""
     data = bytearray(data)
     for _ in range(rng.randrange(1, 6)):
         at = rng.randrange(len(data) + 1)
@@ -61,7 +61,7 @@ def mutated(rng, data):
 
 
 def works(server, node, pod):
-    """Return whether ADD, CHECK and DEL of a pod succeed."""
+    """Return True after VERSION, ADD and DEL of a pod have succeeded. Otherwise an assertion fails."""
     server.ok("VERSION", node.conf())
     server.ok("ADD", node.conf(isGateway=True), pod)
     server.ok("DEL", node.conf(isGateway=True), pod)
@@ -92,26 +92,26 @@ def test_no_message_harms_the_server(node, pod, server):
 def test_a_caller_that_never_sends_never_reads_or_sends_late_delays_no_other(node, pod, server):
     works(server, node, pod)
     before, silent = server.descriptors, []
-    for _ in range(1100):               # more than the server keeps
+    for _ in range(1100):               # more connections than the server keeps
         conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         conn.connect(str(server.path))
         silent.append(conn)
     data = packed("bridge", {"CNI_COMMAND": "VERSION", "CNI_PATH": "/x"})
     for _ in range(50):
-        throw(server, data, [], stay=silent)         # an answer that is not read
+        throw(server, data, [], stay=silent)         # this caller does not read its answer
     started = time.monotonic()
     assert works(server, node, pod) and time.monotonic() - started < 5
     late = silent[1099]
     late.send(data)
     late.settimeout(5)
-    assert late.recv(1000)[8:12] == bytes(4)            # a late request is served
+    assert late.recv(1000)[8:12] == bytes(4)            # the request that comes late is answered, too
     for conn in silent:
         conn.close()
     assert works(server, node, pod) and eventually(lambda: server.descriptors <= before + OVERLAP)
 
 
 def test_many_callers_that_come_and_go_at_once_cost_no_thread(node, pod, server):
-    """A worker ended with a ValueError if another worker had already closed the connection."""
+    """Once, a worker ended with a ValueError if another worker had already closed the connection."""
     works(server, node, pod)
     threads, good = server.threads, packed("bridge", {"CNI_COMMAND": "VERSION"})
 
@@ -131,12 +131,13 @@ def attachments(count):
 
 
 def test_a_large_configuration_goes_one_shot_and_is_served_there(node, pod, server, plugins):
-    """30 MB of `[],` made 1.8 GB of Python objects in the server, and all its callers waited for a minute."""
+    """Once, 30 MB of `[],` became 1.8 GB of Python objects in the server, and all its callers waited for a minute."""
     assert server.ok("GC", node.conf(**attachments(2000))) is None
     env = {"CNI_COMMAND": "GC", "CNI_PATH": plugins, "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"]}
 
     def run(stdin):
-        """Run GC by the plugin file. Return its exit status, document and maximum resident memory in bytes."""
+        """Run GC with the plugin file. Return its exit status, its document and its maximum resident memory in
+        bytes."""
         limited = f"exec python3 -c '{LIMITED}' {plugins}/bridge"
         done = subprocess.run(["sh", "-c", limited], input=stdin, env=env, capture_output=True, timeout=120)
         return done.returncode, json.loads(done.stdout or b"{}"), int(done.stderr.split()[-1]) << 10

@@ -1,5 +1,5 @@
-"""Hot plug without an API server and without a network: the times of a pod's comparison, and the steps after a failure.
-tests/cluster/kubernetes/test_hot_plug.py has the networks."""
+"""Hot plug without an API server and without a network. The tests cover when a pod is compared with its annotation, and
+what follows a failure. The tests with networks are in tests/cluster/kubernetes/test_hot_plug.py."""
 
 import json
 import os
@@ -37,7 +37,8 @@ def answer(status, body=b"", stderr=b""):
 
 
 class Acceptor:
-    """Takes requests, and answers each with `reply`. awaited: the attachments for which another request waits."""
+    """An Acceptor that takes each request and answers it with `reply`. awaited has the attachments for which another
+    request waits."""
 
     def __init__(self):
         self.requests, self.awaited, self.reply = [], set(), answer(0)
@@ -54,7 +55,7 @@ class Acceptor:
 
 @pytest.fixture
 def hot(tmp_path):
-    """Return a HotPlug whose thread does not run."""
+    """Return a HotPlug whose thread is not started."""
     conf = {"name": "a", "type": "multus", "cniVersion": "1.1.0", "hotPlug": True, "cniDir": str(tmp_path),
             "delegates": [{"type": "bridge"}]}
     source = SimpleNamespace(pods=SimpleNamespace(found={WEB: pod()}, changed=None))
@@ -63,12 +64,13 @@ def hot(tmp_path):
 
 @pytest.fixture
 def first(tmp_path):
-    """Return the first attachment of a container of shop/web whose network namespace exists."""
+    """Write the first attachment of a container of shop/web. The container's network namespace exists. Return the
+    Attachment."""
     return write_result(tmp_path, "c-1")
 
 
 def write_result(directory, container, pod="web", uid="uid-1", netns=None, **more):
-    """Write libcni's file of an attachment. Return its Attachment."""
+    """Write the file that libcni writes for an attachment. Return the Attachment."""
     args = [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", pod], ["K8S_POD_UID", uid]]
     document = {"containerId": container, "ifName": "eth0", "netns": str(directory) if netns is None else netns,
                 "cniArgs": args, **more}
@@ -97,7 +99,8 @@ def test_a_change_is_compared_soon_and_once(hot):
 
 
 def test_an_ended_add_delays_no_comparison_of_another_pod(hot):
-    """With an ADD every 0.1 s, no pod would ever be compared, and a failed change would be tried again at each ADD."""
+    """Otherwise, with an ADD every 0.1 s, no pod would ever be compared, and a failed change would be tried again after
+    each ADD."""
     hot.due[WEB] = 5.0
     hot.source.pods.found[DB] = pod()
     hot.compare_all()
@@ -147,7 +150,7 @@ def test_a_pod_without_a_container_is_compared_again_after_its_add(hot):
 
 @pytest.mark.parametrize("failing", ["c-1", "c-2"])
 def test_a_pod_is_done_when_all_its_containers_are(hot, tmp_path, monkeypatch, failing):
-    """A runtime replaces the sandbox, so the pod has two sandboxes for a moment."""
+    """While a runtime replaces the sandbox, the pod has two sandboxes."""
     for container in ("c-1", "c-2"):
         write_result(tmp_path, container)
     hot.containers.read()
@@ -182,7 +185,7 @@ def test_the_pauses_after_failures_grow_up_to_a_minute(hot):
 
 @pytest.fixture
 def listed(tmp_path, first):
-    """Write the pod's list of networks: only the first network of the configuration."""
+    """Write the pod's list of networks, which has only the first network of the configuration."""
     state, document = State(str(tmp_path), "c-1"), {"name": "a", "cniVersion": "1.1.0", "type": "bridge"}
     state.write([Network(define(document, "a", "1.1.0", "here"), "eth0")])
     return state
@@ -198,7 +201,7 @@ def test_the_pods_list_is_compared_with_its_annotation(hot, first, listed, annot
 
 
 def test_a_pod_whose_first_attachment_was_deleted_is_not_changed(hot, tmp_path, first, listed):
-    """A DEL removes the results one by one: here the result of net1 remains."""
+    """A DEL removes the results one by one. At this moment, only the result of net1 remains."""
     network = listed.listed("eth0")[0][1]
     listed.write([network, Network(network.definition, "net1")])
     result = tmp_path / "results" / "a-c-1-eth0"
@@ -327,8 +330,8 @@ def test_containers_of_files_that_came_or_went_are_known_at_the_next_read(tmp_pa
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '"text"', '{"cniArgs": [{"a": 1, "b": 2}, 7, "xy"]}',
                                      '{"cniArgs": 7}', '{"netns": 7}'])
 def test_a_file_that_is_not_libcnis_hides_no_other(tmp_path, first, content):
-    """A file with a JSON list was a fault of the server at each comparison, and no pod's networks were changed any
-    more."""
+    """Once, a file with a JSON list caused a server_fault at each comparison, and the server no longer changed any
+    pod's networks."""
     found = Containers(str(tmp_path))
     (tmp_path / "results" / "a-c-0-eth0").write_text(content)
     found.read()
@@ -336,7 +339,8 @@ def test_a_file_that_is_not_libcnis_hides_no_other(tmp_path, first, content):
 
 
 def test_a_file_that_an_add_is_writing_is_read_again(tmp_path):
-    """The server remembered an empty file for ever as a file without a pod."""
+    """Once, the server regarded a file that it had read while empty as a file without a pod, and never read it
+    again."""
     write_result(tmp_path, "c-1")
     path, found = tmp_path / "results" / "a-c-1-eth0", Containers(str(tmp_path))
     content = path.read_text()

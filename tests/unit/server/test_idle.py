@@ -1,4 +1,4 @@
-"""The idle exit: the time at which a server ends itself, and the requests at that moment."""
+"""The idle exit: the time after which a server ends itself, and the requests that arrive at that moment."""
 
 import signal
 import socket
@@ -28,7 +28,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Return the signals that the process sends itself."""
+    """Return the list of signals that the process sends to itself."""
     signals = []
     monkeypatch.setattr(idle.os, "kill", lambda pid, number: signals.append(number))
     return signals
@@ -65,7 +65,7 @@ def test_server_without_a_limit_never_ends(clock, sent, server):
 
 
 def request(path):
-    """Open a connection, and send VERSION on it."""
+    """Open a connection and send VERSION. Return the connection."""
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     conn.settimeout(ANSWER_TIMEOUT_S)
     conn.connect(path)
@@ -74,7 +74,8 @@ def request(path):
 
 
 def test_request_that_comes_with_the_idle_exit_is_answered(tmp_path):
-    """The server is stopped beyond its limit. When it continues, its exit is due and requests wait."""
+    """The server is stopped (SIGSTOP) until its idle time is over. When it continues, its exit is due and requests
+    wait."""
     with Server(tmp_path, "--idle-exit", "0.015") as server:
         stop(server.process.pid)
         time.sleep(1.2)

@@ -1,4 +1,5 @@
-"""The poll of legacy iptables, of whose changes the kernel does not notify (real kernel)."""
+"""The server polls the legacy iptables, because the kernel does not announce their changes. The tests use the real
+kernel."""
 
 import os
 import time
@@ -17,8 +18,9 @@ RECORDED = {4: 1, 16: 0}
 
 @pytest.fixture
 def legacy(host_netns):
-    """Return a function polled(seconds later, recorded) that returns the signs of a loss, as text. The namespace has a
-    table filter without rules. polled.suspected: one entry for each time that a table may have begun to drop."""
+    """Yield a function polled(seconds, recorded) that polls with a clock so much later. It returns the missing jumps as
+    text. The namespace has a table filter without rules. polled.suspected gets one entry each time a table may have
+    begun to drop packets."""
     run("iptables-legacy", "-P", "FORWARD", "DROP")
     home, iptables, suspected = netns.open_own(), IptablesWatch(), []
     watch, now = LegacyWatch(home, iptables, lambda: suspected.append(True)), time.monotonic()
@@ -45,10 +47,10 @@ def flush():
 
 
 def test_a_jump_that_is_added_and_flushed_between_two_polls_is_missed(legacy):
-    """Both polls saw an empty table, so the pod stayed cut off."""
+    """Once, the pod stayed cut off, because the table was empty at both polls."""
     add_jump()
     flush()
-    legacy(0.1)                                     # the nftables record of the pod is announced
+    legacy(0.1)                                     # nftables announces the pod's record
     assert legacy(3 * POLL_S) == "legacy ip filter FORWARD to CNI-FORWARD"
 
 
@@ -66,7 +68,7 @@ def test_an_add_has_time_for_its_rules(legacy):
 
 
 def test_a_jump_that_no_replay_brings_back_is_given_up(legacy):
-    """No program of the node changes this table, so a replay each second would never end."""
+    """No program of this node restores the table, so the server would replay each second without end."""
     legacy(0.1)
     missed = [legacy(3 * POLL_S * number, {4: number, 16: 0}) for number in range(1, 5 * MAX_REPLAYS)]
     assert len([text for text in missed if text]) == MAX_REPLAYS
@@ -106,7 +108,7 @@ def test_a_table_filter_that_another_program_makes_is_noticed_and_another_table_
 
 
 def masqueraded(*numbers):
-    """Add chains of pods and their jumps in table nat, as ipMasq does."""
+    """Add the chains of pods and the jumps to them in the table nat, as ipMasq does."""
     for number in numbers:
         chain = f"CNI-{number:024x}"
         for rule in (f"-N {chain}", f"-A {chain} -j MASQUERADE", f"-A POSTROUTING -s 10.22.0.{number} -j {chain}"):
@@ -114,7 +116,8 @@ def masqueraded(*numbers):
 
 
 def test_a_flush_of_table_nat_with_all_chains_is_noticed_though_no_pod_is_in_nftables(legacy):
-    """The pods' jumps and chains are removed together, as by DELs: masquerading did not return."""
+    """Once, the server did not restore the rules, because jumps and chains that disappear together can be those of a
+    DEL."""
     masqueraded(1, 2)
     legacy.watch.note_add(time.monotonic())
     assert legacy(1.5 * POLL_S, pods=False) == ""

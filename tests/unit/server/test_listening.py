@@ -1,4 +1,4 @@
-"""The listening socket: the users that can connect to it or replace it, and errors at its creation."""
+"""The listening socket: the users that can connect to it or replace it, and the errors when it is made."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ HAND_OVER = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$0" "$@" 3<&0 0</dev/null'
 
 @pytest.fixture
 def umask():
-    """Set the umask; restore it at the end."""
+    """Set the umask to 022 and yield os.umask(). After the test, restore the umask."""
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
@@ -31,7 +31,7 @@ def umask():
 
 @pytest.fixture
 def make():
-    """Return listening.make(). Its sockets are closed at the end."""
+    """Yield a function that calls listening.make(). After the test, its sockets are closed."""
     made = []
 
     def call(path, open_to_all=False):
@@ -62,7 +62,7 @@ def test_other_users_cannot_reach_the_socket_whatever_the_umask(make, umask, tmp
 
 @pytest.mark.parametrize("mask", [0, 0o077])
 def test_other_users_reach_the_socket_if_some_are_allowed(make, umask, tmp_path, mask):
-    """The umask of a service is often 077: users that --allow-uid names could not enter the directory."""
+    """A service often has the umask 077. Once, the users that --allow-uid names could then not enter the directory."""
     umask(mask)
     make(tmp_path / "run" / "s", open_to_all=True)
     assert (mode(tmp_path / "run"), mode(tmp_path / "run" / "s")) == (0o711, 0o666)
@@ -84,7 +84,7 @@ def test_a_sticky_directory_is_accepted(make, tmp_path):
 
 
 def lock_by_another_user(path):
-    """Run a process of another user that has created and locked this file."""
+    """Start a process of another user that creates and locks this file. Return the process."""
     code = ("import fcntl, os, sys, time\nos.setuid(12345)\n"
             "fcntl.flock(os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o666), fcntl.LOCK_EX)\n"
             "print('locked', flush=True)\ntime.sleep(600)")
@@ -95,7 +95,7 @@ def lock_by_another_user(path):
 
 @pytest.fixture
 def sticky():
-    """Return a directory in which every user may create files, as in /tmp."""
+    """Yield a directory in which every user may create files, as in /tmp."""
     if os.geteuid() != 0:
         pytest.skip("needs root: files of another user")
     with tempfile.TemporaryDirectory(prefix="fastcni-") as directory:
@@ -104,7 +104,7 @@ def sticky():
 
 
 def test_another_users_lock_in_a_sticky_directory_prevents_no_start(make, sticky):
-    """The server took the other user's lock for another server's."""
+    """Once, the server took the other user's lock for the lock of another server."""
     process = lock_by_another_user(sticky / "s.lock")
     try:
         make(sticky / "s")
@@ -185,7 +185,7 @@ def test_a_stopping_server_frees_its_path_at_once_and_no_earlier(make, tmp_path)
     first.unlink()
     assert not path.exists()
     with pytest.raises(ListenError):
-        make(path)                      # its last requests still run, and a second server would not know them
+        make(path)  # the first server's last requests still run, and a second server would not have their state
     first.unlock()
     make(path)
     first.unlock()
@@ -202,10 +202,10 @@ def test_a_socket_is_lost_when_its_file_is_removed_or_replaced(make, tmp_path):
     path.touch()
     assert first.lost
     first.unlink()
-    assert path.exists()                # the file belongs to another program
+    assert path.exists()                # the file belongs to another program now
     second = make(tmp_path / "other" / "s")
     second.unlink()
-    assert not second.lost              # this server has removed the file
+    assert not second.lost              # the server removed the file itself
 
 
 @pytest.mark.parametrize(("path", "text"), [("missing/directory/s", "No such file or directory"),
@@ -232,7 +232,7 @@ def test_more_than_one_socket_from_systemd_is_refused():
 
 
 def serve_handed(listener):
-    """Run a server that gets this descriptor as systemd passes it."""
+    """Start a server that receives this socket in the way systemd passes it."""
     return subprocess.Popen(["sh", "-c", HAND_OVER, sys.executable, "-m", "fastcni", "serve"], stdin=listener,
                             stderr=subprocess.PIPE, text=True)
 
@@ -240,7 +240,7 @@ def serve_handed(listener):
 def test_a_request_between_two_servers_on_one_socket_is_answered_by_the_second(node, tmp_path):
     path, conf = tmp_path / "run" / "fastcni.sock", node.conf()
     path.parent.mkdir()
-    caller = Server(tmp_path)           # never started: its requests go to the process that listens on the path
+    caller = Server(tmp_path)  # this server is not started: its requests reach the process that listens on the path
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -280,7 +280,7 @@ def test_after_a_kill_callers_are_refused_and_a_new_server_takes_the_path(start,
 
 
 def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, pod_netns, slow, tmp_path):
-    """A server that stops accepts no new connection, and answers every accepted request."""
+    """A server that is stopping accepts no new connection, but answers each request that it has accepted."""
     (keys, env), server = slow(0.7), start("--workers", "1")
     under_way = server.send("ADD", node.conf(**keys), pod_netns(), env=env)
     assert slow.started()
@@ -293,7 +293,7 @@ def test_the_socket_is_gone_before_the_last_requests_are_answered(start, node, p
 
 
 def test_a_terminal_that_closes_ends_the_server_like_sigterm(start):
-    """SIGHUP killed the server: its requests had no answer, and the socket's file stayed."""
+    """Once, SIGHUP killed the server: its requests got no answer, and the socket's file remained."""
     server = start(before=("env", "--default-signal=HUP"))
     server.process.send_signal(signal.SIGHUP)
     assert server.process.wait(ANSWER_TIMEOUT_S) == 0
@@ -301,7 +301,7 @@ def test_a_terminal_that_closes_ends_the_server_like_sigterm(start):
 
 
 def test_a_server_that_nohup_has_started_ignores_sighup(start, node):
-    """sigwait() returns a signal that is blocked, also if the process ignores it."""
+    """sigwait() returns a blocked signal, even if the process ignores this signal."""
     server = start(before=("env", "--ignore-signal=HUP"))
     server.process.send_signal(signal.SIGHUP)
     assert not eventually(lambda: server.lines("event=server_stopping"), 0.5)
@@ -309,8 +309,8 @@ def test_a_server_that_nohup_has_started_ignores_sighup(start, node):
 
 
 def test_a_server_whose_sockets_directory_is_removed_ends_and_leaves_the_next_ones_socket(start, node):
-    """No caller found the first server, but it still restored rules, and at its end removed the second server's
-    socket."""
+    """Once, the first server kept running, although no caller could find it. It still restored rules, and when it
+    ended, it removed the second server's socket."""
     first = start(program=("-c", OFTEN_TIDY))
     shutil.rmtree(first.path.parent)
     second = start()
@@ -321,8 +321,8 @@ def test_a_server_whose_sockets_directory_is_removed_ends_and_leaves_the_next_on
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
 def test_a_server_with_closed_streams_listens(host_netns, tmp_path, closed):
-    """The server ended with status 1 and without a message. With stdin or stdout closed, its lock file was descriptor 0
-    or 1."""
+    """Once, the server ended with status 1 and without a message. If stdin or stdout was closed, the descriptor of its
+    lock file was 0 or 1."""
     path = tmp_path / "s"
     with subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "fastcni", "serve",
                            "--socket", path]) as server:
@@ -336,7 +336,7 @@ def test_a_server_with_closed_streams_listens(host_netns, tmp_path, closed):
 
 
 def test_a_request_in_the_queue_of_a_server_that_stops_is_answered(start, node):
-    """While it is stopped (SIGSTOP), the server accepts no connection. When it continues, SIGTERM is pending."""
+    """A stopped server (SIGSTOP) accepts no connection. When it continues, SIGTERM is pending."""
     server = start()
     os.kill(server.process.pid, 19)
     waiting = [server.send("VERSION", node.conf()) for _ in range(100)]

@@ -1,4 +1,4 @@
-"""fastcni.runtime sends a list of fastcni's own plugins to the server in one request."""
+"""fastcni.runtime sends a list of fastcni's own plugins to the server as one request."""
 
 import contextlib
 import json
@@ -33,8 +33,8 @@ def bin_dir(tmp_path_factory):
 
 
 class Stub:
-    """A server that gives each connection the next of its answers: bytes, or None to close the connection after the
-    request."""
+    """A server that gives each connection the next of its answers. If an answer is None, the server reads the request
+    and closes the connection. If it is "unread", the server closes the connection without reading."""
 
     def __init__(self, path, answers):
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -55,13 +55,13 @@ class Stub:
                             conn.send(answer)
 
     def close(self):
-        self.listener.shutdown(socket.SHUT_RDWR)        # ends accept()
+        self.listener.shutdown(socket.SHUT_RDWR)        # accept() then fails, and the thread ends
         self.thread.join()
         self.listener.close()
 
 
 class Counted(Exec):
-    """An executor that counts the programs, and answers for them."""
+    """An executor that runs no program. It records the calls and answers them itself."""
 
     def __init__(self, environ):
         super().__init__(environ)
@@ -79,7 +79,7 @@ def answer(status, document=None, stderr=b""):
 
 @pytest.fixture
 def stubbed(bin_dir, tmp_path):
-    """Return stubbed(answer, ...), which returns (a runtime whose server gives these answers, the server)."""
+    """Return a function stubbed(answer, ...) that returns (a runtime whose server gives these answers, this server)."""
     stubs = []
 
     def make(*answers, **keys):
@@ -117,7 +117,7 @@ def test_a_list_is_one_request_with_all_plugins(stubbed):
     ({}, None, []),
 ])
 def test_the_request_joins_the_trace_of_the_call_or_else_of_the_environment(stubbed, environ, trace, sent):
-    """The plugin files inherit the trace of the environment. The single request for the list lacked this trace."""
+    """Plugin files get the trace from their environment. Once, the single request for a list lacked it."""
     cni, stub = stubbed(answer(0, RESULT))
     cni.runner.environ |= environ
     cni.add(net_of(LOOPBACK, {"type": "bridge"}), RT, trace=trace)
@@ -187,7 +187,8 @@ def test_without_a_server_nothing_is_sent(environ):
 
 def test_the_server_gives_the_same_results_errors_and_caches_as_the_plugins_apart(host_netns, pod_netns, tmp_path,
                                                                                    bin_dir):
-    """The server may see another directory of plugins, because the runtime has found the plugins."""
+    """The runtime has already found the plugins, so the server works although it does not see the same directory of
+    plugins."""
     ipam = {"type": "host-local", "subnet": "10.9.0.0/24", "dataDir": str(tmp_path)}
     bridge = {"type": "bridge", "bridge": "br9", "isGateway": True, "ipam": ipam}
     mapped = {"type": "portmap", "capabilities": {"portMappings": True}}

@@ -1,4 +1,4 @@
-"""Lines of logfmt, and the limit of lines that a caller can cause."""
+"""Lines in logfmt, and the limit for the lines that a caller can cause."""
 
 import os
 import socket
@@ -30,7 +30,7 @@ def test_a_line_of_json_is_utf8(value, shown):
 
 
 def test_a_caller_cannot_flood_the_log(monkeypatch):
-    """Any local user could fill the disk with one line for each rejected connection."""
+    """Otherwise, any local user could fill the disk with one line for each rejected connection."""
     lines, clock = [], iter([100.0, 100.1, 109.9, 110.1, 110.2])
     monkeypatch.setattr(log, "monotonic", lambda: next(clock))
     refused = log.RateLimited(lambda event, **fields: lines.append((event, fields)), seconds=10.0)
@@ -40,8 +40,8 @@ def test_a_caller_cannot_flood_the_log(monkeypatch):
 
 
 def test_one_event_hides_no_other():
-    """The events of a changed store and of a space that could not be read had one limit: the log had only the first
-    line."""
+    """Once, the events of a changed store and of an unreadable space had one common limit, so the log had only the
+    first line."""
     lines = []
     failed = log.RateLimited(lambda event, **fields: lines.append((event, fields["left_out"])))
     for event in ("cluster_changed", "cluster_failed", "cluster_changed"):

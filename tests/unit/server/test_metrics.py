@@ -1,4 +1,4 @@
-"""The metrics of a running server, as a scraper sees them."""
+"""The metrics of a running server, as a monitoring program reads them."""
 
 import json
 import os
@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[3]
 
 
 class Scraped:
-    """The samples of one scrape. value("fastcni_requests_total", command="ADD") is the sum of the samples with these
-    labels."""
+    """The samples of one reading. value("fastcni_requests_total", command="ADD") returns the sum of the samples with
+    these labels."""
 
     def __init__(self, answer):
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -50,7 +50,8 @@ def scrape(server):
 
 @pytest.fixture
 def measured(local, tmp_path):
-    """measured(**options): a server in this process, with metrics on a unix socket."""
+    """Yield a function measured(**options) that starts a server in this process. The server has its metrics on a unix
+    socket."""
     running = []
 
     def make(**options):
@@ -85,7 +86,7 @@ def test_requests_and_their_phases_are_counted(node, pod, pod_netns, measured, s
         assert found.value("fastcni_requests_total", **labels) == expected, labels
     assert found.value("fastcni_request_seconds_count", command="ADD", plugin="bridge") == 4
     assert 0 < found.value("fastcni_request_seconds_sum", command="DEL") < 60
-    # The rejected ADD had neither IPAM nor netlink
+    # The rejected ADD used neither IPAM nor netlink
     for phase, number in (("queue", 4), ("ipam", 3), ("netlink", 3), ("nftables", 3), ("delegate", 1)):
         assert found.value("fastcni_request_phase_seconds_count", command="ADD", phase=phase) == number, phase
     assert found.value("fastcni_link_deletes_total") == found.value("fastcni_link_delete_requests_total") == 1
@@ -100,16 +101,16 @@ def test_requests_that_run_that_wait_and_that_are_refused_are_counted(node, pod,
     server = measured()
     server.queue.size = 2
     keys, variables = slow(3600)
-    # All requests are for one attachment, so they run one after another
+    # All requests are for one attachment, so the server runs one after another
     requests = [server.send("ADD", node.conf(**keys), pod, env=variables) for _ in range(3)]
     assert slow.started()
     assert eventually(lambda: scrape(server).value("fastcni_requests_waiting") == 2)
     assert server.refused("ADD", node.conf(**keys), pod_netns(), env=variables)["code"] == 11
     found = scrape(server)
     assert found.value("fastcni_requests_running") == 1
-    assert found.value("fastcni_workers_busy") == 0         # the request waits for a program
+    assert found.value("fastcni_workers_busy") == 0         # no worker is busy, because the request waits for a program
     assert found.value("fastcni_requests_total", code="11") == 1
-    assert found.value("fastcni_request_seconds_count") == 0        # it did not run
+    assert found.value("fastcni_request_seconds_count") == 0        # only requests that ran are counted here
     for each in requests:
         each.close()
     assert eventually(lambda: scrape(server).value("fastcni_requests_total", code="caller_gone") == 3)
@@ -142,7 +143,7 @@ def test_replays_are_counted(make_watch, failed, outcome):
 
 
 def test_the_legacy_iptables_are_polled_right_after_a_replay(make_watch, monkeypatch):
-    """The server must see the replay's rules before another program removes them again."""
+    """The server must see the rules that the replay wrote before another program removes them again."""
     watch = make_watch(lambda _: SimpleNamespace(attachments=0, plugins=0, failed=()), at_start=True)
     soon = []
     monkeypatch.setattr(watch.restoring, "attend_soon", soon.append)
@@ -155,8 +156,8 @@ def test_the_legacy_iptables_are_polled_right_after_a_replay(make_watch, monkeyp
 
 
 def test_plugin_files_count_what_goes_one_shot_also_without_a_server(node, start, plugins, tmp_path):
-    """The first server has metrics by the option, on a unix socket; the second server has them by the variable, on
-    loopback."""
+    """The first server has metrics on a unix socket, by its option. The second server has them on loopback, by its
+    environment variable."""
     conf, socket_path = node.conf(), tmp_path / "metrics"
     server = start("--metrics", str(socket_path))
     path = Path(f"{server.path}{SUFFIX}")
@@ -174,7 +175,7 @@ def test_plugin_files_count_what_goes_one_shot_also_without_a_server(node, start
     assert not socket_path.exists()
     status()
     assert path.read_bytes() == b"n"
-    server = start(env={"FASTCNI_METRICS": "127.0.0.1:9464"})           # in the test's own network namespace
+    server = start(env={"FASTCNI_METRICS": "127.0.0.1:9464"})  # this is loopback of the test's network namespace
     assert eventually(lambda: server.lines("event=metrics_ready", "address=127.0.0.1:9464"))
     with socket.create_connection(("127.0.0.1", 9464), 30) as sock:
         sock.sendall(GET)
@@ -184,7 +185,7 @@ def test_plugin_files_count_what_goes_one_shot_also_without_a_server(node, start
 
 
 def test_without_the_option_there_are_no_metrics(local, node, pod):
-    """No file, no record of a request, and the Prometheus client is not imported."""
+    """There is no file, the server records no requests, and it does not import the Prometheus client."""
     server = local()
     server.ok("STATUS", node.conf())
     assert server.acceptor.records.receivers == []
@@ -236,7 +237,7 @@ def test_a_server_that_cannot_count_one_shot_requests_says_so_and_has_all_other_
 
 def test_each_metric_of_the_table_is_scraped_and_no_other_one(measured):
     found = {(one.name, one.type) for one in scrape(measured()).families.values()}
-    expected = {(it.name.removesuffix("_total"), it.kind) for it in table.TABLE}    # the parser removes it, too
+    expected = {(it.name.removesuffix("_total"), it.kind) for it in table.TABLE}  # the parser removes this suffix, too
     assert {one for one in found if one[0].startswith("fastcni_")} == expected
     of_client = {name.removesuffix("_total") for name in table.OF_CLIENT}
     assert {name for name, _ in found if not name.startswith("fastcni_")} == of_client
@@ -248,7 +249,7 @@ def row_of(metric):
 
 
 def test_the_page_has_the_table():
-    """To write the table again: python -c 'from unit.server.test_metrics import *; print_table()'"""
+    """To make the table again, run: python -c 'from unit.server.test_metrics import *; print_table()'"""
     page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `fastcni_")]
     assert rows == [row_of(metric) for metric in table.TABLE]
@@ -260,7 +261,7 @@ def print_table():
 
 
 def named_metrics(text):
-    """Return the names of metrics in PromQL expressions, without the suffixes of histograms."""
+    """Return the names of the metrics in PromQL expressions, without a histogram's suffixes."""
     names = set(re.findall(r"\b((?:fastcni|process)_\w+)", text))
     return {re.sub(r"(_seconds)_(bucket|sum|count)$", r"\1", name) for name in names}
 

@@ -1,4 +1,4 @@
-"""The parts of the metrics without a server: counts of requests, the listener, addresses of --metrics."""
+"""Parts of the metrics that need no server: the counts of requests, the listener, and the addresses of --metrics."""
 
 import os
 import socket
@@ -96,7 +96,7 @@ def test_requests_are_counted_by_their_labels():
     them.note(ended(command="DEL", outcome="declined", took=2.0))
     counts, times, spent = them.copy()
     assert counts == {("ADD", "bridge", "net", "0"): 2, ("DEL", "bridge", "net", "declined"): 1}
-    assert set(times) == {("ADD", "bridge")}                # a declined request has no answer
+    assert set(times) == {("ADD", "bridge")}                # the server gave no answer to the declined request
     assert times["ADD", "bridge"].total == pytest.approx(0.3032)
     buckets = dict(times["ADD", "bridge"].buckets())
     assert [buckets[end] for end in ("0.002", "0.004", "0.25", "0.5", "60.0", "+Inf")] == [0, 1, 1, 2, 2, 2]
@@ -172,7 +172,7 @@ def test_a_plugin_keeps_its_histogram_when_there_are_no_more():
 
 @pytest.mark.parametrize("kind", ["fifo", "symbolic link", "another user's"])
 def test_no_other_file_becomes_the_count_of_one_shot_requests(tmp_path, kind):
-    """The server would count, and empty, another program's file."""
+    """Otherwise, the server would count the bytes of another program's file, and then empty the file."""
     path, other = tmp_path / "s.one-shot", tmp_path / "other"
     other.write_bytes(b"nnn")
     before = os.listdir("/proc/self/fd")
@@ -212,7 +212,7 @@ def test_a_value_whose_making_hangs_or_fails_leaves_the_last_one(monkeypatch):
     them = Latest(make, 0, 0.0, log, "test")
     assert eventually(lambda: them.get() == 1)
     assert eventually(lambda: them.get() and len(calls) == 2)
-    assert [them.get() for _ in range(3)] == [1, 1, 1]          # the first call hangs, and no second one begins
+    assert [them.get() for _ in range(3)] == [1, 1, 1]          # the second call hangs, and no further one begins
     assert len(calls) == 2
     go.set()
     assert eventually(lambda: them.get() == 2)
@@ -267,7 +267,7 @@ def test_the_log_shows_an_address_as_the_option_has_it(where, shown):
 
 
 def test_the_port_of_a_server_that_has_just_ended_is_free(tmp_path):
-    """The server closes first, so its connections stay in TIME_WAIT for a minute."""
+    """The server closes each connection first, so its port has connections in TIME_WAIT for a minute."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = free.getsockname()[:2]
     for _ in range(2):
@@ -293,7 +293,7 @@ def test_a_path_that_cannot_be_made_is_named(tmp_path):
 
 @contextmanager
 def listening(tmp_path, make=lambda: b"body"):
-    """Return a Listener on a unix socket. ask(bytes) returns its answer."""
+    """`with listening(tmp_path) as it:` has a Listener on a unix socket. it.ask(bytes) returns its answer."""
     path = str(tmp_path / "m")
     made = address.listen(path)
     it = Listener(made.sock, {"/metrics": Page("text/plain", make)}, Log())
@@ -381,20 +381,20 @@ def test_slow_and_silent_clients_delay_no_other_one_and_are_closed(tmp_path):
             unread.sendall(GET)
             assert len(it.ask(GET)) > 4 << 20
             for each in [*it.clients.values()]:
-                each.deadline = 0.0     # their time is over
+                each.deadline = 0.0     # as if their time were over
             it.wakeup.wake()
             assert (silent.recv(1), halfway.recv(1)) == (b"", b"")
             with pytest.raises((ConnectionError, AssertionError)):
-                assert len(rest_of(unread)) > 4 << 20           # the answer is cut
+                assert len(rest_of(unread)) > 4 << 20           # the answer is incomplete
         assert eventually(lambda: not it.clients)
         with connect(it.path):
-            pass                        # the client leaves without a request
+            pass                        # this client leaves without a request
         assert eventually(lambda: not it.clients)
         assert it.log.events == []
 
 
 def test_a_silent_client_is_closed_when_its_time_is_over(tmp_path, monkeypatch):
-    """Without another event: the wait ends with the oldest client's time."""
+    """No other event wakes the listener: its wait ends when the time of the oldest client ends."""
     monkeypatch.setattr(listener, "CLIENT_TIMEOUT_S", 0.2)
     began = time.monotonic()
     with listening(tmp_path) as it, connect(it.path) as first, connect(it.path) as second:

@@ -1,4 +1,4 @@
-"""The server's mode of a request: the namespace that it opens, and what it releases after the request."""
+"""WarmMode, the server's mode of a request: which namespace it opens, and what it closes after the request."""
 
 import os
 from types import SimpleNamespace
@@ -15,7 +15,8 @@ from fastcni.server.requests.mode import WarmMode, pair_key
 
 @pytest.fixture
 def begun(host_netns):
-    """begun(descriptor): a mode whose request came with this descriptor of the pod's namespace."""
+    """Yield a function begun(descriptor) that returns a mode. Its request came with this descriptor of the pod's
+    namespace."""
     home = netns.open_own()
     facts, deletes = Facts(), GroupedDeletes(in_thread)
     mode = WarmMode(home, facts, deletes, in_thread, None, None)
@@ -31,7 +32,7 @@ def begun(host_netns):
 
 
 def test_the_descriptor_of_the_launcher_is_the_namespace_whatever_the_path_is_for_the_server(begun, pod):
-    """A server in a container does not see the caller's mounts, or sees another file at the path."""
+    """A server in a container does not have the caller's mounts, or has another file at the path."""
     sent = os.open(f"/run/netns/{pod}", os.O_RDONLY)
     mode = begun(sent)
     assert mode.open_netns(netns.OWN) == sent and mode.message.netns is None
@@ -45,7 +46,7 @@ def test_otherwise_the_path_is_opened(begun, sent):
     mode = begun(fd)
     opened = mode.open_netns(netns.OWN)
     assert opened != fd and mode.is_home(opened)
-    assert mode.message.netns == fd         # Message.close() closes it
+    assert mode.message.netns == fd         # Message.close() closes this descriptor
     for each in filter(None, (opened, fd)):
         os.close(each)
 

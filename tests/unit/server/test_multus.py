@@ -1,5 +1,5 @@
-"""Pods with several networks, and a server: one request for a pod, and a server that is killed or stopped during a
-request."""
+"""Pods with several networks, and a server. A pod is one request. In some tests, the server is killed or stopped during
+a request."""
 
 import json
 import os
@@ -29,7 +29,7 @@ echo '{{"cniVersion": "1.1.0"}}'
 
 @pytest.fixture
 def acme(tmp_path):
-    """Return the directory of another project's plugin, whose ADD lasts until the test ends."""
+    """Yield the directory of another project's plugin. The plugin's ADD lasts until the test ends."""
     (tmp_path / "acme").write_text(ACME.format(directory=tmp_path))
     (tmp_path / "acme").chmod(0o755)
     yield tmp_path
@@ -80,7 +80,7 @@ def test_a_server_that_is_killed_between_two_networks_leaves_nothing_to_the_del(
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """Return the directory of plugin files that wait only a short time for a stopped server."""
+    """Return the directory of plugin files that wait for a stopped server only briefly."""
     directory = tmp_path_factory.mktemp("hasty")
     image = pack.pack(checked_interpreter(base_interpreter()), (0.5, 5.0, 3.0))
     for name in ("multus", "bridge", "host-local"):
@@ -91,7 +91,8 @@ def hasty(tmp_path_factory):
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
 def test_without_the_server_a_plugin_file_adds_and_deletes_all_networks(node, pod, start, hasty, end):
-    """The server had added the pod. A stopped server costs a pod one wait, not one wait for each network."""
+    """The server made the pod's ADD before. If the server is stopped, the plugin file waits for it once, and not once
+    for each network."""
     server, conf = start(), three(node)
     server.ok("ADD", conf, pod, cid="c-1")
     if end == "stopped":
@@ -118,7 +119,7 @@ def test_without_the_server_a_plugin_file_adds_and_deletes_all_networks(node, po
 
 
 def test_a_server_that_is_killed_amid_many_pods_leaves_nothing_to_their_dels(node, pod_netns, start):
-    """Each ADD has come to another point. The DELs know the networks b and c by the pods' files alone."""
+    """Each ADD is interrupted at a different step. Only the pods' files tell the DELs of the networks b and c."""
     define(node, network(node, "b"), network(node, "c"))
     server, pods, first = start(), [pod_netns() for _ in range(12)], network(node, "a")
     conf = multus(node, first, annotations={NETWORKS: "b,c"})

@@ -1,4 +1,4 @@
-"""A server keeps nothing of a pod's network namespace after the answer."""
+"""After the answer, a server keeps nothing of a pod's network namespace."""
 
 import ctypes
 import os
@@ -24,13 +24,13 @@ def mount(source, target):
 
 
 def unmount(target):
-    """Return "", or the kernel's message."""
+    """Unmount the target. Return "", or the kernel's message."""
     return "" if libc.umount2(target.encode(), 0) == 0 else os.strerror(ctypes.get_errno())
 
 
 @pytest.fixture
 def bound(pod, tmp_path):
-    """Mount the pod's namespace, as runtimes do."""
+    """Yield the path at which the pod's namespace is mounted, as runtimes mount it."""
     path = str(tmp_path / "netns")
     open(path, "w").close()
     mount(f"/run/netns/{pod}", path)
@@ -41,7 +41,8 @@ def bound(pod, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp", "host-local", "loopback"])
 def test_a_namespace_can_be_unmounted_as_soon_as_its_add_is_answered(node, pod, server, bound, kind):
-    """The server closed its descriptor of that mount after the answer: umount(8) failed with "busy" every few pods."""
+    """Once, the server closed its descriptor of that mount only after the answer. For one of a few pods, umount(8) then
+    failed with "busy"."""
     conf = node.conf(isGateway=True, type=kind)
     for _ in range(60):
         answer = server.call("ADD", conf, bound, cid="c-1")
@@ -54,7 +55,7 @@ def test_a_namespace_can_be_unmounted_as_soon_as_its_add_is_answered(node, pod, 
     ("DEL", {"type": "host-local"}), ("DEL", {"type": "portmap"}), ("DEL", {"type": "bridge"}),
     ("CHECK", {"type": "bridge"}), ("ADD", {"type": "bridge", "vlan": -1}), ("ADD", {"type": "no-such-type"})])
 def test_a_namespace_can_be_unmounted_after_each_other_answer(node, pod, server, bound, command, keys):
-    """If the request had not used its descriptor, the server kept it until the answer was sent."""
+    """Once, the server kept the descriptor until it had sent the answer if the request had not used the descriptor."""
     conf = node.conf(**keys)
     busy = []
     for _ in range(60):
@@ -68,7 +69,7 @@ def test_a_namespace_can_be_unmounted_after_each_other_answer(node, pod, server,
 
 
 def test_a_namespace_can_be_unmounted_when_the_plugin_file_has_ended(node, pod, server, plugins, bound):
-    """The plugin file holds a descriptor, too, until it ends."""
+    """The plugin file, too, has a descriptor of the namespace until it ends."""
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "lo", "CNI_NETNS": bound, "CNI_PATH": plugins,
            "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"]}
     for _ in range(30):
@@ -80,7 +81,8 @@ def test_a_namespace_can_be_unmounted_when_the_plugin_file_has_ended(node, pod, 
 
 
 def test_an_add_whose_caller_left_is_rolled_back_after_its_mount_is_released(node, pod, start, slow):
-    """The rollback sets sysctls and deletes links in the pod after the descriptor has been exchanged."""
+    """The rollback sets sysctls and deletes links in the pod. For this, it uses another descriptor of the namespace,
+    because the server has already closed that of the mount."""
     server, (keys, env) = start(), slow(0.5)
     before = node.left(pod)
     waiting = server.send("ADD", node.conf(type="ptp", **keys), pod, env=env)
@@ -91,21 +93,21 @@ def test_an_add_whose_caller_left_is_rolled_back_after_its_mount_is_released(nod
 
 
 def namespaces_held():
-    """Return the namespaces that this process has descriptors of, as /proc names them."""
+    """Return the names in /proc of the network namespaces that this process has descriptors of."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         try:
             found.append(os.readlink(f"/proc/self/fd/{fd}"))
         except FileNotFoundError:
-            continue                    # of listdir() itself
+            continue                    # listdir() itself had this descriptor
     return [name for name in found if name.startswith(("net:", "/run/netns/"))]
 
 
 @pytest.mark.parametrize("refused", ["too many", "cannot be entered", "no descriptor for its sockets"])
 def test_a_declined_request_leaves_no_descriptor_of_the_pods_namespace(node, pod, pod_netns, tmp_path, monkeypatch,
                                                                        refused):
-    """The server declined a request from one namespace too many, but kept its descriptor of the pod: umount(8) failed
-    until the server ended."""
+    """Once, the server declined a request because its callers were in too many namespaces, but kept the descriptor of
+    the pod's namespace. umount(8) failed until the server ended."""
     there = pod_netns()
     module, name, instead = {"too many": (hosts, "MAX_NAMESPACES", 0),
                              "cannot be entered": (hosts.netns, "inside", cannot_enter),
@@ -128,8 +130,8 @@ def no_descriptor(defer):
 
 
 def test_a_namespace_whose_callers_are_gone_makes_room_for_another(node, pod, pod_netns, tmp_path, monkeypatch):
-    """A namespace counts for ten seconds after its last request. With callers from many namespaces, one after another,
-    the server declined requests although no other request ran."""
+    """A namespace counts for ten seconds after its last request. Once, if callers came from many namespaces one after
+    another, the server declined requests although no other request ran."""
     monkeypatch.setattr(hosts, "MAX_NAMESPACES", 1)
     with Local(tmp_path, monkeypatch) as server:
         for there in [pod_netns() for _ in range(3)]:
@@ -140,8 +142,8 @@ def test_a_namespace_whose_callers_are_gone_makes_room_for_another(node, pod, po
 
 @pytest.fixture
 def kept(monkeypatch):
-    """Return a function kept(name=(seconds since the last request, requests that use it)) that makes Hosts with these
-    namespaces. `closed` are the closed ones."""
+    """Yield a function kept(name=(seconds since the last request, requests that use it)) that makes Hosts with these
+    namespaces. The attribute closed has the names of the closed ones."""
     made = []
 
     def make(**namespaces):
@@ -189,7 +191,7 @@ def test_deleted_links_are_counted_also_of_closed_namespaces(kept):
 
 
 def test_a_namespace_without_an_identity_leaves_no_descriptor(warm, collector_off, monkeypatch):
-    """A DEL of multus kept the pod's namespace if fstat(2) failed after the server had opened it."""
+    """Once, a DEL of multus kept the pod's namespace if fstat(2) failed after the server had opened it."""
     def refuse(_):
         raise OSError(12, os.strerror(12))
 

@@ -1,5 +1,5 @@
-"""With disableFlooding, the server restores a bridge's entries of its pods if another program deletes them (real
-kernel)."""
+"""With disableFlooding, the server restores a bridge's entries for its pods if another program deletes them. The tests
+use the real kernel."""
 
 import errno
 import time
@@ -21,8 +21,8 @@ def conf(node):
 
 
 def known():
-    """Return the bridge's entries as sorted lines: static FDB entries, and fastcni's neighbours. A kernel with VLAN
-    filtering lists each entry for VLAN 1, too."""
+    """Return the bridge's static FDB entries and fastcni's neighbours as sorted lines. If the kernel has VLAN
+    filtering, it also lists each FDB entry for VLAN 1, which is omitted here."""
     fdb = run("bridge", "fdb", "show", "br", "br0").splitlines()
     neighbours = run("ip", "-d", "neigh", "show", "dev", "br0").splitlines()
     return sorted([line for line in fdb if "sticky" in line and " vlan " not in line]
@@ -35,7 +35,7 @@ def restored(server):
 
 @pytest.mark.parametrize("how", ["ip neigh flush dev br0", "bridge fdb del {mac} dev {port} master", "down", "both"])
 def test_a_flush_is_restored(server, node, conf, pod_netns, how):
-    assert eventually(lambda: server.lines("event=server_ready"), 60)      # it watches
+    assert eventually(lambda: server.lines("event=server_ready"), 60)      # a ready server watches the entries
     results = [server.ok("ADD", conf, pod_netns()) for _ in range(2)]
     before = known()
     assert len(before) == 6
@@ -49,7 +49,7 @@ def test_a_flush_is_restored(server, node, conf, pod_netns, how):
 
 
 def test_an_entry_of_another_program_stays_deleted(server, node, conf, pod_netns):
-    """The server restored each static FDB entry that a user deleted from a pod's port."""
+    """Once, the server restored each static FDB entry that a user deleted from a pod's port."""
     assert eventually(lambda: server.lines("event=server_ready"), 60)
     port = server.ok("ADD", conf, pod_netns())["interfaces"][1]["name"]
     before = known()
@@ -62,7 +62,7 @@ def test_an_entry_of_another_program_stays_deleted(server, node, conf, pod_netns
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
 def test_what_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeypatch, number):
-    """After ENOBUFS, the watch forgot what it had to restore."""
+    """Once, the watch forgot what it had to restore if the kernel answered ENOBUFS."""
     log = NodeLog()
     node.add(conf, pod)
     before = known()
@@ -84,7 +84,7 @@ def test_what_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeyp
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])
 def test_an_fdb_entry_that_the_kernel_refuses_once_is_restored_later(node, conf, pod, monkeypatch, number):
-    """The watch took each error for a deleted port: after one ENOBUFS it forgot the entry."""
+    """Once, the watch took each error for a deleted port, so it forgot the entry after one ENOBUFS."""
     log = NodeLog()
     result = node.add(conf, pod)
     before = known()
@@ -106,16 +106,17 @@ def test_an_fdb_entry_that_the_kernel_refuses_once_is_restored_later(node, conf,
 
 
 def test_what_is_deleted_while_the_kernel_drops_notifications_is_restored(node, conf, pod, pod_netns):
-    """After the kernel had dropped notifications, the watch did not know which entries were missing."""
+    """Once, after the kernel had dropped notifications, the watch could not determine which entries were missing."""
     log, late = NodeLog(), pod_netns()
     results = [node.add(conf, pod)]
     watch = neighbour_watch.NeighbourWatch(log, 0)
-    results.append(node.add(conf, late))            # after the first reading
+    results.append(node.add(conf, late))            # this pod is added after the watch has read the entries
     gone = pod_netns()
     left = node.add(conf, gone)
     watch.attend(time.monotonic())
     before = known()
-    watch.sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_RCVBUFFORCE, 0)      # the kernel's least, a few notifications
+    # the kernel's minimum, which holds a few notifications
+    watch.sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_RCVBUFFORCE, 0)
     node.delete({**conf, "prevResult": left}, gone)
     for number in range(40):
         mac = f"02:00:00:00:01:{number:02x}"
@@ -132,7 +133,7 @@ def test_what_is_deleted_while_the_kernel_drops_notifications_is_restored(node, 
 
 
 def test_a_neighbour_that_another_program_adds_again_is_left_to_it(node, conf, pod):
-    """The neighbour now has another MAC, which the watch must not overwrite."""
+    """The other program adds the neighbour with another MAC address, which the watch must not overwrite."""
     log = NodeLog()
     node.add(conf, pod)
     watch = neighbour_watch.NeighbourWatch(log, 0)
@@ -185,6 +186,6 @@ def test_what_del_deletes_is_not_restored(server, node, conf, pod_netns):
     server.ok("DEL", {**conf, "prevResult": result}, two)
     time.sleep(LONG_ENOUGH)
     assert known() == before
-    node.delete(conf, one)                              # one-shot
+    node.delete(conf, one)                              # the server has no part in this DEL
     time.sleep(LONG_ENOUGH)
     assert known() == [] and not restored(server)

@@ -1,4 +1,4 @@
-"""The sources of pods and network definitions that a node's configurations need, without an API server."""
+"""The sources of pods and of network definitions that a node's configurations need. The tests have no API server."""
 
 import os
 from types import SimpleNamespace
@@ -14,8 +14,9 @@ from fastcni.server.networks.watch import Watch
 
 @pytest.fixture
 def networks(tmp_path, monkeypatch):
-    """Return a function networks(*configurations) that returns NetworkSources with these configurations. opened: the
-    keys of the opened sources. started: the watches and the hot plug that the sources would start."""
+    """Return a function networks(*configurations) that makes NetworkSources with these configurations. Its attribute
+    opened lists the keys of the opened sources, and started lists the watches and the hot plug that the sources tried
+    to start."""
     opened, started = [], []
     monkeypatch.setattr(Watch, "start", lambda self: started.append(self.path.rpartition("/")[2]))
     monkeypatch.setattr(sources.HotPlug, "start", lambda self: started.append("hot plug"))
@@ -74,7 +75,7 @@ def test_a_changed_configuration_is_that_of_later_updates(networks):
 
 
 def test_hot_plug_ends_when_no_configuration_has_it_any_more(networks):
-    """The server changed running pods until its restart."""
+    """Once, the server still changed running pods until its restart."""
     it = networks(multus(hotPlug=True))
     before = it.hot_plugs["/k"]
     it.configured = lambda: [multus()]
@@ -104,7 +105,7 @@ def test_pods_are_compared_when_an_add_of_multus_has_ended(networks, command, pl
 
 
 def test_what_could_not_be_started_is_started_later(networks):
-    """Python cannot always start a thread."""
+    """Python sometimes cannot start a thread, so the server tries again."""
     it = networks(multus(hotPlug=True))
     first = ["network-attachment-definitions", "pods", "hot plug"]
     assert it.started == first

@@ -1,4 +1,4 @@
-"""The server reads a plugin file of CNI_PATH once, and again when the file has changed."""
+"""The server reads a plugin file of CNI_PATH once, and reads it again after the file has changed."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from fastcni.server.requests.grouped_deletes import GroupedDeletes
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Return the list of paths that were read."""
+    """Return a list that receives the path of each file that the server reads."""
     found = []
     read = search.read_file
     monkeypatch.setattr(search, "read_file", lambda path, *more: found.append(path) or read(path, *more))
@@ -24,8 +24,8 @@ def reads(monkeypatch):
 
 @pytest.fixture
 def find(tmp_path, plugins, reads):
-    """Return a function find() that returns WarmMode.find_plugin() for host-local, in a directory with fastcni's
-    file."""
+    """Yield a function find() that calls WarmMode.find_plugin() for host-local. The first directory has a copy of
+    fastcni's plugin file."""
     shutil.copy(f"{plugins}/host-local", tmp_path)
     home = netns.open_own()
     facts, deletes = Facts(), GroupedDeletes(in_thread)
@@ -43,7 +43,7 @@ def test_a_plugin_file_is_read_once(find, reads, monkeypatch):
 
 
 def test_a_plugin_file_that_has_just_changed_is_read_again(find, reads, monkeypatch):
-    """Two changes at the same moment can have the same time."""
+    """A file that is changed twice within a short time can have the same time of change."""
     monkeypatch.setattr(modes, "SETTLED_NS", 1 << 62)
     assert find() == find() == ""
     assert len(reads) == 2
@@ -59,4 +59,4 @@ def test_a_plugin_file_that_another_program_replaces_is_not_taken_for_fastcnis(f
     written.rename(path)
     assert find() == str(path)
     path.unlink()
-    assert find() == ""         # the next directory has fastcni's
+    assert find() == ""         # the next directory has fastcni's plugin file

@@ -1,4 +1,5 @@
-"""The server records the veth pair of an ADD: the DEL need not search for the pair, and never deletes another pair."""
+"""The server records the veth pair that an ADD makes. So the DEL need not search for the pair, and never deletes
+another one."""
 
 import pytest
 from lab.node import elements, links, run
@@ -66,7 +67,7 @@ def test_del_in_another_namespace_leaves_the_pair_of_the_first(server, node, pod
 
 
 def test_del_deletes_the_pair_of_a_later_one_shot_add(server, node, pod, pod_netns):
-    """A one-shot plugin deletes and adds without the server."""
+    """One-shot requests delete the first pair and add a second one, so the server's record is outdated."""
     conf = conf_of(node)
     server.ok("ADD", conf, pod)
     node.delete(conf, pod)

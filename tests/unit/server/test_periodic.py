@@ -1,4 +1,4 @@
-"""The thread of the periodic work, with stubs instead of the work."""
+"""The thread for periodic work. Stubs are in the place of the work."""
 
 import threading
 from types import SimpleNamespace
@@ -13,7 +13,8 @@ from fastcni.testing.witnesses import eventually
 
 @pytest.fixture
 def upkeep(monkeypatch):
-    """upkeep(work that fails, tidy_s): a running Upkeep whose attribute calls counts the work."""
+    """Yield a function upkeep(name of the work that fails, tidy_s) that starts an Upkeep. Its attribute calls counts
+    each kind of work."""
     monkeypatch.setattr(periodic, "BEAT_S", 0.005)
     running = []
 
@@ -50,7 +51,7 @@ def test_all_work_is_done_again_and_again_and_not_after_the_stop(upkeep):
 
 @pytest.mark.parametrize("failing", ["watchdog", "idle", "tidy"])
 def test_a_fault_does_not_end_the_thread(upkeep, failing):
-    """systemd would kill a server without reports."""
+    """If the thread ended, the server would send no more watchdog reports, and systemd would kill it."""
     it = upkeep(failing)
     assert eventually(lambda: it.calls[failing] >= 3)
     assert {name for name, _ in it.log.lines} == {"server_fault"}
@@ -72,7 +73,7 @@ def test_the_stop_does_not_wait_for_the_next_beat(upkeep, monkeypatch):
 
 
 def test_the_server_counts_as_running_before_the_first_beat(monkeypatch):
-    """Otherwise the first thread would abandon the request that it answers."""
+    """Otherwise, the first thread would abandon the request that it is answering."""
     noted = []
     monkeypatch.setattr(periodic, "note_running", lambda *args: noted.append(args))
     it = Upkeep(None, None, None, Log(), tidy_s=3600.0)

@@ -1,4 +1,4 @@
-"""The messages of warm mode: their bytes. All other messages are declined."""
+"""The bytes of the messages in warm mode. The server declines all other messages."""
 
 import array
 import errno
@@ -29,8 +29,8 @@ def pair(collector_off):
 
 
 def sent(pair, data, *paths, fds=()):
-    """Return the result of receive() for a message with descriptors of these files. Only the result keeps descriptors
-    open."""
+    """Send a message with descriptors of these files, and return the result of receive(). Afterwards, only the result
+    has open descriptors."""
     opened = [os.open(path, os.O_RDONLY | os.O_NONBLOCK) for path in paths] + list(fds)
     pair[1].sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", opened))] if opened else [])
     for fd in opened:
@@ -103,7 +103,7 @@ def test_the_first_of_two_variables_of_a_name_counts_as_in_the_launcher(pair):
 
 @pytest.fixture
 def answer(pair):
-    """Return an Answer to a request with a descriptor of CNI_NETNS."""
+    """Yield an Answer to a request with a descriptor for CNI_NETNS."""
     message = protocol.Message()
     message.caller_netns, message.netns = None, os.open("/dev/null", os.O_RDONLY)
     yield workers.Answer(pair[0], message)
@@ -111,7 +111,7 @@ def answer(pair):
 
 
 def test_a_result_is_answered_once(pair, answer):
-    """handle() returns the reply after it has delivered the result of an ADD."""
+    """handle() delivers the result of an ADD and then also returns the reply, which must not be sent again."""
     answer.deliver(Reply(0, b"result", b"one\ntwo\n"))
     answer.send(0, b"result", b"one\ntwo\n")
     assert pair[1].recv(100)[HEAD.size:] == b"one\ntwo\nresult"
@@ -123,7 +123,7 @@ def test_a_result_is_answered_once(pair, answer):
 
 @pytest.mark.parametrize("how", ["deliver", "send"])
 def test_the_descriptor_of_the_pod_is_closed_before_the_answer(answer, monkeypatch, how):
-    """The caller may unmount the namespace as soon as it has the answer."""
+    """The caller may unmount the namespace when it has the answer."""
     open_at_answer = []
     monkeypatch.setattr(protocol, "answer", lambda *_: open_at_answer.append(answer.message.netns))
     answer.deliver(Reply(0, b"", b"")) if how == "deliver" else answer.send(0)
@@ -155,7 +155,8 @@ def test_a_request_that_goes_one_shot_is_declined(pair, answer):
 
 
 def test_programs_of_requests_get_the_servers_variables_but_not_its_own(monkeypatch):
-    """A delegate that asked the server would wait for a worker, which waits for the delegate."""
+    """With the server's variables, a delegated plugin would ask the server and wait for a worker, which itself waits
+    for that plugin."""
     own = {"CNI_PATH": "/x", "LISTEN_FDS": "1", "LISTEN_PID": "7", "FASTCNI_LOG": "/y", "FASTCNI_SOCKET": "/z",
            "NOTIFY_SOCKET": "/n"}
     kept = {"PATH": "/bin", "HTTPS_PROXY": "http://p", "CNI": "1", "MY_NOTIFY_SOCKET": "2"}
