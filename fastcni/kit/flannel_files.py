@@ -45,21 +45,21 @@ def read_subnet(path: str) -> Subnet:
     content = files.read(path)
     if content is None:
         raise CniError(errors.TRY_AGAIN_LATER, f"open {path}: no such file or directory",
-                       "flanneld writes it: does it run on this node?")
+                       "flanneld writes this file: does flanneld run on this node?")
     lines = content.decode("utf-8", "replace").splitlines()
     found = {name: value for name, _, value in (line.strip().partition("=") for line in lines)}
     missing = [name for names in (NETWORKS, SUBNETS) if not any(found.get(name) for name in names) for name in names]
     missing += [name for name in (MTU, MASQUERADES) if name not in found]
     if missing:
         raise CniError(errors.DECODING_FAILURE, f"{path} is missing {', '.join(missing)}",
-                       "flanneld writes it, with a network and a subnet of IPv4 or IPv6 at least")
+                       "flanneld writes this file, with a network and a subnet of IPv4 or IPv6 at least")
     subnet = Subnet()
     try:
         subnet.networks, subnet.subnets = ([cidr for name in names for cidr in read_cidrs(found.get(name, ""))]
                                            for names in (NETWORKS, SUBNETS))
         subnet.mtu = read_mtu(found[MTU])
     except ValueError as e:
-        raise CniError(errors.DECODING_FAILURE, f"{path}: {e}", "flanneld writes it") from None
+        raise CniError(errors.DECODING_FAILURE, f"{path}: {e}", "flanneld writes this file") from None
     subnet.masquerades = found[MASQUERADES] == "true"
     return subnet
 

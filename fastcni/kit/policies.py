@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/fastcni/agent/policy.sock"
 TIMEOUT_S = 30.0                # limit for the agent's answer; a running agent answers sooner
-HINT = "it is `fastcni agent --policies`; its log says what it waits for"
+HINT = "the agent is `fastcni agent --policies`; its log says what it waits for"
 
 
 class NoAgent(Exception):
@@ -39,7 +39,7 @@ def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
             while not data.endswith(b"\n"):
                 some = stream.receive()
                 if not some:
-                    raise NoAgent("it has closed the connection")
+                    raise NoAgent("the agent has closed the connection")
                 data += some
         finally:
             stream.close()

@@ -1,4 +1,4 @@
-"""The bridge plugin: its keys, the bridge, and its options.
+"""Implement the bridge plugin: its keys, the bridge, and the plugin's options.
 
     conf       reads the keys and checks them against each other
     options    lists the options that keys switch on, in the order of ADD

@@ -1,4 +1,4 @@
-"""Make the bridge, or adopt an existing one, and add pods' ports to it."""
+"""Make the bridge or adopt an existing bridge, and add pods' ports."""
 
 from __future__ import annotations
 

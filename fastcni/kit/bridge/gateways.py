@@ -44,7 +44,7 @@ def add_addresses(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
 
 def complete(result: dict[str, Any], conf: Conf) -> None:
     """Add the gateways for isGateway and the default routes for isDefaultGateway to the result of IPAM."""
-    # The families for which IPAM gave a default route. Such a route without gw uses the gateway that the loop sets.
+    # Families with a default route from IPAM. If that route has no gw, it goes to the gateway of the family's address.
     routed = [len(packed) for packed, prefix in
               (addresses.read_cidr(route["dst"]) for route in result.get("routes", ())) if not prefix]
     for ip in result["ips"]:
@@ -147,7 +147,7 @@ def restore_addresses(sock: Socket, bridge: Link, vlan_interface: Link | None, a
         rtnl.del_address(batch, link.index, packed, prefix, what="remove the gateway address again")
     for packed, prefix in deleted:
         rtnl.new_address(batch, link.index, packed, prefix, what="restore the old address")
-    wire.exchange(sock, batch, (EADDRNOTAVAIL, EEXIST, ENODEV))         # EADDRNOTAVAIL: the address was never added
+    wire.exchange(sock, batch, (EADDRNOTAVAIL, EEXIST, ENODEV))         # EADDRNOTAVAIL: ADD has not added the address
 
 
 def overlap(a: bytes, a_prefix: int, b: bytes, b_prefix: int) -> bool:

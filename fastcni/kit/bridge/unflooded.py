@@ -117,7 +117,7 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     taken = stations(req.mode.route, bridge.index, [mac]).get(mac)
     if taken and taken.index != port.index:
         raise CniError(errors.INTERNAL, f'another port of bridge "{bridge.name}" has the MAC {mac.hex(":")}',
-                       "the bridge would send that pod's packets to this one; ip link shows the port "
+                       "the bridge would send packets for that port to the new pod; ip link shows the port "
                        f"with index {taken.index}")
     undo(delete_left, req, bridge.name, ips)
     multicast = False
@@ -196,7 +196,7 @@ def previous_ips(req: Request) -> list[bytes]:
     try:
         return addresses_of(results.read_prev_result(req.conf, req.version) or {})
     except CniError:
-        return []                   # delete() then reads all neighbours
+        return []                   # without addresses, delete() reads all neighbours
 
 
 def left(sock: Socket, bridge: int, ips: Sequence[bytes] = ()) -> list[Neighbour]:
@@ -228,7 +228,7 @@ def every_one(sock: Socket, bridge: int = 0) -> list[Neighbour]:
     found = [neighbours.read_neighbour(payload) for family in find.FAMILIES for _, payload in
              wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(family), "list neighbours",
                        lambda batch: batch.u32(uapi.NDA_IFINDEX, bridge) if bridge else None)]
-    return [it for it in found if bridge in (0, it.index)]      # a kernel without strict checking lists all links'
+    return [it for it in found if bridge in (0, it.index)]      # a kernel without strict checking ignores NDA_IFINDEX
 
 
 def every_station(sock: Socket) -> list[Neighbour]:

@@ -90,7 +90,7 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     """
     bridge, port, keys = link.bridge, link.host, conf.vlans
     if not bridge.vlan_filtering:
-        req.warn(f'bridge "{bridge.name}" was there without vlan_filtering: its VLANs do not separate the pods')
+        req.warn(f'bridge "{bridge.name}" existed without vlan_filtering: its VLANs do not separate the pods')
     batch = Batch()
     remove_default(batch, bridge, port, keys)
     if keys.trunk:

@@ -86,8 +86,8 @@ def check_families(ipv6: bool, result: dict[str, Any]) -> None:
 def read_requested_mac(req: Request, own: str = "", *, strict: bool = True) -> bytes | None:
     """Return the requested MAC as 6 bytes, or None if no MAC is requested.
 
-    A set value has precedence over the following ones: runtimeConfig.mac, args.cni.mac, MAC= of CNI_ARGS, `own` (the
-    value of the plugin's own key). Raises CniError 7, and CniError 4 for bad CNI_ARGS. strict=False accepts bad
+    Use the first of these values that is set: runtimeConfig.mac, args.cni.mac, MAC= of CNI_ARGS, `own` (the value of
+    the plugin's own key). Raises CniError 7, and CniError 4 for bad CNI_ARGS. strict=False accepts bad
     CNI_ARGS, for plugins whose reference plugin does not read CNI_ARGS.
     """
     text = req.conf.once(read_runtime_mac)

@@ -122,8 +122,8 @@ def _execute(req: Request, path: str, command: str) -> bytes:
         out, err = invoke.execute(path, invoke.child_env(req.env, command), req.stdin, seconds)
     except invoke.Late:
         raise CniError(errors.TRY_AGAIN_LATER, f"{path} did not answer {command} within {seconds:g} s, and was killed",
-                       f"it is not a plugin of fastcni; what does it wait for? `{req.plugin}` is its type in the "
-                       "configuration") from None
+                       f"the configuration names this plugin by the type `{req.plugin}`; the plugin is not fastcni's, "
+                       "what does it wait for?") from None
     if err:
         req.warn(err.decode("utf-8", "replace").rstrip("\n"))
     return out

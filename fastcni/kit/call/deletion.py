@@ -185,9 +185,9 @@ def write_each(batch: Batch, deletions: Sequence[Deletion]) -> dict[int, Sequenc
 
 
 def late(each: Deletion) -> CniError:
-    return CniError(errors.TRY_AGAIN_LATER, f"{each.what}: not announced gone after {DELETE_TIMEOUT_S} s")
+    return CniError(errors.TRY_AGAIN_LATER, f"{each.what}: the link still exists after {DELETE_TIMEOUT_S} s")
 
 
 def unfinished(each: Deletion) -> CniError:
     """Return the error for a deletion whose request the sending thread has abandoned."""
-    return CniError(errors.TRY_AGAIN_LATER, f"{each.what}: the request that it shared was abandoned")
+    return CniError(errors.TRY_AGAIN_LATER, f"{each.what}: the request for this link was abandoned")

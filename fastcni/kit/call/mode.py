@@ -10,8 +10,8 @@ handle() gets a mode as argument. Plugins and kit call the mode's methods, and n
 class Mode itself has no cache: it asks the kernel each time.
 
 A mode belongs to a request. kernel.waiting.Request has the state of a request's thread: its waits, the caller's
-connection, and the netlink messages to print or time. That class is part of kernel/, because kernel/ does not know
-modes, and also works without a request.
+connection, and the netlink messages to print or time. Code of kernel/ needs this state, but does not know modes, and
+also works without a request.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Mode:
         """Notify the servers that restore this namespace's firewall that a DEL begins. Callers do this before they read
         nftables."""
         self.deleting = req.name, req.container_id, req.ifname
-        if uapi.NETLINK_NETFILTER in self.sockets:      # opened for an earlier network of the pod
+        if uapi.NETLINK_NETFILTER in self.sockets:      # open since an earlier network of the pod
             self._announce()
 
     def read_iptables(self, program: str, table: str, read: Callable[[], list[str]]) -> list[str]:

@@ -153,7 +153,7 @@ class Request:
         CniError 8."""
         if "netns" not in self.fds:
             try:
-                if self.opened:                     # after leave_mount()
+                if self.opened:                     # leave_mount() has closed the first descriptor
                     self.fds["netns"] = namespace_of(self.opened[0].fileno())
                     return self.fds["netns"]
                 self.fds["netns"] = self.mode.open_netns(self.netns)
@@ -178,7 +178,7 @@ class Request:
         except (FileNotFoundError, NotADirectoryError):
             return True
         except netns.NotNamespace:
-            self.warn(f'"{self.netns}" is not a network namespace any more; taken as gone')
+            self.warn(f'"{self.netns}" is not a network namespace any more: the pod counts as deleted')
             return True
         except (OSError, ValueError):
             self.open_netns()       # raises the error with the text that runtimes expect
@@ -206,7 +206,7 @@ def read_request(plugin: str, command: str, env: Mapping[str, str], stdin: bytes
     name."""
     conf = mode.decode(stdin)
     name, spoken = conf.once(read_name_and_version)
-    # STATUS and GC concern no pod, so ignore its variables in the environment
+    # STATUS and GC concern no pod, so ignore the variables of a pod
     pod = {} if command in ("GC", "STATUS") else env
     return Request(mode, plugin=plugin, command=command, container_id=pod.get("CNI_CONTAINERID", ""),
                    netns=pod.get("CNI_NETNS", ""), ifname=pod.get("CNI_IFNAME", ""), args=pod.get("CNI_ARGS", ""),
@@ -226,7 +226,7 @@ def decode_conf(stdin: bytes) -> dict[str, Any]:
     """Decode stdin to a dict. Raises CniError 6."""
     if len(stdin) > MAX_STDIN_BYTES:
         raise undecodable(f"more than {MAX_STDIN_BYTES} bytes")
-    if stdin.count(b",") + stdin.count(b"[") + stdin.count(b"{") > MAX_VALUES:      # counts characters in strings, too
+    if stdin.count(b",") + stdin.count(b"[") + stdin.count(b"{") > MAX_VALUES:      # counts those in strings, too
         raise undecodable(f"more than {MAX_VALUES} values")
     try:
         document = json.read(stdin)

@@ -71,7 +71,7 @@ def linked(sock: Socket) -> dict[int, set[int]]:
         for index in indexes[at:at + MAX_ASKED]:
             for parent in PARENTS.values():
                 tc.get_bpf_filter(batch, index, parent, PRIORITY, f"get filters of link {index}")
-        for _, payload in wire.attempt(sock, batch)[0]:         # a link without such a filter gets an error
+        for _, payload in wire.attempt(sock, batch)[0]:         # for a link without filter the kernel returns an error
             options = attributes(tc.read_kind(payload)[1])
             if options.get(uapi.TCA_BPF_NAME, b"").rstrip(b"\0") == NAME.encode():
                 found.setdefault(u32(payload[4:8]), set()).add(u32(options[uapi.TCA_BPF_ID]))

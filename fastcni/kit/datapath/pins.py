@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = "/sys/fs/bpf"
 LAYOUT = 1                      # version of the structs in the maps, part of the maps' names
-SOL_SOCKET, SO_NETNS_COOKIE = 1, 71         # Linux 5.14
+SOL_SOCKET, SO_NETNS_COOKIE = 1, 71         # since Linux 5.14
 MAPS = {"pods": (ADDRESS_BYTES, POD_BYTES, MAX_PODS), "flows": (KEY_BYTES, FLOW_BYTES, MAX_FLOWS)}
 
 

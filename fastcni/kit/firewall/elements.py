@@ -35,8 +35,9 @@ MAX_ASKED = 64                  # elements requested by one send(), so that the 
 class Store:
     """The sets of one table, and the chains whose rules use these sets.
 
-    chains: {chain: number of its rules plus jumps to it}. leads_to: the prefix of the names of the chains to which
-    elements lead. set_up(batch, items): add the sets, chains and rules that the items need, if they are missing.
+    chains: {chain: number of its rules and of the jumps to the chain}. leads_to: the prefix of the names of the chains
+    to which elements lead. set_up(batch, items): add the sets, chains and rules that the items need, if they are
+    missing.
     """
 
     __slots__ = ("family", "table", "sets", "chains", "set_up", "leads_to")
@@ -145,7 +146,7 @@ class Store:
         def taken(present: list[Found]) -> None:
             for name, comment in [(name, comment) for name, _, comment in present if not comment.startswith(own)]:
                 raise CniError(errors.TRY_AGAIN_LATER, f"{self.table} {name} has an element of another attachment",
-                               f"it is of {comment}")
+                               f"the element's owner is {comment}")
 
         self.add(req, self.missing(req, items), taken)
 
@@ -168,7 +169,7 @@ class Store:
         for name, some in by_set(items).items():
             nft_elements.add_raw_elements(batch, self.family, self.table, name, [element for _, element in some])
 
-    # Looking --------------------------------------------------------------------------------------
+    # Reading --------------------------------------------------------------------------------------
 
     def complete(self, req: Request) -> bool:
         """Return whether the chains have their rules, and the table is not dormant.
@@ -260,7 +261,7 @@ class Store:
               number: int | None = None) -> list[tuple[str, bytes]]:
         """Return [(set, key)] of the elements with the request's mark.
 
-        known: the items that follow from the configuration. present: those of them that exist. If `present` is shorter
+        known: the items of the configuration. present: the items of `known` that exist. If `present` is shorter
         than `known`, or than `number`, this function reads all sets.
         """
         mark = req.hashes

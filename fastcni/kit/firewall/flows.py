@@ -54,7 +54,7 @@ def with_warning(req: Request, function: Callable[..., None], *args: Any) -> Non
     try:
         function(req, *args)
     except wire.NetlinkError as e:
-        req.warn(f"flows to mapped ports may go where they went before: {e}")
+        req.warn(f"older flows to the mapped ports may still go to their old destination: {e}")
 
 
 def forget_untranslated(req: Request, ports: Sequence[Port]) -> None:

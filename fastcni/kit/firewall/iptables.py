@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
 LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # seconds to wait for the xtables lock of legacy programs
 RESOURCE_PROBLEM = 4                    # exit status of a program that did not get the lock
-MAX_LINKS = 8                           # symbolic links from a program's name to its file
+MAX_LINKS = 8                           # most symbolic links from a program's name to its file
 RECENT_S = 1.0
 MAX_TRIES = 5                           # attempts, if other programs change the table between read and change
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -86,7 +86,7 @@ def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool,
     """
     if not legacy(req, table, length):          # reading a missing table would create it
         return None
-    known: list[Any] = req.mode.recall(("legacy", table, length), lambda: [None, 0.0])     # table, time of reading
+    known: list[Any] = req.mode.recall(("legacy", table, length), lambda: [None, 0.0])     # [table, time of the read]
     found, read_at = known
     now = monotonic()
     try:
@@ -110,7 +110,7 @@ def _tables(req: Request, path: str) -> Collection[str]:
         return []                       # the legacy modules are not loaded
     except PermissionError:
         # The initial user namespace's root owns this file if the network namespace was created together with a user
-        # namespace. Legacy rules are then possible if the node's iptables is iptables-legacy.
+        # namespace. Such a namespace may have legacy rules if the node's iptables is iptables-legacy.
         program = PROGRAMS[4]
         return TABLES if find(req, program) and b"legacy" in _run(req, program, ("--version",), b"").stdout else []
     try:
@@ -173,7 +173,7 @@ def retry(req: Request, program: str, table: str, wanted: Callable[[list[str]], 
 
 def remove(req: Request, program: str, lines: list[str], rules: Iterable[str], chains: Iterable[str] = (),
            table: str = "nat") -> None:
-    """Delete `rules`, in the form of read(), and the existing ones of `chains`. lines: the result of read(), which
+    """Delete `rules`, in the form of read(), and the chains in `chains` that exist. lines: the result of read(), which
     shows the existing chains. Raises CniError."""
     commands = ["-D" + rule[2:] for rule in rules]
     for chain in chains:
@@ -286,7 +286,8 @@ def _run(req: Request, program: str, arguments: tuple[str, ...], stdin: bytes) -
     if done.late:
         seconds = waiting.limit(waiting.PROGRAM_TIMEOUT_S)
         raise CniError(errors.TRY_AGAIN_LATER, f"{path} did not end within {seconds:g} s, and was killed",
-                       "does it hang by hand, too? `fuser -v /run/xtables.lock` shows which process holds its lock")
+                       "does the program also hang by hand? `fuser -v /run/xtables.lock` shows which process holds the "
+                       "lock")
     return done
 
 

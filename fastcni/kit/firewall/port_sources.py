@@ -1,5 +1,5 @@
 """Build nftables rules that let a pod's port send only from the pod's own addresses. ipspoofchk and network policies
-share them.
+share these rules.
 
 The number of rules does not depend on the number of pods: sets have the pods' ports and addresses. With the sets of
 kit/firewall/spoofcheck/ip.py, nft prints the rules as
@@ -103,7 +103,7 @@ REPORT_BYTES, REPORT2_BYTES = (32, 32), (36, 1016)
 MULTICAST6 = b"\xff" + bytes(15)                        # ff00::/8, and its mask
 ALL_MLD2_ROUTERS = b"\xff\x02" + bytes(13) + b"\x16"     # ff02::16, RFC 3810
 PACKET_BROADCAST, PACKET_MULTICAST = b"\1", b"\2"        # linux/if_packet.h: the frame's pkttype
-BEHIND_PADDING = NFT_PAYLOAD_NETWORK_HEADER, 46, 1          # padding ends at byte 60 of a frame, whose header has 14
+BEHIND_PADDING = NFT_PAYLOAD_NETWORK_HEADER, 46, 1          # padding fills a frame to 60 bytes, with a header of 14
 
 
 class Sets:

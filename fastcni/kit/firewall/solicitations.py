@@ -57,7 +57,8 @@ def add(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
 
 
 def restore(req: Request, bridge: str, mac: bytes, ips: Sequence[bytes]) -> bool:
-    """Add the missing elements and rules. Return whether this kernel supports them. Raises CniError, NetlinkError."""
+    """Add the missing elements and rules. Return whether this kernel supports these rules. Raises CniError,
+    NetlinkError."""
     return _possible(req, lambda: store(bridge).restore(req, items(bridge, mac, ips)))
 
 
@@ -67,7 +68,7 @@ def _possible(req: Request, change: Callable[[], object]) -> bool:
     except wire.NetlinkError as e:
         if e.errno not in UNKNOWN:
             raise
-        req.warn(f"disableFlooding: IPv6 multicast is flooded to the pod's port, because the kernel refuses: {e}")
+        req.warn(f"disableFlooding: the bridge floods IPv6 multicast to the pod's port, because of {e}")
         return False
     return True
 
@@ -111,7 +112,7 @@ class Store(elements.Store):
 
 
 def store(bridge: str = "") -> Store:
-    chains = {CHAIN: RULES + 1, BRIDGE + bridge: 1} if bridge else {CHAIN: RULES}       # 1: the bridge's jump
+    chains = {CHAIN: RULES + 1, BRIDGE + bridge: 1} if bridge else {CHAIN: RULES}       # + 1: the bridge's jump
     return Store(FAMILY, TABLE, (SOLICITED,), chains, set_up, BRIDGE)
 
 

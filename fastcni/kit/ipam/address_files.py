@@ -11,13 +11,13 @@ name of an address keeps the address from being allocated, and has no owner.
 
 A crash or a power cut can leave a file empty or full of NUL bytes. No DEL ever matches such a torn file, so fastcni
 treats its address as free, and removes the file with a warning. A file with any printable content holds its address:
-the content may be an operator's remark. An empty file is read again after EMPTY_S seconds, because a program without
-the lock may have just created it.
+the content may be an operator's remark. fastcni reads an empty file again after EMPTY_S seconds, because a program
+without the lock may have just created the file.
 
 With sync=True (`ipam.fsync`), fastcni writes file and directory to disk before it answers the request. The default is
 off, as in the reference. On ext4 over a virtio disk, an ADD takes 0.08 ms without and 0.4 to 1.5 ms with sync
 (bench_ipam.py).
-sync protects the addresses of pods that were added just before a power cut. Without it DEL and GC release these
+sync protects the addresses of pods that were added just before a power cut. Without sync, DEL and GC release these
 addresses after the power cut.
 """
 
@@ -229,7 +229,8 @@ class AddressFiles:
     def write_cursor(self, number: int, packed: bytes) -> None:
         """Write the last allocated address; a failure is a warning.
 
-        The file is overwritten and then cut. If it were truncated first, ext4 would write it to the disk on close.
+        Overwrite the file, then cut it to the new length. After a truncation to 0, ext4 would write the file to the
+        disk on close.
         """
         name, text = f"last_reserved_ip.{number}", address.ip_text(packed).encode()
         try:

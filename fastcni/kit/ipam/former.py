@@ -8,8 +8,8 @@ removes a file only if all of this is true:
   machine may have changed a directory on NFS, or the original of a copied directory;
 - the index was last written before this boot began, by the current clock;
 - the index has this address with this owner, a container id and an interface name;
-- the file has not changed since then (its ctime). A pod that was added since the reboot, by the reference plugins too,
-  has a new file;
+- the file has not changed since then (its ctime). A pod that fastcni or the reference plugin has added since the
+  reboot has a new file;
 - no cached result of the attachment names a network namespace that exists.
 
 All other files stay, and the runtime's DEL or GC releases them. The files are read under the directory's lock. If the
@@ -63,7 +63,7 @@ def release(store: Store, found: list[tuple[bytes, bytes]]) -> list[tuple[bytes,
             if store.release(packed, owner):
                 released.append((packed, owner))
     except CniError as e:
-        store.files.warn(e.msg)         # the request works without these addresses
+        store.files.warn(e.msg)         # the request goes on, and these addresses stay held
     if released:
         some = " ".join(address.ip_text(packed) for packed, _ in released[:MAX_LISTED])
         more = f" and {len(released) - MAX_LISTED} more" if len(released) > MAX_LISTED else ""

@@ -177,7 +177,7 @@ def _read_range(section: Section) -> Range:
                              + (f" up to RangeEnd {address.ip_text(limit)}" if inside and limit else ""))
     r.start = start or address.plus(base, 1)
     r.end = end or (address.plus(last, -1) if bits == 32 else last)
-    if r.start > r.end:             # only start or end is configured, and lies beyond the default of the other
+    if r.start > r.end:             # start is after the default end, or end is before the default start
         raise ValueError(f"{'RangeEnd' if end else 'RangeStart'} {address.ip_text(end or r.start)} "
                          f"not in network {r.network()}")
     return r

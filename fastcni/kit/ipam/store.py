@@ -59,7 +59,7 @@ class Store:
         self.network, self.create, self.release_former = network, create, release_former
         self.released: list[tuple[bytes, bytes]] = []
         self.lock, self.signs = -1, True
-        self.index: Any = None          # an _ipam_bitmap.Index while it is open
+        self.index: Any = None          # the open _ipam_bitmap.Index, or None
 
     # -- open and close -------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Store:
     # -- held addresses ---------------------------------------------------------------------------------
 
     def addresses_of(self, owner: bytes) -> list[bytes]:
-        """Return the packed addresses of this owner: the index finds them, and each file is read and compared."""
+        """Return the packed addresses of this owner. The index finds candidates; read and compare the file of each."""
         return [packed for packed in self.index.addresses_of(owner) if self._has_owner(packed, owner)]
 
     def read_all(self) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:

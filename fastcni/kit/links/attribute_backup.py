@@ -1,5 +1,5 @@
-"""Keep the previous attributes of a pod's link in a file until DEL restores them. The file is byte for byte as the
-reference plugin writes it. tuning and host-device keep such files, each in its own directory.
+"""Keep the previous attributes of a pod's link in a file until DEL restores them. The reference plugin writes the
+same file, byte for byte. tuning and host-device keep such files, each in its own directory.
 
     <dataDir>/<container id>_<ifname>.json                      0600
     <dataDir>/.fastcni/<network>/<container id>_<ifname>.json   a symbolic link to that file, made by fastcni
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastcni.kit.links.attributes import Values
 
 DIRECTORY = "/run/cni/tuning"
-MAX_BYTES = 1 << 16             # most bytes that are read of a backup file
+MAX_BYTES = 1 << 16             # most bytes that read() reads
 BAD_DIRECTORY = "dataDir has to be a directory that can be written"
 
 

@@ -109,7 +109,7 @@ def differences(inside: Socket, link: Link, previous: dict[str, Any], *,
         if (packed, prefix) not in present:
             yield ADDRESS, ip, wrong(f"Failed to match addr {ip['address']} on interface {link.name}")
             continue
-        # The kernel adds no prefix route for a host address. The reference plugin reports an error for every /32 here.
+        # The kernel adds no route for the prefix of a host address (/32 or /128). The reference plugin requires one.
         alone = prefix == 8 * len(packed)
         if not alone and not tables.have(0, addresses.network(packed, prefix), prefix):
             yield SUBNET, ip, wrong(f"Failed to find Gateway {ip.get('gateway', '<nil>')} for interface {link.name}",

@@ -168,7 +168,7 @@ def need_kind(req: Request, kind: str) -> None:
     """Raise CniError 50 for STATUS if this kernel makes no links of that kind."""
     if not has_kind(req.mode.route, kind):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"this kernel has no {kind} links",
-                       f"modprobe {kind} finds no module")
+                       f"the kernel found no module rtnl-link-{kind}")
 
 
 def has_kind(sock: Socket, kind: str) -> bool:

@@ -54,7 +54,7 @@ class Selector:
             if sysfs.exists(directory):
                 return directory
         raise CniError(errors.INVALID_CONFIG, f"runtime config DeviceID {self.device_id} not found or unsupported",
-                       f"{SYS}bus has it neither as {' nor as '.join(BUSES)} device")
+                       f"{SYS}bus has no device of this id on the buses {' and '.join(BUSES)}")
 
     def find(self, host: Socket, directory: str) -> tuple[Link, str]:
         """Return (the link on the host, the name that the link gets when it moves back to the host). directory: the

@@ -57,7 +57,7 @@ class Master:
         if self.in_container:
             return
         if self.name and not find.host_link(req.mode, self.name):
-            raise CniError(errors.PLUGIN_NOT_AVAILABLE, f'master "{self.name}" is not there: Link not found')
+            raise CniError(errors.PLUGIN_NOT_AVAILABLE, f'master "{self.name}" does not exist: Link not found')
         if not self.name:
             try:
                 default_link(req.mode.route)

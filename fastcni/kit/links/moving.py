@@ -1,7 +1,7 @@
 """Move a link of the host into a pod, and back when the pod ends.
 
-In the pod the link's alias (ip-link(8)) is its name on the host. The reference plugin does the same, so each
-implementation can move back a link that the other has moved.
+In the pod the link's alias (ip-link(8)) is its name on the host. The reference plugin sets the same alias, so
+fastcni and the reference plugin can move back each other's links.
 """
 
 from __future__ import annotations

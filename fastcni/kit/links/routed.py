@@ -44,7 +44,7 @@ def route_through_gateways(batch: Batch, inside: Link, result: dict[str, Any]) -
         10.9.0.1 scope link src 10.9.0.2
         10.9.0.0/24 via 10.9.0.1 src 10.9.0.2
     """
-    done: set[bytes | tuple[bytes, int]] = set()        # subnets and gateways that have their routes
+    done: set[bytes | tuple[bytes, int]] = set()        # subnets and gateways whose routes are in the batch
     for ip in result["ips"]:
         packed, prefix = addresses.read_cidr(ip["address"])
         gateway = addresses.read_ip(ip["gateway"])

@@ -193,4 +193,4 @@ def need_rules(sock: Socket) -> None:
         if e.errno not in (EAFNOSUPPORT, EOPNOTSUPP):
             raise
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, "this kernel has no routing rules",
-                       "it was built without CONFIG_IP_MULTIPLE_TABLES") from None
+                       "the kernel was built without CONFIG_IP_MULTIPLE_TABLES") from None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
 
 MAX_ID = 0xFFFFFFFE             # the greatest user or group id; 0xFFFFFFFF (-1) means "no owner"
-NO_TUN = f"is {tun.PATH} here, and the module tun in the kernel? modprobe tun; a container needs the device given to it"
+NO_TUN = f"does {tun.PATH} exist, and is the module tun loaded (modprobe tun)? A container needs access to the device"
 WHY = {ENOENT: NO_TUN, ENODEV: NO_TUN, ENXIO: NO_TUN,
        EBUSY: "the pod has an interface of that name; was it added before?"}
 

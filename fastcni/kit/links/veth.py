@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-NAME_TRIES = 10                 # as many as the reference plugin tries; four random bytes rarely collide
+NAME_TRIES = 10                 # as in the reference plugin; names of four random bytes rarely collide
 
 
 def random_mac(raw: bytes = b"") -> bytes:
-    """Return a locally administered unicast MAC of six random bytes, or of the six bytes `raw`. If fastcni gives a new
-    veth a MAC, it need not read the kernel's choice, and udev does not change the MAC."""
+    """Return a locally administered unicast MAC of six random bytes, or of the six bytes `raw`. With a MAC from fastcni
+    there is no need to read the kernel's choice, and udev does not change the MAC."""
     first, *rest = raw or posix.urandom(6)
     return bytes((first & 0xFE | 0x02, *rest))
 
@@ -38,9 +38,9 @@ def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, ma
     """Make a veth pair and return (host, inside). The host end is up. master: the index of the host end's bridge, 0:
     none.
 
-    The kernel echoes the request with the indexes of both ends. If ipv6 is false, the host end has no IPv6. This end
-    has not sent a packet before, because a veth's end cannot send until its peer is up. Raises CniError if the pod has
-    an interface of that name, NetlinkError for any other kernel error.
+    The kernel echoes the request with the indexes of both ends. If ipv6 is false, disable IPv6 on the host
+    end. The host end has sent no packet before, because a veth's end cannot send until its peer is up. Raises CniError
+    if the pod has an interface of that name, NetlinkError for any other kernel error.
     """
     for _ in range(NAME_TRIES):
         random = posix.urandom(16)          # random bytes for the name and both MACs, by one system call

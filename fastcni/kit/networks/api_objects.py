@@ -30,7 +30,7 @@ RETRY_S = 5.0                                       # time without requests afte
 
 class Pod:
     """The parts of a Pod object that fastcni reads. annotations: the pod's values of NETWORKS and DEFAULT_NETWORK.
-    mirror: the object is the API's copy of a static pod, whose uid differs from the one that the kubelet gives the
+    mirror: the object is the API's copy of a static pod, whose uid differs from the uid that the kubelet gives the
     runtime."""
 
     __slots__ = ("uid", "annotations", "mirror")

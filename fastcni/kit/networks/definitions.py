@@ -42,8 +42,8 @@ class Definitions:
         self.keys, self.objects, self.version, self.warn = keys, objects, version, warn
 
     def by_name(self, namespace: str, name: str, *, selected: bool = True) -> Definition:
-        """Return the network `namespace/name`. Raises CniError 7 if it does not exist, 11 if the API server does not
-        answer and there is no copy.
+        """Return the network `namespace/name`. Raises CniError 7 if the network does not exist, 11 if the API server
+        does not answer and there is no copy.
 
         selected: whether a pod names the network. As in Multus, a network has the title `namespace/name` if a pod names
         the network or if its definition is in the Kubernetes API; otherwise the title is `name`.
@@ -85,7 +85,7 @@ class Definitions:
         found.resource = stored.resource
         if stored.stale:
             found.stale = stored.stale
-            self.warn(f"multus: network {title} is the last seen copy of its definition: {stored.stale}")
+            self.warn(f"multus: network {title}: using a stored copy of the definition: {stored.stale}")
         return found
 
     def of_cluster(self, name: str) -> Definition:
@@ -119,7 +119,7 @@ class Definitions:
         directory = next((it for it in directories if kind_of(it) == S_IFDIR), directories[0])
         plugins = [document for file in sorted(files.names(directory)) if file.endswith(".conf")
                    for _, document in read(f"{directory}/{file}", broken)]
-        if broken:                      # Multus would ignore the whole chain
+        if broken:                      # Multus ignores a chain with an unreadable file
             raise CniError(errors.INVALID_CONFIG, f"auxiliaryCNIChainName: {broken[0]}")
         # disableCheck, because CHECK of tuning needs the link CNI_IFNAME, which this network does not have
         document = {"cniVersion": self.version, "name": name, "disableCheck": True, "plugins": plugins}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.network import Network
 
 ROOT = "/var/run/k8s.cni.cncf.io/devinfo"
-FILE = "CNIDeviceInfoFile"      # capability: the path of the copy
+FILE = "CNIDeviceInfoFile"      # capability whose value is the path of the copy
 
 
 def path_of(network: Network, container_id: str) -> str:

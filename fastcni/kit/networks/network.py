@@ -24,10 +24,10 @@ OWN_ARG, FIRST_ONLY = "FASTCNI_NETWORKS", ("IP", "MAC", "GATEWAY")
 class Definition:
     """A network's configuration.
 
-    title     "mynet"; "namespace/name" for a network of the Kubernetes API, or one that a pod has selected
+    title     "mynet"; "namespace/name" for a network of the Kubernetes API or a network that a pod has selected
     document  the configuration of a plugin or a list of plugins, with name and cniVersion
     conf      the document as a configuration of the plugin chain
-    stale     why fastcni uses a copy of the definition; "": it is no copy
+    stale     why fastcni uses a copy of the definition; "": the definition is no copy
     resource  the resource of the device that the network needs, see devices.py; "" for none
     """
 

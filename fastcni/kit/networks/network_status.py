@@ -28,8 +28,8 @@ def elements(network: Network, result: dict[str, Any], first: bool) -> Iterator[
     """Yield an object for each of the network's interfaces in the pod. A network without interfaces and addresses is
     omitted, unless it is the pod's first network.
 
-    If the first network has several interfaces, the first one whose address has a gateway gets "default": true. An
-    address that names no interface belongs to the last interface. Source: CreateNetworkStatuses() of the Network
+    If the first network has several interfaces, the first interface whose address has a gateway gets "default": true.
+    An address that names no interface belongs to the last interface. Source: CreateNetworkStatuses() of the Network
     Plumbing Working Group's network-attachment-definition-client.
     """
     shaped = results.printed(results.to_version({"cniVersion": "1.1.0", **result}, "1.1.0"))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
 
-RUNTIME_DIR = "/var/lib/cni"            # libcni's default
+RUNTIME_DIR = "/var/lib/cni"            # libcni's default cache directory
 
 Pair = tuple[str, str]                  # container id, ifname
 

@@ -8,7 +8,7 @@ from fastcni.kernel import waiting
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-READY_TIMEOUT_S = 45.0          # Multus' value
+READY_TIMEOUT_S = 45.0          # as in Multus
 
 
 def wait_until_ready(path: str) -> None:

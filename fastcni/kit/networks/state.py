@@ -39,7 +39,7 @@ class State:
         self.cni_dir, self.container_id = cni_dir, container_id
         self.path = f"{cni_dir}/{container_id}"
 
-    # Written by ADD
+    # Functions for ADD
 
     def write(self, networks: list[Network]) -> None:
         files.write(self.path, json.write([element(network, place) for place, network in enumerate(networks)]))
@@ -70,7 +70,7 @@ class State:
     def path_of_result(self, name: str, ifname: str) -> str:
         return f"{self.cni_dir}/{RESULTS}/{name}-{self.container_id}-{ifname}"
 
-    # Read by the other commands
+    # Functions for the other commands
 
     def listed(self, ifname: str) -> list[tuple[dict[str, Any], Network]]:
         """Return [(object, network)] of the list; [] if the list is lost or damaged."""
@@ -120,7 +120,7 @@ class State:
         found.standing = not place or "/" not in title or section.flag(STANDING)
         return found
 
-    # Removed by DEL
+    # Functions for DEL
 
     def remove_result(self, network: Network) -> None:
         files.remove(self.path_of_result(network.definition.name, network.ifname))
@@ -166,7 +166,7 @@ def gone_containers(cni_dir: str, kept: list[Network], damaged: list[Damaged], l
     """Return the containers of kept_results() that are not in `living` and whose network namespaces certainly no longer
     exist. living: the containers that the runtime lists; another runtime may have containers in the same cniDir.
 
-    A damaged file does not name the namespace, so it decides only if its container has no other file.
+    A damaged file does not name the namespace, so such a file counts only if its container has no other file.
     """
     from fastcni.kernel.presence import GONE, state_of
 

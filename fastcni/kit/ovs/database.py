@@ -15,7 +15,7 @@ NO_VSWITCHD = "is ovs-vswitchd running? `systemctl status openvswitch-switch`"
 
 
 class Database:
-    """A context manager, `with Database(address) as db:`. db is an Ovsdb. Its errors become CniErrors, whose code is
+    """A context manager, `with Database(address) as db:`. db is an Ovsdb. Errors of db become CniErrors, with the code
     `away` if the database does not answer within `seconds` (None: TIMEOUT_S)."""
 
     __slots__ = ("address", "away", "seconds", "db")
@@ -30,7 +30,7 @@ class Database:
             self.db = Ovsdb(self.address, self.seconds)
         except Away as e:
             raise CniError(self.away, str(e), HINT) from None
-        except ValueError as e:         # a bad address in a pod's file; the network's socket_file is valid
+        except ValueError as e:         # an invalid address, from a pod's cache file
             raise CniError(errors.INVALID_CONFIG, f"OVSDB at {self.address}: {e}") from None
         return self.db
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Paths of ovs-cni's ovs.conf. The plugin reads the file that configuration_path names, or else the first of these that
 # exists
 FILES = ("/etc/kubernetes/cni/net.d/ovs.d/ovs.conf", "/etc/cni/net.d/ovs.d/ovs.conf")
-OVN_BRIDGE = "br-int"           # OVN's bridge, if the network names no bridge
+OVN_BRIDGE = "br-int"           # bridge of a pod with an OVN port, if the network names no bridge
 MAX_OFPORT = 65279              # OpenFlow reserves the numbers above
 MAX_VNI = (1 << 24) - 1
 RETRIES, INTERVAL_MS = 5, 600   # ovs-cni's defaults

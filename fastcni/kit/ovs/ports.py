@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ovs.ovs_conf import OvsConf, PodArgs
 
-OWNER = "ovs-cni.network.kubevirt.io"           # owner of the ports of ovs-cni and fastcni, which both delete
+OWNER = "ovs-cni.network.kubevirt.io"           # ovs-cni and fastcni delete each other's ports, by this owner
 CONTAINER, NETWORK = "fastcni-container", "fastcni-network"
 USERSPACE = "netdev"            # datapath_type of a bridge of the userspace datapath
 COLUMNS = ["_uuid", "name", "external_ids"]
@@ -197,7 +197,7 @@ def find(db: Ovsdb, req: Request) -> list[Row]:
     ours = has_ids(owner=OWNER, contIface=req.ifname, **{CONTAINER: req.container_id})
     theirs = has_ids(owner=OWNER, contIface=req.ifname, contNetns=req.netns)
     first, second = db.transact(select("Port", ours, *COLUMNS), select("Port", theirs, *COLUMNS))
-    # Of the second answer, skip fastcni's ports: they may be of another container that has had this namespace path.
+    # Of the second answer, skip fastcni's ports: another container may have had the same namespace path.
     more = [row for row in second["rows"] if req.netns and CONTAINER not in as_dict(row["external_ids"])]
     return [*first["rows"], *more]
 

@@ -96,7 +96,7 @@ def read_route(keys: Section) -> dict[str, Any]:
     return found
 
 
-# The container's part, and the list ------------------------------------------------------------------
+# The network list for a container --------------------------------------------------------------------
 
 class Attachment:
     """A network list for a container. document: the list. capability_args: the container's capability arguments, as in

@@ -1,5 +1,5 @@
-"""Create and delete the ifb device that limits a pod's sent packets. Its name is the reference plugin's; its alias
-marks it as fastcni's."""
+"""Create and delete the ifb device that limits a pod's sent packets. The device has the name that the reference
+plugin gives, and an alias with fastcni's mark."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ class Limits:
 
 
 def read(keys: Section) -> Limits:
-    """Read the limits: the configuration's own rates, otherwise those of runtimeConfig.bandwidth. Raises CniError 7."""
+    """Read the limits: the configuration's own rates, otherwise the rates of runtimeConfig.bandwidth. Raises
+    CniError 7."""
     asked = keys.section("runtimeConfig").section("bandwidth")
     rates = keys if any(keys.has(key) for key in RATES) else asked
     found = Limits()

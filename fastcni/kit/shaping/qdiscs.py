@@ -6,7 +6,8 @@ subnets.
                                                           qdisc bfifo limit ..
                                                         filter u32 match ip src .. flowid 1:0 (not limited), or 1:30
 
-A link limits the packets that it sends. The packets that it receives are redirected to an ifb, which limits them:
+A link limits the packets that it sends. To limit received packets, the kernel redirects them to an ifb, which sends
+them:
 
     qdisc ingress ffff:
       filter u32 match all, action mirred egress redirect dev bwp...
@@ -109,4 +110,4 @@ def status(sock: Socket, limits: Limits) -> None:
         _, refused = wire.attempt(sock, tc.ask_for_kind(Batch(), LOOPBACK_IFINDEX, kind, parent))
         if refused and refused[0].errno == ENOENT:
             raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"this kernel has no {kind} qdiscs",
-                           f"modprobe sch_{kind} finds no module")
+                           f"the kernel found no module sch_{kind}")

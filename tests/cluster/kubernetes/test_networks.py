@@ -207,7 +207,7 @@ def test_definitions_are_the_last_seen_ones_when_the_api_is_gone(node, pod_netns
     cluster.go()
     reply = node.call("ADD", conf({NETWORKS: "b"}), second, env=args())
     assert (reply.status, addresses("net1", second)) == (0, ["10.1.2.3/24"])
-    assert b"network shop/b is the last seen copy of its definition: kubernetes at http://127.0.0.1:" in reply.stderr
+    assert b"network shop/b: using a stored copy of the definition: kubernetes at http://127.0.0.1:" in reply.stderr
     error = node.refused("ADD", conf({NETWORKS: "c"}), pod_netns(), env=args())
     assert error["code"] == 11
     assert 'network "shop/c": kubernetes at http://127.0.0.1:' in error["msg"]

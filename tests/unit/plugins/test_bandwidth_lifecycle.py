@@ -183,7 +183,7 @@ def test_status_names_the_missing_kernel_feature(node, monkeypatch):
         asked = {**conf, "shapedSubnets": ["10.0.0.0/8"]} if lacking == "htb" else conf
         error = node.refused("STATUS", asked)
         assert (error["code"], error["msg"]) == (50, f"this kernel has no {lacking} qdiscs")
-        assert error["details"] == f"modprobe sch_{lacking} finds no module"
+        assert error["details"] == f"the kernel found no module sch_{lacking}"
     monkeypatch.setattr(rtnl, "ask_for_kind", lambda batch, kind: link(batch, "nonsense"))
     error = node.refused("STATUS", conf)
     assert (error["code"], error["msg"]) == (50, "this kernel has no ifb links")

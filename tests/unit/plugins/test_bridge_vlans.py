@@ -109,7 +109,7 @@ def test_a_foreign_bridge_without_vlan_filtering_is_reported(node, pod):
     run("ip", "link", "add", "br0", "type", "bridge")
     reply = node.call("ADD", node.conf(vlan=100), pod)
     assert reply.status == 0
-    assert b'"br0" was there without vlan_filtering' in reply.stderr
+    assert b'"br0" existed without vlan_filtering' in reply.stderr
     assert links()["br0"]["linkinfo"]["info_data"]["vlan_filtering"] == 0
 
 

@@ -296,5 +296,5 @@ def test_status_includes_that_of_ipam(node, conf):
 @devices(lambda device: device.on_master)
 def test_status_reports_a_missing_master(node, conf):
     error = node.refused("STATUS", {**conf, "master": "up9"})
-    assert (error["code"], error["msg"]) == (50, 'master "up9" is not there: Link not found')
+    assert (error["code"], error["msg"]) == (50, 'master "up9" does not exist: Link not found')
     node.ok("STATUS", {**conf, "master": "up9", "linkInContainer": True})

@@ -149,7 +149,7 @@ def test_unknown_backend_is_ignored_with_a_warning(node, bridge, pod):
     bridge(pod)
     reply = node.call("ADD", firewall("netfilter"), pod)
     assert reply.status == 0
-    assert b'unknown backend string "netfilter" is taken for none' in reply.stderr
+    assert b'unknown backend string "netfilter" is ignored' in reply.stderr
     assert elements("forwarded4") == [POD[4]]
 
 

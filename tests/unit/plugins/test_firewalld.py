@@ -288,7 +288,7 @@ def test_only_del_succeeds_while_firewalld_is_stopped(chain, firewalld):
     for command in ("STATUS", "CHECK", "ADD"):
         error = chain.refused(command, conf, "another" if command == "ADD" else "pod")
         assert error["code"] == 50
-        assert "firewalld is not there" in error["msg"]
+        assert "firewalld is not running" in error["msg"]
         assert "systemctl" in error["details"]
     chain.ok("DEL", conf, "pod")
     assert owned() == set()

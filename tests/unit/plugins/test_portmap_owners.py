@@ -95,7 +95,7 @@ def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
     run("ip", "link", "del", "eth0", netns=one)
     reply = node.call("ADD", conf, two)
     assert reply.status == 0
-    assert f"taken over from a pod whose link is gone (net: net-a, if: eth0, id: {cid_of(one)})" \
+    assert f"taken over from a pod whose link no longer exists (net: net-a, if: eth0, id: {cid_of(one)})" \
         in reply.stderr.decode()
     assert {key for key, _ in elements("hostports4")} == {("tcp", 8080), ("tcp", 82)}
     assert not elements("hostip-hostports4")

@@ -200,7 +200,7 @@ def test_restore_restores_the_masquerade_of_ptp(runtime, node, pod):
     ({"type": "bridge", "ipMasq": True, "ipam": {"type": "host-local"}}, "Required prevResult missing"),
     ({"type": "bridge", "ipMasq": "yes"}, "ipMasq"),
     ({"type": "nobody"}, "unknown plugin type"),
-    ({"type": "bridge", "macspoofchk": True, "prevResult": {"cniVersion": "1.0.0"}}, "does not tell of the pod's port"),
+    ({"type": "bridge", "macspoofchk": True, "prevResult": {"cniVersion": "1.0.0"}}, "does not name the pod's port"),
 ], ids=["no prevResult", "bad key", "unknown plugin", "no interfaces"])
 def test_restore_reports_attachments_that_it_cannot_restore(host_netns, conf, msg):
     env = {"CNI_CONTAINERID": "c", "CNI_NETNS": "/run/netns/x", "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}

@@ -162,7 +162,7 @@ def test_a_deletion_without_an_announcement_fails_in_time(deletes, monkeypatch):
     for pairs in (make(1), [(7, "veth-x"), (8, "veth-y")]):
         errors = together(deletes, pairs)
         assert {name: (e.code, e.msg) for name, e in errors.items()} == {
-            name: (11, f'failed to delete "{name}": not announced gone after 0.1 s') for _, name in pairs}
+            name: (11, f'failed to delete "{name}": the link still exists after 0.1 s') for _, name in pairs}
 
 
 def test_a_failed_leader_passes_its_role_to_a_waiting_deletion(deletes, monkeypatch):

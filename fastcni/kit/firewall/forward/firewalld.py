@@ -81,12 +81,12 @@ def answered(peer: str, ask: Callable[[], Any]) -> Any:
         return ask()
     except TimeoutError:
         raise CniError(errors.TRY_AGAIN_LATER, f"{peer} did not answer within {TIMEOUT_S:g} s",
-                       "look at systemctl status dbus firewalld, and at firewall-cmd --state") from None
+                       "check systemctl status dbus firewalld, and firewall-cmd --state") from None
     except dbus.Gone as e:
-        raise Absent(errors.PLUGIN_NOT_AVAILABLE, f"firewalld is not there: {e}",
+        raise Absent(errors.PLUGIN_NOT_AVAILABLE, f"firewalld is not running: {e}",
                      'systemctl start firewalld, or choose another "backend"') from None
     except ModuleNotFoundError as e:
-        raise CniError(errors.INTERNAL, f"firewalld cannot be asked: no module {e.name}",
+        raise CniError(errors.INTERNAL, f"cannot call firewalld: no module {e.name}",
                        "pip install jeepney, and then `fastcni install` again") from None
 
 
@@ -202,4 +202,4 @@ def status(req: Request) -> None:
         (_, state), = firewalld.call("org.freedesktop.DBus.Properties", "Get", NAME, "state")
     if state != "RUNNING":
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the state of firewalld is {state}",
-                       "its log says why: journalctl -u firewalld")
+                       "the reason is in firewalld's log: journalctl -u firewalld")

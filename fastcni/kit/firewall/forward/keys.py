@@ -67,7 +67,7 @@ def read(req: Request) -> Conf:
     except CniError as e:
         if req.command not in ENDINGS:
             raise
-        req.warn(f"{e.msg}; what ADD has made is looked for in each backend")
+        req.warn(f"{e.msg}; each backend is searched for the rules of ADD")
         return _read_leniently(req)
 
 
@@ -88,7 +88,7 @@ def _read_strictly(req: Request) -> Conf:
     known = backends.TABLE["forward"]
     if conf.backend not in known:
         if conf.backend:
-            req.warn(f"unknown backend {shown(conf.backend)} is taken for none; there are {', '.join(known)}")
+            req.warn(f"unknown backend {shown(conf.backend)} is ignored; the backends are {', '.join(known)}")
         conf.backend = ""
     conf.zone = keys.text("firewalldZone") or "trusted"
     conf.admin_chain = names.read_chain(keys, "iptablesAdminChainName", names.ADMIN_CHAIN)

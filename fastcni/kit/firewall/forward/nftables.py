@@ -110,4 +110,4 @@ def status(req: Request) -> None:
     """For STATUS: raise CniError 50 if the kernel would reject the table that an ADD needs."""
     if refused := Forwarded().refusal(req.mode.firewall):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"nftables cannot be used: {refused}",
-                       "the kernel lacks nf_tables, or this is not root; backend iptables is another way")
+                       "the kernel lacks nf_tables, or this process is not root; or use the backend iptables")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Item, Store
 
 CHAIN, PODS = "postrouting", "pods"
-# references to a subnet's chain; each element that leads to the chain adds one
+# the references of a subnet's chain are its rules and the elements that lead to the chain
 SUBNET, SUBNET_RULES = "subnet-", 3
 MULTICAST = {4: (b"\xe0\0\0\0", 4), 16: (b"\xff" + bytes(15), 8)}       # by length of an address
 REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"

@@ -31,7 +31,7 @@ DNAT, SETMARK, MASQ = "CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT
 PREFIX = "CNI-DN-"                      # prefix of the name of a pod's chain
 OLD_SNAT = "CNI-HOSTPORT-SNAT"          # the chain of reference plugins before 0.8
 MAX_PORTS = 15                          # most ports of one rule with -m multiport
-MAX_COMMENT = 255                       # characters
+MAX_COMMENT = 255                       # most characters of a comment
 
 
 def stores() -> list[Store]:
@@ -145,7 +145,7 @@ def refuse_taken(req: Request, conf: Conf, length: int, lines: list[str]) -> Non
         if chain:
             comment = owners[chain].partition('"dnat ')[2].partition('" -')[0].replace('\\"', '"')
             raise CniError(errors.TRY_AGAIN_LATER, f"host port {mapping} is already mapped ({comment})",
-                           f"chain {chain} of table nat has it; DEL of that pod frees it")
+                           f"chain {chain} of table nat maps this port; DEL of that pod frees the port")
 
 
 def delete(req: Request, conf: Conf) -> bool:

@@ -86,7 +86,7 @@ def read_leniently(req: Request) -> Conf:
     try:
         return read(req)
     except CniError as e:
-        req.warn(f"{e.msg}; what ADD has made is looked for in each backend")
+        req.warn(f"{e.msg}; each backend is searched for the rules of ADD")
         conf = Conf()
         conf.mappings, conf.pod, conf.iptables = [], {}, True
         return conf
@@ -118,8 +118,8 @@ def _read_backend(keys: Section, conf: Conf) -> None:
     for key in specific["nftables"]:
         raise CniError(errors.UNSUPPORTED_FIELD,
                        f"{key} {shown(keys.texts(key))} cannot be used with the nftables backend",
-                       'it takes no words of nft(8); with "backend": "iptables" and words of iptables(8), as '
-                       '["-s", "192.0.2.0/24"], it can')
+                       'this backend takes no words of nft(8); use "backend": "iptables" and words of iptables(8), as '
+                       '["-s", "192.0.2.0/24"]')
 
 
 def _read_words(keys: Section, key: str) -> list[str]:
@@ -169,7 +169,7 @@ def delete(req: Request, conf: Conf) -> None:
 
 
 def _delete(backend: Portmap, req: Request, conf: Conf) -> None:
-    if backend.delete(req, conf):       # without mappings of this pod, the flows are another pod's
+    if backend.delete(req, conf):       # if this pod had no mapping, the flows are another pod's
         from fastcni.kit.firewall import flows
 
         flows.after_delete(req, conf)

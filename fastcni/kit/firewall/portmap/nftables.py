@@ -70,7 +70,8 @@ def add(req: Request, conf: Conf) -> None:
             if (name, key) in asked and not comment.startswith(own):
                 if not is_dead(req, comment):
                     raise taken_by(asked[name, key], name, key, comment)
-                req.warn(f"host port {asked[name, key]} is taken over from a pod whose link is gone ({owner(comment)})")
+                req.warn(f"host port {asked[name, key]} is taken over from a pod whose link no longer exists "
+                         f"({owner(comment)})")
                 store().delete_attachment(req, elements.mark_of_comment(comment))
         if any(name == PODS for name, _, _ in present):
             store().delete(req, [])                     # an earlier ADD may have mapped other ports
@@ -120,7 +121,7 @@ def taken_by(mapping: Mapping, name: str, key: bytes, comment: str) -> CniError:
     prefix = f"{addresses.ip_text(host_ip)} . " if host_ip else ""
     element = f"{{ {prefix}{mapping.protocol} . {mapping.host_port} }}"
     return CniError(errors.TRY_AGAIN_LATER, f"host port {mapping} is already mapped ({owner(comment)})",
-                    "DEL of that pod frees it, or GC if the pod no longer exists, or "
+                    "DEL of that pod frees the port, or GC if the pod no longer exists, or "
                     f"nft delete element inet {TABLE} {name} '{element}'")
 
 
@@ -240,5 +241,5 @@ def status(req: Request) -> None:
     """For STATUS: raise CniError 50 if the kernel would reject the table that an ADD needs."""
     if refused := store().refusal(req.mode.firewall, [elements.chain_item(FROM_ALL)]):
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"port mappings by nftables are not possible: {refused}",
-                       "the kernel lacks a part of nf_tables (nft_nat, nft_fib_inet, nft_masq, nft_ct), or this is not "
-                       "root; backend iptables is the other way")
+                       "the kernel lacks a part of nf_tables (nft_nat, nft_fib_inet, nft_masq, nft_ct), or this "
+                       "process is not root; or use the backend iptables")

@@ -80,7 +80,7 @@ def test_a_port_that_leaves_its_bridge_is_not_gone_yet(monkeypatch):
     monkeypatch.setattr(deletion, "DELETE_TIMEOUT_S", 0.05)
     with pytest.raises(CniError) as caught:
         deletion.delete(Socket([notice(uapi.RTM_DELLINK, 7, uapi.AF_BRIDGE)]), deletion.send_out, (7, "veth0"))
-    assert (caught.value.code, caught.value.msg) == (11, 'failed to delete "veth0": not announced gone after 0.05 s')
+    assert (caught.value.code, caught.value.msg) == (11, 'failed to delete "veth0": the link still exists after 0.05 s')
 
 
 def test_a_refused_delete_is_raised():
