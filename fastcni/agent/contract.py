@@ -197,7 +197,7 @@ class Underlay:
 class Backend(Protocol):
     """A method to connect the nodes, such as vxlan; backends.open_backend() returns it."""
 
-    name: str                       # flannel's BackendType
+    name: str                       # the value of flannel's key BackendType
 
     def data(self) -> Mapping[int, Mapping[str, Any]]:
         """Return the data that the node publishes, {family: data}. The backend makes keys and MACs once and stores them

@@ -42,7 +42,8 @@ def set_key(index: int, private_key: bytes, port: int) -> None:
 
 def read_peers(indexes: Collection[int], written: Peers) -> dict[tuple[int, bytes], Peer]:
     """Return the peers of the wireguard links `indexes`. A peer's endpoint is the endpoint in `written`, which the
-    agent wrote last, even if the peer has moved since. Without an entry in `written` it is the kernel's endpoint."""
+    agent wrote last, even if the peer has moved since. Without an entry in `written`, the result has the kernel's
+    endpoint."""
     found: dict[tuple[int, bytes], Peer] = {}
     if not indexes:
         return found
@@ -67,7 +68,7 @@ def write_peers(have: Peers, want: Peers) -> list[NetlinkError]:
         wire.set_buffer_size(sock, ANSWER_BYTES)
         wire.set_request_size(sock, REQUEST_BYTES)
         family = genl.family_id(sock, wireguard.FAMILY)
-        for index, key in gone:             # first, because another peer may get the networks of a removed peer
+        for index, key in gone:             # removals first, because another peer may get a removed peer's networks
             requests.add(wireguard.del_peer, family, index, key)
         for (index, key), (keepalive, allowed, endpoint, preshared) in changed.items():
             requests.add(wireguard.put_peer, family, index, key, endpoint, sorted(allowed), preshared, keepalive)

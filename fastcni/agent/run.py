@@ -315,7 +315,7 @@ class Agent:
         if policies is None:
             return
         self.policies = policies
-        raise_priority()                        # of this thread only: the source's threads have started already
+        raise_priority()                        # affects only this thread: the source's threads have started already
         poll = select.poll()
         for fd in (policies.fileno(), self.policies_wakeup.fileno()):
             poll.register(fd, select.POLLIN)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     Interface = IPv4Interface | IPv6Interface
 
-OUTSIDE = {4: b"\x08\x08\x08\x08", 6: bytes.fromhex("20014860486000000000000000008888")}   # finds the default route
+# {family: an address outside the cluster, which the node reaches by the default route}
+OUTSIDE = {4: b"\x08\x08\x08\x08", 6: bytes.fromhex("20014860486000000000000000008888")}
 LOOPBACK = 0x8                          # IFF_LOOPBACK (linux/if.h)
 
 
@@ -55,7 +56,7 @@ def choose(options: Options, families: Sequence[int]) -> Underlay:
         raise ConfigurationError("no link reaches the other nodes: there is no default route, and no link matches "
                                  "iface, iface-regex, iface-can-reach or public-ip")
     named = {*options.iface, *map(str, options.public_ip.values())}
-    present = sorted(addresses[chosen.index], key=lambda it: str(it.ip) not in named)      # named addresses first
+    present = sorted(addresses[chosen.index], key=lambda it: str(it.ip) not in named)      # addresses in `named` first
     own = {family: next((it for it in present if it.version == family), None) for family in FAMILIES}
     for family in families:
         if own[family] is None:

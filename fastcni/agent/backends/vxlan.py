@@ -3,8 +3,8 @@
 Each family has a separate link, flannel.VNI or flannel-v6.VNI, whose address is the network address of the node's
 subnet. For each other node, the kernel has three entries. A permanent neighbour maps the network address of the other
 node's subnet to the MAC of its vxlan link. An FDB entry sends frames for this MAC to the other node's public address. A
-route leads to the other node's subnet. With DirectRouting, a node on the same network gets a route without a
-tunnel instead.
+route leads to the other node's subnet. With DirectRouting, a node on the same network has none of these entries, but a
+route without a tunnel.
 
 Keys of Backend and defaults: VNI 1, Port 0 (the kernel's port 8472), Learning false, GBP false, DirectRouting false,
 MTU.

@@ -22,7 +22,7 @@ from fastcni.kernel.neighbours import PROTOCOL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-PRIORITY = 900                  # before the rule of the main table, 32766, and the kernel's rule for VRFs, 1000
+PRIORITY = 900                  # precedes the rule of the main table, 32766, and the kernel's rule for VRFs, 1000
 TABLES = 0xF0000000             # the first of 2^28 table numbers
 GONE = (ENOENT, ESRCH)          # the rule or route to delete does not exist
 STRICT, LOOSE = "1", "2"        # values of the sysctl rp_filter

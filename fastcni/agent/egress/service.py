@@ -54,7 +54,7 @@ class Egress:
         # value is an object of the call of put() that removed the pod
         self._leaving: dict[bytes, object] = {}
         self._adding: set[bytes] = set()                # addresses of new pods, until the next put()
-        self._lock = threading.Lock()                   # for documents, subjects, _leaving and _adding
+        self._lock = threading.Lock()                   # protects documents, subjects, _leaving and _adding
         self.around: Surroundings | None = None
         self.holders: Mapping[bytes, str] = {}          # {egress address: name of the node that holds it}
         self.held = 0                                   # how many addresses this node holds

@@ -80,7 +80,7 @@ class Table(NftTable):
         self._lock = threading.Lock()
         self._plain: dict[str, dict[bytes, bytes | None]] = {}  # {set: its wanted elements}
         self._ranges: dict[str, list[Range]] = {}
-        self._written: dict[str, dict[bytes, bytes | None]] | None = None       # None: not known
+        self._written: dict[str, dict[bytes, bytes | None]] | None = None     # the kernel's elements; None: unknown
         self._until: dict[bytes, float] = {}                    # {egress address: end of this node's claim, monotonic}
         super().__init__(FAMILY, TABLE, SEND_BYTES, ACK_BYTES)
 

@@ -113,8 +113,8 @@ class Answers:
             for pod in cluster.pods_at(address.read_ip(request["address"]))]}
 
     def _names(self, text: str) -> Answer:
-        """Return {"names": {domain name in the policies of the pod: addresses that its answers allow now}}. text: the
-        pod's address."""
+        """Return {"names": {domain name in the policies of the pod: addresses that DNS answers for the name allow
+        now}}. text: the pod's address."""
         pod, now, state = address.read_ip(text), monotonic(), self.compiler.state
         found = {self.compiler.domains[name].name: [
             address.ip_text(told) for told, until in state.resolved.get(name, {}).get(pod, {}).items() if until > now]

@@ -159,7 +159,7 @@ class AttachedCompiler(Compiler):
             self._put_port(attachment.id)
 
     def detach(self, id: Id) -> Attachment | None:
-        """Remove the attachment `id` from the records and return it; None if it is not recorded."""
+        """Remove the attachment `id` from the records and return it; None if no such attachment is recorded."""
         self.settle()
         it = self.attachments.pop(id, None)
         if it is None:
@@ -240,7 +240,7 @@ class AttachedCompiler(Compiler):
         self._tunnels = wanted
 
     def _exchange(self, old: set[Element], wanted: set[Element]) -> None:
-        for element in old - wanted:            # first, because a set of FAST may be full
+        for element in old - wanted:            # delete old elements first, because a set of FAST may be full
             self._release(element)
         for element in wanted - old:
             self._hold(element)

@@ -49,7 +49,7 @@ API_VERSION = f"{GROUP}v1alpha2"
 TIERS = ADMIN, BASELINE = "Admin", "Baseline"
 ACTIONS = ACCEPT, DENY, PASS = "Accept", "Deny", "Pass"
 MAX_PRIORITY = 1000
-MAX_ITEMS = 25                  # in each list: a direction's rules, a rule's peers and protocols, a peer's networks
+MAX_ITEMS = 25                # items in each list: a direction's rules, a rule's peers and protocols, a peer's networks
 MAX_RULE_NAME = 100
 MAX_DOMAIN_NAME = 253           # characters, without the last dot
 LABEL = r"[A-Za-z0-9](?:[-A-Za-z0-9_]{0,61}[A-Za-z0-9])?"
@@ -98,7 +98,7 @@ class ClusterPolicy:
                    for rule in self.egress)
 
     def rules(self, direction: str) -> tuple[OrderedRule, ...] | None:
-        """Return the rules of a direction; None if the policy has no rules for it."""
+        """Return the rules of a direction; None if the policy has no rules for this direction."""
         return (self.ingress if direction == INGRESS else self.egress) or None
 
     def notes(self) -> list[str]:

@@ -48,7 +48,7 @@ MAX_DELETED = 128               # flows in one batch of netlink messages
 MAX_ASKED = 4096                # the maximum of requests in tracked(); the next cut finds the remaining flows
 IPPROTO_ICMP, IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE = 1, 17, 33, 132, 136
 ANSWERED_ONLY = {IPPROTO_ICMP, IPPROTO_TCP, IPPROTO_ICMPV6}
-WITH_PORTS = {IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE}         # with ports at the same place as TCP
+WITH_PORTS = {IPPROTO_UDP, IPPROTO_DCCP, IPPROTO_SCTP, IPPROTO_UDPLITE}      # with TCP's offsets of ports
 
 
 class Listing:

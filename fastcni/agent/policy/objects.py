@@ -155,7 +155,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a policy allows. Without `peers`, the rule allows any peer; without `ports`, all ports and all protocols."""
+    """A rule of a policy. Without `peers`, the rule allows any peer; without `ports`, all ports and all protocols."""
 
     peers: tuple[Peer, ...] = ()
     ports: tuple[Port, ...] = ()

@@ -74,7 +74,8 @@ SETS = {**ON_BRIDGES, **ROUTED.sets(), **dict.fromkeys(LINK_SENDERS.values(), "i
         **dict.fromkeys(STATIONS.values(), "station"), POD_MACS: "ether", SHUT_MACS: "ether", DHCP4: "address"}
 # These sets only accept packets that later rules would accept, too. In a set of fixed size, a lookup takes 60
 # instructions less than in a set that grows (docs/policy-figures.md). Each set takes MAX_FAST elements; Journal.put()
-# leaves out further elements, until others are removed. The hash tables of the six sets take 384 KiB of kernel memory.
+# leaves out further elements, until other elements are removed. The hash tables of the six sets take 384 KiB of kernel
+# memory.
 FAST, MAX_FAST = {*SENDERS.values(), *RECEIVERS.values(), *LINK_SENDERS.values()}, 4096
 # An ADD does not wait for elements of these sets: until commit() writes them, the maps drop a restricted pod's traffic.
 LATER = {*STATIONS.values(), *FAST, POD_MACS, SHUT_MACS, DHCP4, MUTE}
@@ -127,8 +128,8 @@ class Port:
 def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool, index: int = 0) -> Iterator[Element]:
     """Yield the elements of a port. shut: whether policies restrict the ingress of the port's pod. mute: whether
     policies restrict its egress. index: the link's index; if it is 0, unknown, the kernel compares link names, which
-    takes longer. Without `addresses` the elements close the port: another pod has its addresses, or they are
-    unknown."""
+    takes longer. If another pod has the port's addresses, or the addresses are unknown, `addresses` is empty: the
+    elements then close the port."""
     key, link = ifname(port.name), index.to_bytes(4, nft.ORDER)
     names = BRIDGED if port.bridged else ROUTED
     yield names.ports, key

@@ -385,7 +385,8 @@ def family_of(name: str) -> int:
 
 @cache
 def template(name: str, size: int) -> tuple[bytes, bytes]:
-    """Return the bytes of a Ruleset.drop() message before the key and after the key, which has `size` bytes."""
+    """Return (bytes before the key, bytes after the key) of a Ruleset.drop() message. size: the key's length in
+    bytes."""
     value = nft.NF_DROP if name in VERDICT_MAPS else None
     return nft_elements.element_template(family_of(name), TABLE, name, size, value)
 

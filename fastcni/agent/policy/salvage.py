@@ -6,7 +6,8 @@ kernel's tables, which exist as long as the pod unless another program removes t
 link exists, and no record names the port, its pod's record is damaged or lost.
 
 The agent does not use the labels of a damaged record, because a wrong label could allow the pod too much. The agent
-puts the pod into a namespace that no source can name, with one policy that selects all its pods and allows nothing.
+puts the pod into a namespace whose name no source can use. One policy selects all pods of this namespace and allows
+nothing.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ def port_of(text: str) -> Port | None:
 
 
 def held(name: bytes, bridged: bool, keys: list[bytes]) -> tuple[Port, tuple[bytes, ...]]:
-    """Return (port, its pod's addresses) for a port that Ruleset.held_ports() found in the kernel's tables; see there
-    for the arguments.
+    """Return (port, its pod's addresses) for a port that Ruleset.held_ports() found in the kernel's tables;
+    held_ports() describes the arguments.
 
     The port lacks the pod's further MACs and prefixes, so the pod cannot use them. For a routed link (ptp) the MAC is
-    unknown; it is zero and has no effect.
+    unknown: the port has the MAC zero, which has no effect.
     """
     before = padded(ETH_ALEN) if bridged else 0
     mac = keys[0][:ETH_ALEN] if bridged and keys else bytes(ETH_ALEN)

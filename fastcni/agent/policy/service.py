@@ -98,7 +98,7 @@ class Policies:
         self.stale = False                                  # whether the kernel's table may differ from the state
         self.asked = False                                  # whether this attend() has handled a request
         self.cut = 0                                        # number of cut connections
-        self.links_due = 0.0                                # when to list the node's links, monotonic
+        self.links_due = 0.0                                # when to list the node's links, monotonic seconds
         self.next_cut = 0.0                                 # earliest time of the next search, monotonic
         self.next_bridged = 0.0                             # when to read the sysctls of bridges, monotonic
         self.bypassed = ""                                  # why these sysctls cannot be read or written

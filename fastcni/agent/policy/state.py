@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.http.documents import Request
 
-    Range = tuple[bytes, bytes]                 # first and last value, packed
+    Range = tuple[bytes, bytes]                 # (first value, last value), packed
 
-LENGTHS = tuple(VERSIONS)                       # of packed addresses: 4 and 16
+LENGTHS = tuple(VERSIONS)                       # lengths of packed addresses: 4 and 16 bytes
 IN, OUT = "in", "out"
 PREFIXES = {INGRESS: IN, EGRESS: OUT}
 LINK, LINK_LOCAL, LINK_LOCAL_MASK = "link6", b"\xfe\x80" + bytes(14), b"\xff\xc0" + bytes(14)         # fe80::/10
@@ -64,7 +64,7 @@ class Line:
 
     length: address length in bytes; 0: both families. peer: the set of peer addresses; "": any peer. protocol: 0: any.
     first, last: range of the destination port; 0 and 0: any. ports: the set of destination ports. named: the set of
-    destination . port. domain: the set of source . destination. An empty name compares nothing.
+    destination . port. domain: the set of source . destination. A field is not compared if its set's name is "".
     requests: with the verdict PROXY, the HTTP requests that are allowed.
     """
 

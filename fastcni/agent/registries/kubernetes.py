@@ -151,7 +151,7 @@ class Kubernetes:
 
     def _annotations(self, me: Node) -> dict[str, str | None]:
         """Return {name: value} of the annotations that publish the record `me`. None: the annotation must not exist.
-        _read() is the reverse."""
+        _read() decodes these annotations."""
         found: dict[str, str | None] = {"kube-subnet-manager": "true", "backend-type": me.backend}
         cidrs = ",".join(str(me.subnets[family]) for family in FAMILIES if family in me.subnets)
         for family in FAMILIES:
@@ -254,7 +254,7 @@ class Kubernetes:
 
     def _goes_on(self, view: View) -> bool:
         """Return whether a watch will report all changes since the revision of `view`. After a lost connection, the API
-        server may have an older revision, because etcd was restored from a backup."""
+        server may have an older revision, if etcd was restored from a backup."""
         if view.lost and self.api.revision_of(NODES) < number_of(view.revision):
             return False
         view.lost = False

@@ -27,8 +27,9 @@ EVERY_S = 3600.0                # seconds between two writes; the agent writes a
 
 def start_pause(records: int) -> float:
     """Return random seconds that a restarted agent waits before it asks for changes. records: the number of stored
-    records. All agents may have been restarted at the same time: up to 5,000 of them then ask 500 times a second. On a
-    node that has not been rebooted, the routes and entries of the previous agent are still in the kernel."""
+    records. All agents may have been restarted at the same time. With this pause, 5,000 agents together ask 500 times a
+    second. On a node that has not been rebooted, the routes and entries of the previous agent are still in the
+    kernel."""
     return random.uniform(0.0, min(START_S_OF_A_RECORD * records, MAX_START_S))
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 LEASE_S = 2                     # the shortest lease that etcd grants
 RENEW_S = 0.5                   # seconds between two renewals, so that three renewals in a row may fail
-REQUEST_S, ENDPOINT_S = 1.0, 0.4        # timeouts in seconds: of a request, and of its try at one of several endpoints
+REQUEST_S, ENDPOINT_S = 1.0, 0.4        # timeouts in seconds: of a request, and of a request's try at one endpoint
 
 
 class Claims(Protocol):

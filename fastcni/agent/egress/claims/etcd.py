@@ -30,7 +30,7 @@ IDLE_S = 1500.0         # a watch ends after this many seconds without a message
 
 
 class Etcd:
-    """The store of claims in etcd (contract.Claims). settings: those of etcd_client.Client, and "prefix"."""
+    """The store of claims in etcd (contract.Claims). settings: the settings of etcd_client.Client, and "prefix"."""
 
     def __init__(self, settings: Mapping[str, Any], node: str) -> None:
         self.client, self.node = Client(dict(settings)), node

@@ -26,7 +26,7 @@ CONVERTERS: dict[tuple[str, str], Callable[[dict[str, Any]], Conversion]] = {
     **{(group, kind): calico.convert for group in CALICO for kind in ("GlobalNetworkPolicy", "NetworkPolicy")},
     (GROUP, "AdminNetworkPolicy"): admin.convert,
     (GROUP, "BaselineAdminNetworkPolicy"): admin.convert}
-OWN = {("networking.k8s.io/", "NetworkPolicy"), (GROUP, "ClusterNetworkPolicy")}        # these need no conversion
+OWN = {("networking.k8s.io/", "NetworkPolicy"), (GROUP, "ClusterNetworkPolicy")}        # kinds that need no conversion
 HARMLESS = ("IPPool", "IPReservation", "IPAMBlock", "IPAMHandle", "IPAMConfig", "BlockAffinity", "BGPPeer", "BGPFilter",
             "BGPConfiguration", "ClusterInformation", "FelixConfiguration", "CalicoNodeStatus",
             "KubeControllersConfiguration", "StagedNetworkPolicy", "StagedGlobalNetworkPolicy",

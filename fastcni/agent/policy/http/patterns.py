@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.http.documents import Request
 
-MAX_LENGTH = 512                # characters
+MAX_LENGTH = 512                # characters of a policy's regular expression
 MAX_REPEATS = 256               # the largest number in {m,n}: PCRE2 copies the repeated part
 # Character sequences that have a special meaning in only some of the dialects
 SPECIAL = ("(?", "(*", "*+", "++", "?+", "}+", "*?", "+?", "??", "}?", "[[:", "[:", "[.", "[=")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.http.configuration import Configuration, Maps
 
 PROGRAMS = ("haproxy", "setpriv")
-CONFIGURATION = "haproxy.cfg"   # in the directory of the process
+CONFIGURATION = "haproxy.cfg"   # a file in the directory of the process
 # The kernel sends no signal if the parent ended before setpriv requested the signal. So the shell compares its parent
 # with "$0", the pid of the agent
 IF_PARENT_LIVES = '[ "$PPID" = "$0" ] && exec "$@"'
@@ -187,7 +187,7 @@ def narrowed(name: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> It
 
 
 def widened(name: str, had: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    """Yield commands that set the complete lists of `wanted` in the map `name`, after those of narrowed()."""
+    """Yield commands that set the complete lists of `wanted` in the map `name`, after the commands of narrowed()."""
     for key, value in wanted.items():
         if key not in had:
             yield f"add map {name} {key} {value}"

@@ -32,7 +32,7 @@ REGISTER_BYTES = 64
 
 
 class Unknown(Exception):
-    """A rule uses an expression, field or verdict that this module does not know. The text names it."""
+    """A rule uses an expression, field or verdict that this module does not know. The error's text names this part."""
 
 
 class Packet:
@@ -206,7 +206,7 @@ def _meta(walker: _Walker, fields: Fields) -> bool:
     if key == nft_rules.NFT_META_MARK and 3 in fields:          # 3: the register with the new mark
         walker.packet.meta = {**walker.packet.meta, key: walker.load(number(fields, 3), 4)}
         return True
-    if 1 not in fields or key not in walker.packet.meta:            # 1: the destination; without it, meta writes
+    if 1 not in fields or key not in walker.packet.meta:        # 1: the destination register; without it, `meta` writes
         raise Unknown(f"meta key {key}")
     walker.store(number(fields, 1), walker.packet.meta[key])
     return True

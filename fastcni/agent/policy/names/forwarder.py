@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DNS_PORT = 53
-HEADER_BYTES, MAX_BYTES = 12, 65535             # of a DNS message: RFC 1035, sections 4.1.1 and 4.2.2
+HEADER_BYTES, MAX_BYTES = 12, 65535   # of a DNS message: header, maximum (RFC 1035, sections 4.1.1 and 4.2.2)
 IS_ANSWER = 0x80                # the QR bit, in the third byte
-QUERY_S = 5.0                   # how long a query waits for its answer; C libraries repeat a query after 5 s
-IDLE_S = 10.0                   # how long a TCP connection may be idle; RFC 7766 requires some seconds
-SILENCE_S = 1.5                 # must be less than LIVE_MS of redirect.py
+QUERY_S = 5.0                   # seconds that a query waits for its answer; C libraries repeat a query after 5 s
+IDLE_S = 10.0                   # seconds that a TCP connection may be idle; RFC 7766 requires some seconds
+SILENCE_S = 1.5                 # after this silence of the agent, drop queries; less than LIVE_MS of redirect.py
 MAX_QUERIES, MAX_QUERIES_OF_POD = 4096, 512
 MAX_CONNECTIONS_OF_POD = 64
 BURST = 64                      # datagrams read from one socket before other sockets have their turn

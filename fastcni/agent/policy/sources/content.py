@@ -149,7 +149,7 @@ def keep_former(entries: dict[bytes, Entry], old: Place, unparsed: bool) -> bool
 
 
 def records_of(entries: Iterable[Entry]) -> Mapping[Id, Record]:
-    """Return the records of the entries. Records of readable documents replace those of unreadable documents."""
+    """Return the records of the entries. Records of readable documents replace records of unreadable documents."""
     found: dict[Id, Record] = {}
     unreadable = []
     entries = list(entries)

@@ -38,7 +38,7 @@ RETRY_S = 10.0                  # seconds until the next attempt after an error
 
 class DocumentFile:
     """The file with the last documents of a source. path: the file's path. source: the source's name; read() ignores
-    the file of another source. outdated: the path of a mark on another file system; the mark exists if the file has
+    the file of another source. outdated: the path of a marker on another file system; the marker exists if the file has
     old policies and cannot be removed.
 
     mounted: whether the source's directory was a mount point when it was read last. lost: whether the file is damaged,
@@ -127,7 +127,7 @@ class DocumentFile:
 
     def _discard(self) -> None:
         """Remove the file, so that the next agent does not enforce old policies. If the file cannot be removed, make
-        the mark `outdated`."""
+        the marker `outdated`."""
         try:
             self.path.unlink(missing_ok=True)
         except OSError:                         # for example on a read-only file system

@@ -106,7 +106,7 @@ def read_foreign(document: dict[str, Any]) -> Entry:
 def misspelled(document: dict[str, Any]) -> str:
     """Return an error if the kind of a document looks misspelt, else "". In an API group of policies, each unknown kind
     is an error. In another group of Kubernetes, or without a group, only a kind that resembles a known kind, or is the
-    beginning of one, is an error."""
+    beginning of a known kind, is an error."""
     kind, group = str(document.get("kind")), str(document.get("apiVersion")).partition("/")[0]
     known = GROUPS.get(f"{group}/", ())
     if kind in known or ("." in group and not known):

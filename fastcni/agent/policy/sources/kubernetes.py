@@ -69,7 +69,7 @@ ALWAYS, OF_CRDS = (NAMESPACES, POLICIES), (CLUSTER_POLICIES, CILIUM_POLICIES, EG
 # Clusters have many pods and nodes, so their lists come from the API server's cache. Lists of policies and namespaces
 # come from etcd, so that a restarted agent never goes back to previous policies.
 CACHED, METADATA = (NODES,), (NAMESPACES,)
-# The watches leave out pods that have ended: they have no address of their own, and jobs leave many of them.
+# The watches leave out pods that have ended: such a pod has no address of its own, and jobs leave many such pods.
 RUNNING = "fieldSelector=status.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
 ON_NODE, ELSEWHERE = f"{RUNNING}%2Cspec.nodeName%3D", f"{RUNNING}%2Cspec.nodeName%21%3D"
 RETRY_S = 1.0                   # seconds to wait after the API server was unavailable, times 0.5 to 1.5

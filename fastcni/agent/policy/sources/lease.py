@@ -10,8 +10,8 @@ SHARED = {"nfs4", "cifs", "smb3"}       # file systems that may answer EAGAIN to
 
 
 def is_written(fd: int) -> bool:
-    """Return whether a program has the regular file of `fd` open for writing. If no program has, a program that then
-    opens the file for writing waits until `fd` is closed.
+    """Return whether a program has the regular file of `fd` open for writing. If no program has the file open, a
+    program that opens it for writing waits until `fd` is closed.
 
     Return False if the kernel gives no lease: on some file systems, and without CAP_LEASE for another user's file.
     """
