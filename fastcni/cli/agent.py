@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 @click.option("--node-name", default="", envvar="NODE_NAME", metavar="NAME",
               help="This node's name in --nodes or --kubernetes.  [default: the host's name]")
 @click.option("--iface", multiple=True, envvar="FLANNELD_IFACE", metavar="LINK",
-              help="The link, or an address of it, through which other nodes are reached. May be repeated: the first "
-              "that exists.  [default: the link of the default route]")
+              help="The link by which this node reaches other nodes, or an address of this link. May be repeated: the "
+              "agent uses the first link that exists.  [default: the link of the default route]")
 @click.option("--iface-regex", multiple=True, envvar="FLANNELD_IFACE_REGEX", metavar="REGEX",
-              help="As --iface, by a regular expression for names and addresses.")
+              help="As --iface: the link whose name or address matches this regular expression.")
 @click.option("--iface-can-reach", default="", envvar="FLANNELD_IFACE_CAN_REACH", metavar="ADDRESS",
               help="As --iface: the link of the route to this address.")
 @click.option("--public-ip", "public", multiple=True, envvar="FLANNELD_PUBLIC_IP", metavar="ADDRESS",
@@ -66,7 +66,8 @@ if TYPE_CHECKING:
 @click.option("--subnet-file", default="/run/flannel/subnet.env", show_default=True, envvar="FLANNELD_SUBNET_FILE",
               metavar="FILE", help="The file that the agent writes for the flannel plugin.")
 @click.option("--conflist", default="/etc/cni/net.d/10-flannel.conflist", show_default=True, metavar="FILE",
-              help='The configuration of pods\' network, written if there is none; "" writes none.')
+              help="The pods' network configuration, which the agent writes unless the file is another program's. With "
+              "an empty FILE the agent writes none.")
 @click.option("--folder", "directory", default="/run/fastcni/agent", show_default=True, metavar="DIR",
               help="The directory for MACs of this node's links, pods that policies protect, and the plugin's socket.")
 @click.option("--ip-masq/--no-ip-masq", default=True, show_default=True,
@@ -78,10 +79,10 @@ if TYPE_CHECKING:
               help="The file with the last policies of SOURCE, for a restart while SOURCE is unreadable.  [default: "
               "/var/lib/fastcni/agent/policies; with another --folder, policies.kept there]")
 @click.option("--dns-server", "dns_servers", multiple=True, metavar="ADDRESS",
-              help="A resolver whose answers to pods open addresses in policies by domain names; may be repeated.  "
-              "[default: the nameservers of /etc/resolv.conf]")
-@click.option("--flowtable", is_flag=True, help="Let established connections between pods of ptp on this node go by a "
-              "flowtable of nftables, past all rules, until a policy forbids them.")
+              help="A resolver of pods. Policies by domain names allow the addresses in this resolver's answers. May "
+              "be repeated.  [default: the nameservers of /etc/resolv.conf]")
+@click.option("--flowtable", is_flag=True, help="Let a flowtable of nftables forward established connections between "
+              "pods of ptp on this node, past all rules, until a policy forbids the connection.")
 @click.option("--bgp", "bgp_file", default="", metavar="FILE",
               help="Announce this node's subnets by BGP through BIRD 2 or FRR; the file names the routers.")
 @click.option("--metrics", default="", callback=http_address, envvar="FASTCNI_AGENT_METRICS", show_envvar=True,
@@ -90,10 +91,10 @@ if TYPE_CHECKING:
 @click.option("--leave", is_flag=True, help="Take this node out of the network: remove its record, links and rules.")
 @log_options
 def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, **network: Any) -> None:
-    """Give this node a subnet and join it to the others.
+    """Give this node a subnet, and routes to the pods of other nodes.
 
     The agent does what flanneld does. It writes the routes to other nodes' pods, restores them after changes, and
-    writes /run/flannel/subnet.env for the flannel plugin. SIGTERM ends it and leaves the network as it is.
+    writes /run/flannel/subnet.env for the flannel plugin. SIGTERM ends the agent and leaves the network as it is.
     """
     from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
     from fastcni.agent.run import Agent
@@ -158,7 +159,7 @@ def read_options(endpoints: Sequence[str], etcd_prefix: str, etcd_cafile: str, e
                                    read_dns_servers(dns_servers), flowtable) if policies else None)
 
 
-NOT_BESIDE = ("metrics", "leave", *LOG_OPTIONS)          # options that the server has itself
+NOT_BESIDE = ("metrics", "leave", *LOG_OPTIONS)          # options that `fastcni serve` has itself
 
 
 def read_beside(text: str) -> Options:
@@ -178,7 +179,7 @@ def read_beside(text: str) -> Options:
 
 def make_agent_thread(text: str, collectors: Sequence[AgentCollector]) -> Callable[[Any], AgentThread]:
     """Return a function that makes the agent inside the server from the server's log. text: the TEXT of `--agent TEXT`.
-    collectors: each gets the running agent, whose metrics it shows. Raises the errors of read_beside()."""
+    collectors: the collectors that get the running agent and show its metrics. Raises the errors of read_beside()."""
     from fastcni.agent.thread import AgentThread
 
     options = read_beside(text)

@@ -35,7 +35,7 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
     running   the network namespace exists
     gone      the network namespace does not exist any more
     orphaned  only address files or rules of an ADD exist
-    unknown   this node does not show which
+    unknown   this node does not show whether the pod runs
     """
     found = collect(places)
     warn_of_unknown(networks, found, places.conf_dir)
@@ -62,14 +62,14 @@ def warn_of_unknown(networks: Iterable[str], found: Inventory, conf_dir: str) ->
 @click.command(name="inspect")
 @click.argument("attachment", shell_complete=completion.pods)
 @click.option("--network", default="", metavar="NET", shell_complete=completion.networks,
-              help="The attachment's network: with multus an interface has two.")
+              help="The attachment's network, because an interface of multus is in two networks.")
 @node_command
 def inspect(places: Places, as_json: bool, attachment: str, network: str) -> None:
     """Show everything about one ATTACHMENT.
 
-    This prints its result, configuration, files, rules, links and counters. ATTACHMENT is the beginning of a container
-    id, CONTAINERID/IFNAME, or NAMESPACE/NAME of a pod. CONTAINERID/lo is a pod's loopback interface, which `fastcni
-    list --all` shows.
+    The output has the attachment's result, configuration, files, rules, links and counters. ATTACHMENT is the beginning
+    of a container id, CONTAINERID/IFNAME, or NAMESPACE/NAME of a pod. CONTAINERID/lo is a pod's loopback interface,
+    which `fastcni list --all` shows.
     """
     found = collect(places)
     it = find(found, attachment, network)
@@ -86,9 +86,9 @@ def inspect(places: Places, as_json: bool, attachment: str, network: str) -> Non
 def adopt(places: Places, as_json: bool, dry_run: bool) -> int:
     """Show which attachments fastcni recognises, and build indexes.
 
-    The indexes are those of host-local's files. Use the command after `fastcni install`, on a node with pods of the Go
-    plugins. The command changes no pod: fastcni checks and deletes them without changes. The exit status is 1 if an
-    index could not be built.
+    An index speeds up the search in a directory of host-local's files. Use the command after `fastcni install`, on a
+    node with pods of the Go plugins. The command changes no pod: fastcni can check and delete these pods as they are.
+    The exit status is 1 if fastcni could not build an index.
     """
     done = run_adopt(places, dry_run=dry_run)
     if not as_json:

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 # {group: {command: (module:attribute, summary)}}. A summary is the first sentence of the command's help, and fits into
-# one line of `fastcni --help`: 65 characters. A group's commands serve one task, and are in the order of their use.
+# one line of `fastcni --help`: 65 characters. The commands of a group serve one task. Their order is the order in which
+# an operator uses them.
 GROUPS = {
     "Attach containers": {
         "add": ("fastcni.cli.cnitool:add", "Attach NETNS to NET and print the result."),
         "check": ("fastcni.cli.cnitool:check", "Check that the attachment of NETNS is as ADD made it."),
         "del": ("fastcni.cli.cnitool:delete", "Detach NETNS from NET."),
         "status": ("fastcni.cli.cnitool:status", "Ask the plugins of NET whether they can serve an ADD."),
-        "gc": ("fastcni.cli.gc:gc", "Release what belongs to no living attachment of NET."),
+        "gc": ("fastcni.cli.gc:gc", "Release the addresses, rules and files of deleted pods of NET."),
         "pod": ("fastcni.cli.pod:pod", "Set up and tear down all networks of a pod."),
     },
     "See what is on this node": {
@@ -30,11 +31,11 @@ GROUPS = {
         "inspect": ("fastcni.cli.attachments:inspect", "Show everything about one ATTACHMENT."),
         "explain": ("fastcni.cli.explain:explain", "Say what an address, port, link or chain of this node belongs to."),
         "ipam": ("fastcni.cli.ipam:ipam", "Show and repair cluster-wide addresses."),
-        "plugins": ("fastcni.cli.plugins:list_plugins", "List the plugins, or show what those of TYPE can."),
+        "plugins": ("fastcni.cli.plugins:list_plugins", "List the plugins, or show the features of the plugins TYPE."),
         "version": ("fastcni.cli.cnitool:show_version", "Print fastcni's version and the CNI versions it supports."),
     },
     "Find faults": {
-        "doctor": ("fastcni.cli.doctor:doctor", "Check this node: what is wrong, and the command that mends it."),
+        "doctor": ("fastcni.cli.doctor:doctor", "Find this node's faults, and the commands that repair them."),
         "selftest": ("fastcni.cli.selftest:selftest", "Test the network of this node with two pods of its own."),
         "flows": ("fastcni.cli.flows:flows", "Show which pods talk to whom, and what drops their packets."),
         "why": ("fastcni.cli.why:why", "Follow one connection, and say at which hop it ends."),
@@ -47,15 +48,15 @@ GROUPS = {
     "Configure networks": {
         "netconf": ("fastcni.cli.netconf:netconf", "Show what a command would send to each plugin of NET."),
         "schema": ("fastcni.cli.schema:schema", "Print the JSON Schema of the configuration of the plugin TYPE."),
-        "fuse": ("fastcni.cli.fuse:fuse", "Make one plugin, `chain`, of the plugins of the list CONFLIST."),
-        "unfuse": ("fastcni.cli.fuse:unfuse", "Put back the original of the fused list CONFLIST."),
+        "fuse": ("fastcni.cli.fuse:fuse", "Replace the plugins of the list CONFLIST by the plugin `chain`."),
+        "unfuse": ("fastcni.cli.fuse:unfuse", "Restore the original of the fused list CONFLIST."),
     },
     "Set up this node": {
         "install": ("fastcni.cli.install:install", "Write fastcni's plugins to a directory."),
         "adopt": ("fastcni.cli.attachments:adopt", "Show which attachments fastcni recognises, and build indexes."),
-        "uninstall": ("fastcni.cli.uninstall:uninstall", "Put back the plugins that fastcni replaced."),
-        "serve": ("fastcni.cli.serve:serve", "Answer the installed plugins from one warm process."),
-        "agent": ("fastcni.cli.agent:agent", "Give this node a subnet and join it to the others."),
+        "uninstall": ("fastcni.cli.uninstall:uninstall", "Restore the plugins that fastcni replaced."),
+        "serve": ("fastcni.cli.serve:serve", "Run the requests of the installed plugins in one warm process."),
+        "agent": ("fastcni.cli.agent:agent", "Give this node a subnet, and routes to the pods of other nodes."),
         "restore": ("fastcni.cli.restore:restore", "Restore the firewall state of all cached attachments."),
     },
 }

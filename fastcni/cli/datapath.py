@@ -48,8 +48,8 @@ def status(cache_dirs: Sequence[str], as_json: bool) -> None:
 
     If the agent has a flowtable, the first line counts its connections.
 
-    The counters are those of redirected packets of current flows, from the first end to the second and back. The output
-    has first the sums for each two pods, then each flow.
+    The counters show the redirected packets of current flows, in both directions. The output lists the sums for each
+    pair of pods, then each flow.
     """
     found, flowtable = attempt(lambda sock: (own.read(sock), own.read_flowtable(sock)))
     conf_dir = chosen_conf_dir()
@@ -106,8 +106,8 @@ def pairs(flows: Iterable[Flow], pods: Pods) -> list[Pair]:
 def load() -> None:
     """Load the programs of this version of fastcni.
 
-    The programs of an earlier version at the links of pods are replaced while flows run; no packet is lost. A link that
-    has lost its filters gets them again.
+    The command replaces the programs of an earlier version at pods' links while flows run; no packet is lost. The
+    command also restores missing filters.
     """
     def warn(text: str) -> None:
         click.echo(text, err=True)
@@ -120,7 +120,7 @@ def load() -> None:
 def unload() -> None:
     """Remove programs, filters and maps. Connections go on through the host's stack.
 
-    A pod that is added later with the key `datapath` loads them again.
+    When a pod with the key `datapath` is added later, ADD loads the programs again.
     """
     links, flows = attempt(own.remove)
     click.echo(f"removed from the links of {links} pods; {flows} flows pass through the host's stack")

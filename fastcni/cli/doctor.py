@@ -29,11 +29,11 @@ from fastcni.node.checks.findings import ERROR, plural
 @node_command
 def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, bundle: str | None,
            agent_folder: str) -> int:
-    """Check this node: what is wrong, and the command that mends it.
+    """Find this node's faults, and the commands that repair them.
 
-    The command checks the kernel, sysctls, configurations, plugin files, the server, and what pods left. It changes
-    nothing. Each finding says what is wrong, why that matters, and which command mends it. Run it as root. Without root
-    it cannot read everything, and says so.
+    The command checks the kernel, sysctls, configurations, plugin files, the server, and addresses and rules that pods
+    left. It changes nothing. Each finding names a fault, why it matters, and the command that repairs it. Run the
+    command as root. Otherwise the command cannot read everything, and lists the unread parts.
 
     The exit status is 0 if nothing was found, 1 for warnings, 2 for errors, and 3 if a part of the node could not be
     read, so that findings may be missing.
@@ -61,7 +61,7 @@ def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, b
 
 
 def print_diagnosis(found: Diagnosis, console: Console | None = None) -> None:
-    """Print what is known of the node, then a paragraph for each finding."""
+    """Print the node's properties, then a paragraph for each finding."""
     console = console or Console()
     for name, text in found.facts:
         put_row(console, name, text)

@@ -15,7 +15,7 @@ from fastcni.spec.errors import CniError
 HINTS = (
     ("no net configurations found", "put a .conflist file there, or set another directory with --conf-dir "
                                     "or NETCONFPATH"),
-    ("broken files were skipped", "one of them may define the network; the warnings name the mistakes"),
+    ("broken files were skipped", "one of these files may define the network; the warnings name the mistakes"),
     ("no net configuration with name", 'NET is the "name" inside the file, not the name of the file'),
     ("failed to find plugin", "fastcni install --bin-dir DIR writes fastcni's own plugins to a directory"),
     ("permission denied", "run the command as root"),
@@ -26,7 +26,7 @@ HINTS = (
 def run(argv: Sequence[str]) -> int:
     """Run one command and return the exit status. For most commands, 1 stands for any failure.
 
-    In a command whose status 1 is an answer, an error has the attribute `exit_status`.
+    In a command whose status 1 is an answer, run() returns the attribute `exit_status` of the error.
     """
     as_json = "--json" in argv
     try:

@@ -31,7 +31,7 @@ def explain(places: Places, as_json: bool, what: str, agent_folder: str) -> None
     fastcni explain 8e4f2a            a container id, or its beginning
     fastcni explain shop/web          Kubernetes' name of a pod
 
-    The exit status is 1 if nothing is known.
+    The exit status is 1 if the command finds no explanation.
     """
     found, seen = explanations.explain(places, what, agent_folder=agent_folder)
     if not found:

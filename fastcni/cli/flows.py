@@ -36,7 +36,7 @@ WAIT_S = 1.0                    # seconds to wait for the next flow
 @click.option("--pod", default="", metavar="POD", shell_complete=completion.pods,
               help="Print only flows from or to this pod: a container id, or its beginning, or NAMESPACE/NAME.")
 @click.option("--last", "count", default=None, type=click.IntRange(1), metavar="N",
-              help="Print the newest N flows that the server has kept [all]; with --follow, end after N.")
+              help="Print the newest N flows that the server has stored [all]; with --follow, end after N.")
 @conf_dir_option
 @cache_dirs_option
 @agent_folder_option
@@ -49,7 +49,7 @@ def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str,
 
     Packets are dropped by a network policy, a firewall or the isolation of ports. Without --follow the command prints
     the flows that `fastcni serve --flows` has kept. --follow needs no option of server or agent: the kernel reports
-    packets while the command runs. The command's rules are removed when it ends, even if it is killed.
+    packets while the command runs. The kernel removes the command's rules when the command ends, even if it is killed.
 
     \b
     fastcni flows --follow --drops         what is dropped now

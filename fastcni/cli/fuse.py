@@ -18,7 +18,7 @@ CONFLIST = click.argument("conflist", type=click.Path())
 @click.option("--dry-run", is_flag=True, help="Show the fused list. Change nothing.")
 @json_option
 def fuse(conflist: str, bin_dir: Sequence[str], dry_run: bool, as_json: bool) -> None:
-    """Make one plugin, `chain`, of the plugins of the list CONFLIST.
+    """Replace the plugins of the list CONFLIST by the plugin `chain`.
 
     A runtime then starts one program for a pod instead of one for each plugin. Results and state stay the same, and
     running pods are not affected. The original stays next to the file as CONFLIST.unfused.
@@ -30,15 +30,16 @@ def fuse(conflist: str, bin_dir: Sequence[str], dry_run: bool, as_json: bool) ->
 
 @click.command()
 @CONFLIST
-@click.option("--force", is_flag=True, help="Put the original back even if the list was changed "
-              "since `fuse`; the change is lost.")
+@click.option("--force", is_flag=True, help="Restore the original even if the list was changed since `fuse`; the "
+              "change is lost.")
 @click.option("--dry-run", is_flag=True, help="Show the original list. Change nothing.")
 @json_option
 def unfuse(conflist: str, force: bool, dry_run: bool, as_json: bool) -> None:
-    """Put back the original of the fused list CONFLIST.
+    """Restore the original of the fused list CONFLIST.
 
-    The file is the same, byte for byte. Running pods are not affected. The plugin `chain` must stay installed until the
-    pods that were added with it are deleted, because CRI-O and podman delete a pod with the list of its ADD.
+    The restored file is byte for byte the file from before `fastcni fuse`. Running pods are not affected. The plugin
+    `chain` must stay installed until the pods that were added with it are deleted, because CRI-O and podman delete a
+    pod with the list of its ADD.
     """
     done = fusing.unfuse(conflist, force=force, dry_run=dry_run)
     report(done, f"{done.path} is as it was: {', '.join(done.plugins)} of network {done.network}", dry_run, as_json)

@@ -28,11 +28,11 @@ from fastcni.spec.errors import CniError
               help="Also delete attachments whose network namespace exists. Asks first, or needs --yes.")
 @click.option("--yes", "-y", is_flag=True, help="Confirm --all.")
 def gc(settings: Settings, dry_run: bool, valid: Sequence[str], everything: bool, yes: bool) -> int:
-    """Release what belongs to no living attachment of NET. NETNS is not used.
+    """Release the addresses, rules and files of deleted pods of NET. NETNS is not used.
 
     First, cached attachments whose network namespace no longer exists get DEL. Then each plugin gets the list of
-    attachments to keep, and releases everything else: addresses, firewall rules, files. For versions below CNI 1.1.0
-    only fastcni's own plugins are called.
+    attachments to keep, and releases everything else: addresses, firewall rules, files. If the network's CNI version is
+    below 1.1.0, the command calls only fastcni's own plugins.
 
     Start no container of NET while the command runs, because a running ADD is not in the list yet. The exit status is 1
     if anything failed.

@@ -44,9 +44,9 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], netavar
             as_json: bool) -> None:
     """Write fastcni's plugins to a directory.
 
-    Each file replaces the old one in one step, even while the old one runs. Files that are not fastcni's are kept in
-    .fastcni-replaced in that directory; `fastcni uninstall` restores them. The plugins do not need this package
-    afterwards. The server does: --systemd and --autostart start the Python that runs this command, so keep that
+    The command replaces each file in one step, even while the old file runs. It keeps files of other programs in the
+    subdirectory .fastcni-replaced, from which `fastcni uninstall` restores them. The plugins do not need this package
+    afterwards. The server needs it: --systemd and --autostart start the Python that runs this command, so keep that
     installation.
     """
     from fastcni.launcher import systemd as units
@@ -63,7 +63,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], netavar
     if idle_exit_min is not None and not (systemd or autostart):
         raise click.UsageError("--idle-exit needs --systemd or --autostart")
     try:
-        # This may fail, so the command has written nothing before.
+        # own_command() may fail, so it runs before the command writes any file.
         command = units.own_command() if systemd or autostart else []
         idle_exit_min = AUTOSTART_IDLE_MIN if autostart and idle_exit_min is None else idle_exit_min
         if idle_exit_min:

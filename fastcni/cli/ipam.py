@@ -33,9 +33,9 @@ def ipam() -> None:
     """Show and repair cluster-wide addresses.
 
     These are the addresses of the IPAM types cluster and whereabouts. The commands ask the store that the node's
-    network configurations name. If no configuration names a store, as with Multus, it is the store of the address
-    spaces which the node has joined, or that of whereabouts' flat file. If there are several stores, choose one with
-    --network.
+    network configurations name. If no configuration names a store, as with Multus, the commands ask the store of the
+    address spaces that the node has joined, or the store in whereabouts' flat file. If several stores are left, choose
+    one with --network.
     """
 
 
@@ -127,7 +127,7 @@ def places_at(site: Site, address: str, space: str) -> list[Place]:
                                             "address.")
 @site_command
 def release(site: Site, places: Places, as_json: bool, address: str, space: str, force: bool) -> None:
-    """Release ADDRESS, so that it can be given again. It refuses if its pod lives, or may.
+    """Release ADDRESS for other pods. The command fails if the address's pod runs, or may run.
 
     An address of a node's block must be released on that node.
     """
@@ -153,7 +153,7 @@ def nodes(site: Site, places: Places, as_json: bool) -> None:
 
     \b
     alive   sent a heartbeat within the last minute
-    lost    sent none; keeps its blocks
+    lost    sent no heartbeat since; keeps its blocks
     dead    was declared dead; its blocks are in quarantine
     """
     views = node_views(site.survey())
@@ -196,8 +196,8 @@ def confirm(plan: Forgetting, as_json: bool) -> None:
 
 
 @ipam.command(name="import-whereabouts")
-@click.option("--kubeconfig", default="", metavar="FILE", help="The API with whereabouts' objects, if it is not the "
-              "store of the configuration.")
+@click.option("--kubeconfig", default="", metavar="FILE", help="The kubeconfig of the API server with whereabouts' "
+              "objects, if the configuration names another store.")
 @click.option("--namespace", default="", metavar="NAME", help="The namespace of whereabouts' objects [of the "
               "kubeconfig, kube-system].")
 @click.option("--headroom", default=1, show_default=True, type=click.IntRange(0), metavar="BLOCKS",
@@ -206,11 +206,11 @@ def confirm(plan: Forgetting, as_json: bool) -> None:
 @site_command
 def import_whereabouts(site: Site, places: Places, as_json: bool, kubeconfig: str, namespace: str, headroom: int,
                        dry_run: bool) -> int:
-    """Take over the addresses that whereabouts has given, so that none is given twice.
+    """Take over the addresses that whereabouts has given, so that no other pod gets them.
 
     The command reads IPPools and OverlappingRangeIPReservations, and does not change them. The blocks of these
-    addresses become shared, and fastcni claims each address for its pod. If you run it again, it takes over new
-    addresses.
+    addresses become shared, and fastcni claims each address for its pod. A second run takes over the addresses that
+    whereabouts has given since.
 
     The exit status is 1 if an address could not be taken over.
     """

@@ -16,8 +16,8 @@ from fastcni.runtime.validate import Finding, validate
 @network_command(netns_required=False)
 @click.option("--command", type=click.Choice(["ADD", "CHECK", "DEL", "GC", "STATUS"], case_sensitive=False),
               default="ADD", show_default=True, help="The CNI command to show.")
-@click.option("--strict", is_flag=True, help="Validate instead: exit status 1 for unknown keys, wrong values, missing "
-                                             "plugins and unused capabilities.")
+@click.option("--strict", is_flag=True, help="Validate the configuration instead: exit status 1 for unknown keys, "
+              "wrong values, missing plugins and unused capabilities.")
 def netconf(settings: Settings, command: str, strict: bool) -> int:
     """Show what a command would send to each plugin of NET. No plugin is called.
 

@@ -12,7 +12,7 @@ from fastcni.spec import json
 class Step:
     """One planned call of a plugin: the plugin's type, its file ("" if not found), the CNI variables and the stdin.
 
-    skipped: why the command would not call the plugin, "" if it would.
+    skipped: why the command would not call the plugin; "" if the command would call it.
     """
 
     type: str
@@ -29,8 +29,8 @@ class Step:
 def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list[Step]:
     """Return the plugin calls that a command would make, in order.
 
-    The stdin of CHECK and DEL has the cached result as prevResult. The stdin of ADD has no prevResult, because that
-    would be the previous plugin's result. The stdin of GC has the attachments that `fastcni gc` would keep.
+    The stdin of CHECK and DEL has the cached result as prevResult. The stdin of ADD has no prevResult, because the
+    previous plugin's result is unknown. The stdin of GC has the attachments that `fastcni gc` would keep.
     """
     attached = command in ("ADD", "CHECK", "DEL")
     kept = [to_pair(it.attachment) for it in collect.make_plan(cni.attachments(), net.name).kept]
@@ -55,7 +55,7 @@ def make_plan(cni: CNI, net: NetworkList, rt: RuntimeConf, command: str) -> list
 
 
 def why_skipped(cni: CNI, net: NetworkList, plugin: PluginConf, command: str) -> str:
-    """Return why a command would not call a plugin, "" if it would."""
+    """Return why a command would not call a plugin; "" if the command would call it."""
 
     if command == "CHECK" and net.disable_check:
         return "disableCheck is true"

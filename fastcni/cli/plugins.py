@@ -30,10 +30,10 @@ TITLES = {"interface": "interface", "ipam": "IPAM", "chained": "chained"}
 @click.option("--markdown", is_flag=True, help="Print a Markdown table, as in docs/plugins.md.")
 @json_option
 def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:
-    """List the plugins, or show what those of TYPE can.
+    """List the plugins, or show the features of the plugins TYPE.
 
-    TYPE shows commands, capabilities, CNI_ARGS and CNI versions. Plugins of other Python distributions are listed with
-    fastcni's own (docs/write-a-plugin.md); --markdown has fastcni's only.
+    With TYPE, the output has each plugin's commands, capabilities, CNI_ARGS and CNI versions. The list includes plugins
+    of other Python distributions (docs/write-a-plugin.md); with --markdown only fastcni's own plugins.
     """
     if markdown:
         click.echo(as_markdown())

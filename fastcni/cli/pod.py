@@ -46,9 +46,9 @@ OPTIONS = (
 def pod() -> None:
     """Set up and tear down all networks of a pod.
 
-    The commands do what containerd and CRI-O do for a kubelet. A pod gets its loopback interface, and the first valid
-    network of the configuration directory, by file name, or those of --network. `fastcni add` attaches one network
-    only.
+    The commands do what containerd and CRI-O do for a kubelet. A pod gets its loopback interface, and the networks of
+    --network; without --network, the first valid network of the configuration directory by file name. `fastcni add`
+    attaches one network only.
     """
 
 
@@ -83,7 +83,7 @@ def pod_command(function: Callable[..., Any]) -> Callable[..., Any]:
 def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None, networks: Sequence[str],
        ports: Sequence[str], ingress: str, egress: str, ips: Sequence[str], mac: str,
        annotations: Sequence[str], as_json: bool) -> None:
-    """Attach NETNS to the networks of a pod and print its interfaces. After a failure all is undone."""
+    """Attach NETNS to the networks of a pod and print its interfaces. After a failure the command undoes everything."""
     netns = os.path.abspath(netns)
     wanted = read_spec(spec, container_id, netns) if spec else Pod(container_id, netns)
     rates = read_quantity("--ingress", ingress), read_quantity("--egress", egress)
@@ -101,7 +101,7 @@ def up(pods: PodNetworks, container_id: str, netns: str, spec: IO[bytes] | None,
 @click.argument("netns", metavar="[NETNS]", default="")
 @pod_command
 def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> None:
-    """Detach a pod from all its networks. It may be repeated. NETNS is needed only if no result is cached."""
+    """Detach a pod from all its networks. You may repeat the command. NETNS is needed only if no result is cached."""
     cached, there = pods.attachments(container_id), on_node(pods)
     left = not_cached(there, container_id)
     known = {(it.network, it.ifname) for it in cached} | {(it.network, it.ifname) for it in left}
@@ -118,19 +118,19 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
                        f"fastcni pod down {container_id} /nonexistent")
     netns = os.path.abspath(netns) if netns else ""
     done = pods.tear_down_pod(Pod(container_id, netns))
-    # The listing takes long on a node with many pods: DEL of an attachment with a cached result needs no other proof
+    # on_node() takes long on a node with many pods, so call it again only if attachments had no cached result
     if left and (left := not_cached(on_node(pods), container_id)):
         lost = [PodNetwork(it.network, it.ifname) for it in left if it.network]
         netns = netns or next((it.netns for it in cached), "")
         done += pods.tear_down_pod(Pod(container_id, netns, networks=lost))
         if left := not_cached(on_node(pods), container_id):
             raise CniError(errors.INVALID_CONFIG, f"pod {container_id} still has {as_text(left)}",
-                           "add the configuration of the network and repeat this")
+                           "add the configuration of the network and repeat this command")
     if as_json:
         put_document({"containerID": container_id,
                       "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
     elif known:
-        told = [it for it in done if (it.network, it.ifname) in known]      # the default network also gets DEL
+        told = [it for it in done if (it.network, it.ifname) in known]      # DEL also went to the default network
         for it in told:
             click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
         click.echo(printable(f"pod {container_id}: networks detached {len(told)}"))
@@ -170,8 +170,8 @@ def as_text(found: Sequence[NodeAttachment]) -> str:
 @click.option("--check", is_flag=True, help="Also send CHECK to the plugins.")
 @pod_command
 def show_status(pods: PodNetworks, container_id: str, check: bool, as_json: bool) -> int:
-    """Print the interfaces and addresses of a pod, from the result cache. The exit status is 1 if it has none, or if
-    CHECK fails."""
+    """Print the interfaces and addresses of a pod, from the result cache. The exit status is 1 if the pod has no
+    interface, or if CHECK fails."""
     status = pods.pod_status(Pod(container_id), check=check)
     put_status(status, as_json)
     if not status.interfaces:
@@ -182,10 +182,11 @@ def show_status(pods: PodNetworks, container_id: str, check: bool, as_json: bool
 @pod.command()
 @click.option("--watch", is_flag=True, help="Keep running, and print each change.")
 @click.option("--interval", type=float, default=10, show_default=True, metavar="SECONDS",
-              help="With --watch: the time after which the plugins are asked again.")
+              help="With --watch: the time between two STATUS requests to the plugins.")
 @pod_command
 def ready(pods: PodNetworks, watch: bool, interval: float, as_json: bool) -> int:
-    """Print whether pods can be set up: the default network, its plugins and their STATUS. The exit status is 1 if not.
+    """Print whether pods can be set up: the default network, its plugins and their STATUS. The exit status is 1 if pods
+    cannot be set up.
     """
     if not watch:
         readiness = pods.readiness()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Pod
     from fastcni.agent.policy.verdicts import Answer, Direction, Sources
 
-SETTLED_S = 1.0                 # seconds; the agent writes changes sooner, so a difference that stays is real
+SETTLED_S = 1.0                 # seconds; the agent writes changes sooner, so a longer difference is a fault
 REREAD_S = 0.1
 
 
@@ -44,10 +44,11 @@ policy.add_command(convert)
 @click.option("--folder", "directory", default="/etc/fastcni/policies", show_default=True, metavar="DIR",
               help="Read pods, namespaces and policies from the JSON and YAML files of this directory.")
 @click.option("--kubernetes", default=None, is_flag=False, flag_value="", metavar="[KUBECONFIG]",
-              help="Read them from the Kubernetes API. Without a kubeconfig, use this pod's service account.")
+              help="Read pods, namespaces and policies from the Kubernetes API. Without a kubeconfig, use this pod's "
+              "service account.")
 @click.option("--agent-folder", default="/run/fastcni/agent", show_default=True, metavar="DIR",
-              help="The directory of the node's agent, with the pods that are in no file. With \"\" the answer is that "
-                   "of the policies alone, and the kernel is not read.")
+              help="The directory of the node's agent, which lists the pods of this node. With an empty DIR, the "
+              "answer comes only from the policies, not from the kernel.")
 @click.option("--node-name", default="", envvar="NODE_NAME", metavar="NAME",
               help="This node's name in the Kubernetes API [the host name].")
 @json_option
@@ -60,12 +61,13 @@ def test(source: str, destination: str, port: str, directory: str, kubernetes: s
     fastcni policy test 192.0.2.7 shop/web http  an address; a port by its name
     fastcni policy test shop/web 10.96.0.10 53/udp
     fastcni policy test shop/web api.example.com 443     a name in a policy's
-                                    domainNames: the addresses that web was told
+                                domainNames: its addresses in DNS answers to web
 
     A pod is NAMESPACE/NAME, or NAME in the namespace `default`.
 
-    The answer is what this node's kernel does, compared with the policies. For pods of other nodes, and on a machine
-    where no agent with policies has run, the answer is only what the policies say, which the output mentions.
+    The command reads the verdict from this node's kernel, and compares it with the policies. For pods of other nodes,
+    and on a machine where no agent with policies has run, the verdict comes only from the policies. The output then
+    says so.
 
     \b
     Exit status:
@@ -75,8 +77,8 @@ def test(source: str, destination: str, port: str, directory: str, kubernetes: s
           be read
       3   the kernel differs from the policies
 
-    NetworkPolicies always allow traffic between a pod and its own node. Cluster policies can deny what a pod sends to
-    its node, and no pod may send packets of the node's tunnels.
+    NetworkPolicies always allow traffic between a pod and its own node. Cluster policies can deny packets from a pod to
+    its node. No pod may send packets of the node's tunnels.
     """
     from fastcni.agent.policy.verdicts import DIFFERS
 
@@ -124,8 +126,8 @@ def read_sources(directory: str, kubernetes: str | None, agent_folder: str, node
         tables = verdicts.read_tables(agent_folder)
         attachments = verdicts.read_attachments(agent_folder)
     except OSError as e:
-        raise CniError(errors.IO_FAILURE, f"what holds on this node cannot be read: {e}",
-                       'be root, or ask only what the policies say, by --agent-folder ""') from None
+        raise CniError(errors.IO_FAILURE, f"cannot read which policies this node enforces: {e}",
+                       'run the command as root, or ask only the policies, by --agent-folder ""') from None
     it, unread = attached.AttachedCompiler(), ""
     try:
         it.put_all(read_files(directory) if kubernetes is None else read_api(kubernetes))
@@ -193,7 +195,7 @@ def ends(sources: Sources, name: str, told: tuple[bytes, ...] = ()) -> tuple[byt
             return found
         unread = f"; the policies cannot be read: {sources.unread}" if sources.unread else ""
         raise CniError(errors.INVALID_ENVIRONMENT,
-                       f"there is no pod {pod_key(name)}, and it is no address{unread}") from None
+                       f"there is no pod {pod_key(name)}, and {name} is no address{unread}") from None
 
 
 def told_by(sources: Sources, name: str, pod: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -204,8 +206,9 @@ def told_by(sources: Sources, name: str, pod: tuple[bytes, ...]) -> tuple[bytes,
     known = [pairs for domain, pairs in sources.cluster.resolved.items() if Domain(domain).matches(name)]
     found = tuple(sorted({told for pairs in known for source, told in pairs if source in pod}))
     if known and not found:
-        raise CniError(errors.INVALID_ENVIRONMENT, f"the pod was told no address of {name} so far, or its TTL is over",
-                       "let the pod ask its resolver; a policy has the name")
+        raise CniError(errors.INVALID_ENVIRONMENT,
+                       f"no DNS answer gave the pod an address of {name}, or its TTL is over",
+                       "a policy has the name, so let the pod ask its resolver")
     return found
 
 

@@ -29,8 +29,8 @@ def convert(files: tuple[str, ...]) -> None:
     kubectl get adminnetworkpolicies -o yaml | fastcni policy convert -
 
     The command prints ClusterNetworkPolicies and NetworkPolicies in YAML. Give all policies of a cluster in one call.
-    What cannot be converted is on stderr, with document and key: check that nothing is open that was closed. Lines that
-    begin with "note:" say where the converted documents mean something else.
+    The command reports each part that it cannot convert on stderr, with document and key: check that the converted
+    policies do not allow more than the originals. Lines that begin with "note:" name differences in meaning.
 
     \b
     Exit status:

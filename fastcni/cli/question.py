@@ -28,11 +28,11 @@ class Question(click.Command):
     def _failing(self, do: Callable[..., Any], *args: Any, **keys: Any) -> Any:
         try:
             return do(*args, **keys)
-        except click.exceptions.Exit:           # --help ends the command so
+        except click.exceptions.Exit:           # --help ends the command by this exception
             raise
         except (CniError, OSError, click.ClickException, click.Abort) as e:
             e.exit_status = UNKNOWN             # type: ignore[union-attr]
             raise
-        except Exception:                       # without this, Python would end with status 1
+        except Exception:                       # otherwise Python would end with status 1
             traceback.print_exc()
             sys.exit(UNKNOWN)

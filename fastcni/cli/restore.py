@@ -16,9 +16,9 @@ from fastcni.runtime.restore import restore as run
 def restore(cache_dir: str, as_json: bool) -> int:
     """Restore the firewall state of all cached attachments.
 
-    Use it after `nft flush ruleset`, a reload of firewalld or a restart of iptables. The command does not change pods,
-    links or addresses. It restores only pods that are linked to the network namespace in which it runs. The exit status
-    is 1 if a rule could not be restored or a cached result cannot be read.
+    Use the command after `nft flush ruleset`, a reload of firewalld or a restart of iptables. The command does not
+    change pods, links or addresses. It restores only pods whose link is in the command's network namespace. The exit
+    status is 1 if the command could not restore a rule or read a cached result.
     """
 
     done = run(Cache(cache_dir))

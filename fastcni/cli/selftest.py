@@ -42,7 +42,7 @@ INTRODUCTION = (
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
 @click.option("--peer", default="", metavar="ADDRESS|NODE",
-              help="Also test the way to another node: its address, or its name in the agent's list of nodes.")
+              help="Also test the path to another node, given by its address or its name in the agent's list of nodes.")
 @click.option("--agent-folder", default=DIRECTORY, show_default=True, metavar="DIR",
               help="For --peer: the --folder of this node's agent.")
 @json_option
@@ -50,8 +50,9 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
              peer: str, agent_folder: str, as_json: bool) -> int:
     """Test the network of this node with two pods of its own.
 
-    Without NET it tests each network of the configuration directory: pod to pod, gateway, node, outside, host port,
-    hairpin, masquerade, name server, MTU, bandwidth limit, IPv4 and IPv6; one-shot, and by the server if one listens.
+    Without NET, the command tests each network of the configuration directory: pod to pod, gateway, node, outside, host
+    port, hairpin, masquerade, name server, MTU, bandwidth limit, IPv4 and IPv6; one-shot, and by the server if one
+    listens.
 
     With --peer a pod also sends echo requests to another node and to the addresses of that node in its pods' subnet.
     The other node's kernel answers, so no program must run on that node.

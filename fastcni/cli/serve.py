@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 @click.option("--socket", "path", default="/run/fastcni/fastcni.sock", show_default=True, envvar="FASTCNI_SOCKET",
               show_envvar=True, metavar="PATH", help="The socket to listen at; not used if systemd passes a socket.")
 @click.option("--workers", default=32, show_default=True, type=click.IntRange(1, 1024), metavar="N",
-              help="Requests that run at once.")
+              help="Requests that may run at the same time.")
 @click.option("--queue-size", default=1024, show_default=True, type=click.IntRange(1), metavar="N",
-              help="Requests that may wait in the queue; more are refused with code 11.")
+              help="Requests that may wait in the queue; the server rejects further requests with code 11.")
 @click.option("--queue-timeout", "queue_timeout_s", default=60.0, show_default=True,
               type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-              help="How long a request may wait in the queue before it is refused with code 11.")
+              help="How long a request may wait in the queue before the server rejects it with code 11.")
 @click.option("--allow-uid", "uids", multiple=True, type=click.IntRange(0), metavar="UID",
               callback=lambda *given: {0, os.geteuid(), *given[-1]},
               help="Serve this user, too; may be repeated. The server always serves root.")
 @click.option("--latency-request", "latency_request_s", default=DEFAULT_S, show_default=True,
               type=click.FloatRange(0, 60), envvar="FASTCNI_LATENCY_REQUEST_S", show_envvar=True, metavar="SECONDS",
-              help="Keep processors out of deep idle states until this long after a request; 0: never.")
+              help="Keep processors out of deep idle states for this time after each request; 0: never.")
 @click.option("--cache-dir", default="", metavar="DIR",
               help="The directory of cached results; the server restores iptables rules from them [/var/lib/cni].")
 @click.option("--idle-exit", "idle_exit_s", default=0.0, type=click.FloatRange(0), metavar="MINUTES",
@@ -55,7 +55,8 @@ if TYPE_CHECKING:
               metavar="ADDRESS",
               help="Serve metrics to Prometheus at a unix socket's path, 127.0.0.1:PORT or [::1]:PORT. Off by default.")
 @click.option("--http", default="", callback=http_address, envvar="FASTCNI_HTTP", show_envvar=True, metavar="ADDRESS",
-              help="Serve the status page at an address as for --metrics, which may be the same. Off by default.")
+              help="Serve the status page at an address in the form of --metrics; both may be the same. Off by "
+              "default.")
 @click.option("--history", default=DEFAULT_SIZE, show_default=True, type=click.IntRange(0, 100_000),
               envvar="FASTCNI_HISTORY", show_envvar=True, metavar="N",
               help="Keep the last N requests for `fastcni trace` and `fastcni top`; 0: none.")
@@ -65,15 +66,15 @@ if TYPE_CHECKING:
               callback=otlp_url, metavar="URL",
               help="Send OpenTelemetry traces of requests to this collector, by OTLP over HTTP. Off by default.")
 @click.option("--kubernetes-events", default="", envvar="FASTCNI_KUBERNETES_EVENTS", show_envvar=True,
-              metavar="KUBECONFIG", help="Report warnings as Events of this node to the API server of this kubeconfig, "
-              "or to that of the pod: in-cluster. Off by default.")
+              metavar="KUBECONFIG", help="Report warnings as Events of this node to the API server of this kubeconfig; "
+              "`in-cluster`: to the API server of the server's own pod. Off by default.")
 @click.option("--detached", is_flag=True,
-              help="Leave the caller's cgroup, signal mask and limits; log to syslog, where that exists. "
-                   "For a server that no service manager starts.")
+              help="Leave the caller's cgroup, signal mask and limits; log to syslog, if it exists. For a server that "
+              "no service manager starts.")
 @log_options
 def serve(path: str, cache_dir: str, dhcp: bool, dhcp_socket: str, dhcp_leases: str, agent_options: str | None,
           keep_flows: bool, detached: bool, log: LogOptions, **options: Any) -> None:
-    """Answer the installed plugins from one warm process.
+    """Run the requests of the installed plugins in one warm process.
 
     A plugin that finds no server runs its request itself. SIGTERM ends the server after its last answer.
     """

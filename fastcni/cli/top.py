@@ -48,8 +48,8 @@ def top(socket: str, conf_dir: str, cache_dir: str, chosen: str, interval: float
     the queue, errors by code, networks, how full the pools of addresses are,
     slowest requests
 
-    Keys: s sorts, / filters, space freezes, q quits, ? explains. If stdout is no terminal, it prints one frame and
-    ends.
+    Keys: s sorts, / filters, space freezes, q quits, ? explains. If stdout is no terminal, the command prints one frame
+    and ends.
     """
     conf_dir = chosen_conf_dir(conf_dir)
     where = known_cache_dirs(filter(None, [cache_dir]), conf_dir)

@@ -31,17 +31,17 @@ AWAY_S = 1.0                    # seconds between two polls while no server answ
 @click.argument("container", default="", shell_complete=completion.containers)
 @click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
               help="The server's socket.")
-@click.option("--past", is_flag=True, help="Print the requests that the server has kept, and end.")
+@click.option("--past", is_flag=True, help="Print the requests that the server has stored, and end.")
 @click.option("-n", "count", default=None, type=click.IntRange(1), metavar="N",
               help="End after N requests; with --past, print the newest N.")
 @click.option("--filter", "filters", multiple=True, metavar="KEY=VALUE",
-              help=f"Print only requests with this value; may be repeated. Keys: {', '.join(KEYS)}. A network or a "
-                   "container may be cut short. code=failed selects all failed requests.")
+              help=f"Print only requests whose KEY has this VALUE; may be repeated. Keys: {', '.join(KEYS)}. For "
+              "network and container, the beginning of the value is enough. code=failed selects all failed requests.")
 @click.option("--slower", default=0.0, type=click.FloatRange(0), metavar="MS",
               help="Print only requests that took at least this many milliseconds, without their time in the queue.")
-@click.option("--netlink", is_flag=True, help="Print each message to the kernel and each answer, by their names.")
-@click.option("--input", "with_input", is_flag=True, help="Print the CNI variables and the configuration, without "
-              "passwords, of failed requests; with --netlink, of all.")
+@click.option("--netlink", is_flag=True, help="Print each message to the kernel and each answer as text.")
+@click.option("--input", "with_input", is_flag=True, help="Print the CNI variables and the configuration of failed "
+              "requests, without passwords; with --netlink, those of all requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each request.")
 def trace(container: str, socket: str, past: bool, count: int | None, filters: Sequence[str], slower: float,
           netlink: bool, with_input: bool, as_json: bool) -> None:
@@ -160,7 +160,8 @@ def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool
 
 
 def story(request: dict[str, Any], netlink: bool, with_input: bool) -> Iterator[str]:
-    """Yield a request as lines of text. netlink, with_input: also the netlink messages, the configuration."""
+    """Yield a request as lines of text. netlink: include the netlink messages. with_input: include the
+    configuration."""
     yield story_text.headline(request)
     if with_input:
         yield from story_text.given(request)

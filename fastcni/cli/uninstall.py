@@ -29,20 +29,20 @@ MAX_SHOWN = 10                  # pods that the text report names
 @click.option("--unit-dir", default=None, metavar="DIR", help="The directory of the units [/etc/systemd/system].")
 @click.option("--socket", default="/run/fastcni/fastcni.sock", show_default=True, envvar="FASTCNI_SOCKET",
               show_envvar=True, metavar="PATH", help="The socket of the server.")
-@click.option("--wait", "wait_for_pods", is_flag=True, help="Wait until no pod needs fastcni's state, and remove what "
-              "each pod had as soon as it is gone.")
+@click.option("--wait", "wait_for_pods", is_flag=True, help="Wait until no pod needs fastcni's state. Remove the state "
+              "of each pod as soon as the pod no longer exists.")
 @click.option("--dry-run", is_flag=True, help="Show what would be restored and removed. Change nothing.")
 @node_command
 def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str, wait_for_pods: bool, dry_run: bool,
               as_json: bool) -> None:
-    """Put back the plugins that fastcni replaced.
+    """Restore the plugins that fastcni replaced.
 
-    The command also removes the rest of fastcni. Each plugin file is replaced in one step, even while pods are added
+    The command also removes the rest of fastcni. It replaces each plugin file in one step, even while pods are added
     and deleted. Then the command stops and removes the server and its systemd units, and removes fastcni's state that
     no pod needs: nftables tables, ipsets, files. fastcni keeps the tables, sets and files that running pods need.
     Repeat the command when these pods are deleted, or use --wait.
 
-    If another plugin directory has fastcni's plugins, only the plugin files are changed.
+    If another plugin directory has fastcni's plugins, the command changes only the plugin files.
     """
     from fastcni.launcher import systemd
     from fastcni.launcher.install import InstallError
@@ -61,7 +61,7 @@ def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str,
             places, lambda state: put(waiting_lines(state)) if not as_json else None)
         if not as_json:
             put(state_lines(done.state, dry_run))
-        done.state.released = before + done.state.released      # `before` was released before the wait began
+        done.state.released = before + done.state.released      # also those released before the wait
     if as_json:
         put_document(document(done, dry_run))
 

@@ -33,7 +33,7 @@ MAX_PORT = 65535
 def why(places: Places, as_json: bool, source: str, destination: str, udp: bool) -> int:
     """Follow one connection, and say at which hop it ends.
 
-    The command also names the program whose rule drops the packet, and says what mends the fault.
+    The command also names the program whose rule drops the packet, and says how to repair the fault.
 
     \b
     fastcni why 8e4f2a 192.0.2.7:443        from a pod to any address

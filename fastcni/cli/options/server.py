@@ -1,4 +1,4 @@
-"""Report an error of a command's question to the fastcni server."""
+"""Report that a command gets no answer from the fastcni server."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Settings:
 
 
 def network_command(netns_required: bool = True) -> Callable[..., Any]:
-    """Add NET, NETNS and OPTIONS to a command. The command's function gets one Settings instead of these."""
+    """Add NET, NETNS and OPTIONS to a command. The command's function gets one Settings instead of these arguments."""
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)            # wraps() also copies the function's own click options
         def command(net: str, netns: str | None, **options: Any) -> Any:

@@ -43,8 +43,8 @@ def age(since: float, now: float) -> str:
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """Return {id: its beginning}. All beginnings have the same length: the shortest, but at least SHORT_ID, at which
-    they differ."""
+    """Return {id: its beginning}. All beginnings have the same length: SHORT_ID, or more if two beginnings would be
+    equal."""
     ids = set(ids)
     longest = max(map(len, ids), default=0)
     length = next((length for length in range(SHORT_ID, longest) if len({it[:length] for it in ids}) == len(ids)),

@@ -18,7 +18,7 @@ from fastcni.cli.text.inventory import SHORT_ID, age
 from fastcni.cli.text.output import printable
 
 MIN_COLUMNS, MIN_LINES = 60, 12
-BUSY = 0.9                      # an address pool whose share of held addresses is larger gets a mark
+BUSY = 0.9                      # pools get a mark if a larger share of their addresses is held
 COMMANDS = ("ADD", "DEL")       # commands that have their own column; a third column shows one other command
 ERRORS_AT = 57                  # the column at which the errors begin, to the right of the times
 WITH_TEXTS = 105                # a terminal of so many columns also shows the meanings of codes, and the requests' ids
@@ -55,8 +55,8 @@ than half of the time, if there is one.
 
 @dataclass(slots=True)
 class View:
-    """What the user has chosen. sort: an index of SORTS. chosen: the filter. typing: the filter while the user types
-    it, or None. trouble: why the figures are out of date; "" if they are current."""
+    """The user's choices in the view. sort: an index of SORTS. chosen: the filter. typing: the filter while the user
+    types it, or None. trouble: why the figures are out of date; "" if they are current."""
 
     sort: int = 0
     chosen: str = ""
