@@ -137,8 +137,8 @@ def ensure_interface(mode: Mode, bridge: Link, keys: Vlans, undo: Undo) -> Link:
     """Return the host's interface in the pod's VLAN, which gets the gateway addresses. Make the interface if it is
     missing.
 
-    The interface is an end of a veth pair, whose other end is a port of the bridge. The pair stays when the pods are
-    deleted. Raises CniError 11 if the bridge is full, NetlinkError.
+    The interface is an end of a veth pair, whose other end is a port of the bridge. No DEL deletes the pair. Raises
+    CniError 11 if the bridge is full, NetlinkError.
     """
     sock, name = mode.route, interface_name(bridge.name, keys.vlan)
     found = find.host_link(mode, name)

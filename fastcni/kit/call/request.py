@@ -81,8 +81,8 @@ class Request:
 
     @property
     def stdin(self) -> bytes:
-        """Return the configuration's bytes as received. A delegate's configuration is encoded as the Go library encodes
-        it."""
+        """Return the configuration's bytes as received. For a delegate, encode its configuration as the Go library
+        does."""
         if self._stdin is None:
             self._stdin = json.write_members({key: json.write(json.normalize(value), sort=key != "prevResult")
                                               for key, value in self.conf.values.items()})

@@ -18,7 +18,7 @@ class Undo:
     """The rollback of an ADD. Call `undo(fn, *args)` next to the step that it rolls back. On an exception the steps run
     in reverse order.
 
-    ADD fails with the first error. Errors of the rollback are added to the first error as notes.
+    ADD fails with the first error, to which Undo adds the errors of the rollback as notes.
     """
 
     __slots__ = ("steps", "failed")

@@ -89,7 +89,7 @@ def leave(sock: Socket, host: Link, result: dict[str, Any]) -> None:
 
 
 def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[bytes]) -> None:
-    """Delete the addresses of a pod, whose link is already deleted, from the map. If `found` is empty, delete all
+    """Delete the addresses of a pod from the map, after the pod's link was deleted. If `found` is empty, delete all
     addresses whose links do not exist. Raises OSError."""
     if not found:
         gc(req, conf)
@@ -124,8 +124,8 @@ def check(req: Request, conf: Conf, link: PodLink) -> None:
 
 
 def sweep(sock: Socket) -> tuple[int, int]:
-    """Delete addresses of pods that do not exist, and flows that have ended. Return the number of each. Raises
-    OSError."""
+    """Delete addresses of pods that do not exist, and flows that have ended. Return (number of deleted addresses,
+    number of deleted flows). Raises OSError."""
     opened = pins.open_maps(sock)
     if opened is None:
         return 0, 0

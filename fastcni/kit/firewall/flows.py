@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Port = tuple[int, int, int]         # (family, protocol, port) as numbers of the kernel
 
 WITHOUT_END = ("udp", "sctp")
-FAMILIES = {4: uapi.AF_INET, 16: uapi.AF_INET6}        # by length of an address
+FAMILIES = {4: uapi.AF_INET, 16: uapi.AF_INET6}        # keys: address length in bytes
 MAX_ASKED = 64                  # requests in one send
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.process import Finished
     from fastcni.kit.call.request import Request
 
-PROGRAMS = {4: "iptables", 16: "ip6tables"}            # by length of an address
+PROGRAMS = {4: "iptables", 16: "ip6tables"}            # keys: address length in bytes
 LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # seconds to wait for the xtables lock of legacy programs
 RESOURCE_PROBLEM = 4                    # exit status of a program that did not get the lock
 MAX_LINKS = 8                           # most symbolic links from a program's name to its file

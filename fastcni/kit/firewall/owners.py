@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Addresses(elements.Store):
-    """The sets of packed addresses <name>4 and <name>6. A table of family ip or ip6 has only one of these sets."""
+    """Two sets of packed addresses, <name>4 and <name>6. A table of family ip or ip6 has only one of these sets."""
 
     __slots__ = ("of_length",)
 

@@ -21,7 +21,7 @@ class Mapping:
     """The mapping of a port of the host to a port of the pod.
 
     protocol: a key of PROTOCOLS. host_ip: a packed address, b"" for every address of the host. lengths: the families of
-    the mapping, by length of an address: 4, 16 or both.
+    the mapping, as address lengths: 4, 16 or both.
     """
 
     __slots__ = ("protocol", "host_port", "container_port", "host_ip", "lengths")

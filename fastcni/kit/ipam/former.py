@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RESULTS = "/var/lib/cni/results"        # the result cache of libcni
 MAX_RESULT_BYTES = 16 << 20
-MAX_LISTED = 10                         # how many addresses a warning names
+MAX_LISTED = 10                         # most addresses that a warning names
 
 
 def find(store: Store) -> list[tuple[bytes, bytes]]:

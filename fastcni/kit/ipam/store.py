@@ -9,9 +9,9 @@ The files decide which addresses are held, so fastcni and the reference plugin c
 candidates. Before fastcni removes a file, it reads the file; if the file contradicts the index, fastcni corrects the
 index.
 
-The index misses two changes: one inside an existing file (no program does this), and one by a program without the lock
-in the microseconds in which fastcni has the lock. The index is corrected at the next full range, at GC, or at the next
-change by another program.
+The index misses two changes: a change inside an existing file (no program makes such a change), and a change by a
+program without the lock in the microseconds in which fastcni has the lock. fastcni
+corrects the index when a range is full, at GC, or after the next change by another program.
 
 The index records a file that cannot be read, and each request reads that file again. A request that may concern the
 file fails with code 5 and the file's name; ADD allocates other addresses.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 LOCK = posix.O_RDONLY | WRITE
 SPACE_DIRECTORY = ".cluster"           # the directory of a cluster-wide address space, see cluster/node_state.py
-MAX_LISTED = 10                     # how many addresses a warning names
+MAX_LISTED = 10                     # most addresses that a warning names
 known_boot_id = b""                 # the boot id, read once per process
 
 

@@ -107,8 +107,8 @@ def name_on_host(link: Link) -> str:
 
 
 def check_free(side: Side, link: Link, name: str) -> None:
-    """Raise CniError if the side's namespace has a link of that name. Call this before the move, because the move
-    removes the link's addresses."""
+    """Raise CniError if the side's namespace has a link of that name. Call check_free() before the move, because the
+    move removes the link's addresses."""
     if find.link(side.sock, name):
         raise CniError(errors.INTERNAL, f'failed to rename host device "{link.name}" to "{name}": File exists',
                        side.taken)

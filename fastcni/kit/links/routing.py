@@ -84,13 +84,13 @@ def _send(sock: Socket, batch: Batch, fine: Collection[int]) -> None:
 
 
 def again(payload: bytes, **changes: Any) -> Add:
-    """Return a request for send() that adds or deletes the route of `payload`, with changes: see
-    kernel.routing.route_again()."""
+    """Return a function for send(), which adds the request of kernel.routing.route_again(): it adds the route of
+    `payload` with changes, or deletes the route."""
     return lambda batch: routing.route_again(batch, payload, **changes)
 
 
 def without(payload: bytes) -> Add:
-    """Return a request for send() that deletes the rule of `payload`."""
+    """Return a function for send(), which adds the request that deletes the rule of `payload`."""
     return lambda batch: routing.delete_rule(batch, payload, what="failed to delete rule")
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.undo import Undo
 
-    Gateways = dict[int, bytes]                         # {4: packed, 16: packed} by length of the address
+    Gateways = dict[int, bytes]                         # {address length in bytes, 4 or 16: packed}
     Address = tuple[bytes, int, bytes | None]           # (packed, prefix, gateway)
 
 FIRST_TABLE = 100

@@ -35,8 +35,8 @@ def complete(req: Request, keys: Keys, kept: State, listed: list[Network], resul
     pod may have a further network.
 
     listed: the networks of the pod's list, [] without a list. results, damaged: libcni's other files of the container.
-    for_gc: GC deletes the container, whose namespace no longer exists. Raises CniError 3, and CniError 5 if nothing
-    names the networks.
+    for_gc: GC deletes the container, whose namespace no longer exists. Raises CniError 3 if a command other than DEL
+    finds no file of the container, 5 if nothing names the networks.
     """
     if req.command != "DEL":
         if not (listed or results or damaged or exists(kept.path)):

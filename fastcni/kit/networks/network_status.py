@@ -25,8 +25,8 @@ def text_of(added: Iterable[tuple[Network, dict[str, Any]]]) -> str:
 
 
 def elements(network: Network, result: dict[str, Any], first: bool) -> Iterator[dict[str, Any]]:
-    """Yield an object for each of the network's interfaces in the pod. A network without interfaces and addresses is
-    omitted, unless it is the pod's first network.
+    """Yield an object for each of the network's interfaces in the pod. Omit a network without interfaces and addresses,
+    unless the network is the pod's first.
 
     If the first network has several interfaces, the first interface whose address has a gateway gets "default": true.
     An address that names no interface belongs to the last interface. Source: CreateNetworkStatuses() of the Network

@@ -12,7 +12,7 @@ READY_TIMEOUT_S = 45.0          # as in Multus
 
 
 def wait_until_ready(path: str) -> None:
-    """Wait until the file exists; with "" return immediately. Raises CniError 11 after READY_TIMEOUT_S."""
+    """Wait until the file exists; if `path` is "", return immediately. Raises CniError 11 after READY_TIMEOUT_S."""
     if path and not waiting.until(lambda: exists(path), READY_TIMEOUT_S, waiting.ANNOUNCEMENT):
         raise CniError(errors.TRY_AGAIN_LATER, f"readinessindicatorfile {path} does not exist",
                        "the default network's daemon writes it: does it run on this node?")

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.ovs.ovs_conf import OvsConf
 
-MAC_PREFIX = b"\x0a\x58"        # the IPv4 address follows, as in ovs-cni and ovn-kubernetes
+MAC_PREFIX = b"\x0a\x58"        # begins a MAC; the IPv4 address follows, as in ovs-cni and ovn-kubernetes
 
 
 def add(req: Request, conf: OvsConf, undo: Undo) -> dict[str, Any]:
-    """Call IPAM and return its result. Its addresses refer to the second interface of the plugin's result."""
+    """Call IPAM and return its result, whose addresses name the second interface of the plugin's result."""
     result = ipam.add_addresses(req, undo, interface=1)
     check_families(conf.ipv6, result)
     return result

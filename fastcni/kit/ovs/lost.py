@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.ovs.ovs_conf import OvsConf, PodArgs
 
-TIMEOUT_S = 1.0                 # short, because the restoration of lost firewall rules waits for this answer
+TIMEOUT_S = 1.0                 # limit of OVSDB's answer; the restoration of firewall rules waits for this answer
 
 
 class Names:

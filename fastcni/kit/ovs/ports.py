@@ -197,7 +197,7 @@ def find(db: Ovsdb, req: Request) -> list[Row]:
     ours = has_ids(owner=OWNER, contIface=req.ifname, **{CONTAINER: req.container_id})
     theirs = has_ids(owner=OWNER, contIface=req.ifname, contNetns=req.netns)
     first, second = db.transact(select("Port", ours, *COLUMNS), select("Port", theirs, *COLUMNS))
-    # Of the second answer, skip fastcni's ports: another container may have had the same namespace path.
+    # In the second answer, skip fastcni's ports: they may belong to another container with the same namespace path.
     more = [row for row in second["rows"] if req.netns and CONTAINER not in as_dict(row["external_ids"])]
     return [*first["rows"], *more]
 

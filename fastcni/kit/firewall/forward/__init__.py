@@ -1,1 +1,1 @@
-"""Accept forwarded traffic of pods: the keys of the plugin firewall, and a module for each backend."""
+"""Accept forwarded traffic of pods. keys.py reads the keys of the plugin firewall; each backend has a module."""

@@ -224,7 +224,7 @@ def missing(req: Request, conf: Conf) -> str:
 
 
 def missing_rule(found: Rules, packed: bytes) -> str:
-    """Return the first missing rule of an address, or "". Called for addresses that are not in the set."""
+    """Return the first missing rule of an address that is not in the set, or ""."""
     length = len(packed)
     if not found.may_have_rules_of(packed):
         return f"neither ipset {set_of(length)} nor {FORWARD} has {addresses.ip_text(packed)}"

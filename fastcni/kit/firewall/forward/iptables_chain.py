@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
 
 TABLE, FORWARD = "filter", "CNI-FORWARD"
-FAMILIES = {4: nft.NFPROTO_IPV4, 16: nft.NFPROTO_IPV6}          # by length of an address
+FAMILIES = {4: nft.NFPROTO_IPV4, 16: nft.NFPROTO_IPV6}          # keys: address length in bytes
 TO, FROM = 0, ipset.IPSET_DIM_ONE_SRC                           # flags of an ipset match: destination or source address
 
 

@@ -61,7 +61,7 @@ class Conf:
 # Reading the keys ---------------------------------------------------------------------------------
 
 def read(req: Request) -> Conf:
-    """Read the configuration. Raises CniError 7; for DEL and GC an invalid configuration is a warning."""
+    """Read the configuration. Raises CniError 7. For DEL and GC, only warn of an invalid configuration."""
     try:
         return _read_strictly(req)
     except CniError as e:

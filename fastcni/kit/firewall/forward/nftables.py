@@ -64,7 +64,7 @@ def filters(req: Request) -> bool:
 
 
 def places(req: Request, conf: Conf) -> Iterator[Forwarded | Chain]:
-    """Yield the sets that list the pods: Forwarded, and a Chain for each chain that drops by policy."""
+    """Yield the Stores that ADD adds addresses to: Forwarded, and a Chain for each chain that drops by policy."""
     yield Forwarded(conf.admin_chain)
     if conf.backend in (None, "nftables"):
         from fastcni.kit.firewall.forward import nftables_policies

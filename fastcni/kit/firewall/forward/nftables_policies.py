@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
 
 SETS = "fastcni-forwarded"
-LENGTHS = {nft.NFPROTO_INET: (4, 16), nft.NFPROTO_IPV4: (4,), nft.NFPROTO_IPV6: (16,)}      # by a table's family
+LENGTHS = {nft.NFPROTO_INET: (4, 16), nft.NFPROTO_IPV4: (4,), nft.NFPROTO_IPV6: (16,)}      # keys: a table's family
 FROM, TO = "fastcni: from pods", "fastcni: to pods"
 
 

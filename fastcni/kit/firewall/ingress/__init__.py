@@ -1,1 +1,1 @@
-"""Enforce the key ingressPolicy of the plugin firewall: a module for each backend."""
+"""Enforce the key ingressPolicy of the plugin firewall. Each backend has a module."""

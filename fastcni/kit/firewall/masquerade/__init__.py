@@ -1,1 +1,1 @@
-"""Masquerade traffic of pods: the key ipMasq, and a module for each backend."""
+"""Masquerade traffic of pods, for the key ipMasq. Each backend has a module."""

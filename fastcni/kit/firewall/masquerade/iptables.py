@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Store
 
 PREFIX = "CNI-"                 # prefix of the name of a pod's chain
-MULTICAST = {4: "224.0.0.0/4", 16: "ff00::/8"}         # by length of an address
+MULTICAST = {4: "224.0.0.0/4", 16: "ff00::/8"}         # keys: address length in bytes
 
 
 def stores() -> list[Store]:

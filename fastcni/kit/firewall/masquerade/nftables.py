@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 CHAIN, PODS = "postrouting", "pods"
 # the references of a subnet's chain are its rules and the elements that lead to the chain
 SUBNET, SUBNET_RULES = "subnet-", 3
-MULTICAST = {4: (b"\xe0\0\0\0", 4), 16: (b"\xff" + bytes(15), 8)}       # by length of an address
+MULTICAST = {4: (b"\xe0\0\0\0", 4), 16: (b"\xff" + bytes(15), 8)}       # keys: address length in bytes
 REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
 
 
@@ -93,8 +93,8 @@ def subnet_chain(packed: bytes, prefix: int) -> str:
 
 
 def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
-    """Add the maps, chains and rules, but no elements. The same transaction replaces existing rules, so no packet
-    passes without them.
+    """Add the maps, chains and rules, but no elements. The same transaction replaces existing rules, so a packet
+    always meets complete rules.
     """
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_base_chain(batch, FAMILY, TABLE, CHAIN, kind="nat", hook=nft.NF_INET_POST_ROUTING,

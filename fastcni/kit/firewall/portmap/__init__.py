@@ -1,1 +1,1 @@
-"""Map ports of the host to pods: the keys of the plugin portmap, and a module for each backend."""
+"""Map ports of the host to pods. keys.py reads the keys of the plugin portmap; each backend has a module."""

@@ -189,5 +189,5 @@ def gc(req: Request) -> None:
 
 
 def status(req: Request) -> None:
-    """Raises CniError 50 if neither family's iptables works."""
+    """For STATUS: raise CniError 50 if neither iptables nor ip6tables works."""
     iptables.need_one(req)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.port_mappings import Mapping
     from fastcni.spec.config import Section
 
-CONDITIONS = {4: "conditionsV4", 16: "conditionsV6"}          # by length of an address
+CONDITIONS = {4: "conditionsV4", 16: "conditionsV6"}          # keys: address length in bytes
 MARK_BIT = 13                   # the reference plugin's default
 
 
@@ -192,5 +192,5 @@ def gc(req: Request) -> None:
 
 
 def status(req: Request, conf: Conf) -> None:
-    """Raises CniError 50 if the backend cannot be used."""
+    """For STATUS: raise CniError 50 if the backend cannot be used."""
     backend_of(conf).status(req)

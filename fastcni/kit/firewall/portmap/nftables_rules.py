@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.elements import Item
 
 HOSTPORTS, HOSTIP_HOSTPORTS, HOSTIPS, HAIRPINS, HAIRPIN_PODS = (
-    {4: f"{name}4", 16: f"{name}6"}             # by length of an address
+    {4: f"{name}4", 16: f"{name}6"}             # keys: address length in bytes
     for name in ("hostports", "hostip-hostports", "hostips", "hairpins", "hairpin-pods"))
 PODS = "hostport-pods"
 LOOKUPS, POSTROUTING = "hostports", "hostport-postrouting"
@@ -88,8 +88,8 @@ def from_chain(packed: bytes, prefix: int) -> str:
 
 
 def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
-    """Add the sets, chains and rules, but no elements. The same transaction replaces existing rules, so no packet
-    passes without them.
+    """Add the sets, chains and rules, but no elements. The same transaction replaces existing rules, so a packet
+    always meets complete rules.
     """
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     set_ids = add_sets(batch)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 CHAIN, PRIORITY, RULES = "addresses", nft.NF_BR_PRI_NAT_DST_BRIDGED + 1, 16
 CHAINS = {CHAIN: RULES, port_sources.NEIGHBOURS: 19 + 1}        # references: a chain's rules, and the jump to it
-BOUND, BOUND_OF = "bound", {4: "bound4", 16: "bound6"}          # by length of an address
+BOUND, BOUND_OF = "bound", {4: "bound4", 16: "bound6"}          # keys: address length in bytes
 BOUND_ID, BOUND_IDS = 3, {4: 4, 16: 5}
 SETS = port_sources.Sets(BOUND, ALLOWED, BOUND_OF)
 
