@@ -1,19 +1,19 @@
-"""The node agent: what it costs with many nodes, and that it adds nothing to the packets.
+"""Measure the node agent: its cost with many nodes, and that packets take no longer than without the agent.
 
     .venv/bin/python benchmarks/bench_agent.py              # root; etcd, iperf3
     .venv/bin/python benchmarks/bench_agent.py --only peers
 
-peers       1,000 other nodes at the start: sends and time; a flush of all neighbours: time until they are back; memory
-process     `fastcni agent` with 1,000 nodes in a file: processor time to start, while nothing happens, and for one
-            node that changes; memory
-packets     TCP between pods of two nodes, and a datagram there and back, through the agent's vxlan and through one made
-            by ip(8), in turn
-recovery    a node's own record in etcd is damaged, each field in turn: time until it is written again, by a running
-            agent and from the start of a stopped one
-join        from the start of `fastcni agent` to the first answered ping, in a network of some nodes on a real etcd
+peers       write 1,000 other nodes: sends and time; flush all neighbours: time until they are restored; memory
+process     `fastcni agent` with 1,000 nodes in a file: processor time of the start, of an idle time, and of one changed
+            node; memory
+packets     TCP and the round trip of a datagram between pods of two nodes, in turn through the agent's vxlan link and
+            through a vxlan link made by ip(8)
+recovery    damage each field of a node's own record in etcd: time until a running agent, or an agent that is started
+            then, has written the record again
+join        time from the start of `fastcni agent` to the first answered ping, in a network of some nodes on a real etcd
 
-All is in network namespaces that are removed at the end. `make test` runs `peers` with a few nodes, and asserts no
-time.
+The benchmark makes network namespaces, and removes them at the end. `make test` runs `peers` with a few nodes, and
+asserts no time.
 """
 
 import argparse
@@ -65,7 +65,8 @@ def ip(*words, netns=None):
 
 @contextlib.contextmanager
 def machines(count):
-    """Yield the names of `count` namespaces. Each has eth0 with 192.0.2.NUMBER, on one bridge that has 192.0.2.254."""
+    """Yield the names of `count` + 1 namespaces. The first has a bridge with 192.0.2.254. Each other namespace has eth0
+    on this bridge, with 192.0.2.NUMBER."""
     names = [f"{PREFIX}-{number}" for number in range(count + 1)]
     try:
         for name in names:
@@ -99,7 +100,8 @@ def backend(directory):
 
 
 def peers(directory, count):
-    """Return (sends of the largest size, ms to write all, ms until a flush is repaired, MB of this process)."""
+    """Return (the number of full-size sends, ms to write all nodes, ms to restore the neighbours after a flush, MB of
+    this process)."""
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
     with machines(1) as (_, name), Inside(name):
         keeper, it = Keeper(log), backend(directory)
@@ -126,8 +128,8 @@ def peers(directory, count):
 
 
 def process(directory, count):
-    """Return the processor seconds of the agent's start, of IDLE_S without a change, and of one node's change, and its
-    MB."""
+    """Return (the agent's processor seconds for its start, for IDLE_S without a change, and for one node's change; its
+    memory in MB)."""
     file, env = directory / "nodes.json", directory / "subnet.env"
 
     def write(changed):
@@ -157,14 +159,15 @@ def process(directory, count):
 
 
 def start_agent(netns, env, *registry):
-    """Start `fastcni agent` as a process. env: the subnet file; the agent's other files are in the same directory."""
+    """Start `fastcni agent` as a process. env: the path of the subnet file; the agent's other files are in the same
+    directory."""
     return subprocess.Popen(
         ["ip", "netns", "exec", netns, sys.executable, "-m", "fastcni", "agent", *registry, "--iface", "eth0",
          "--subnet-file", env, "--conflist", "", "--folder", env.parent], stderr=subprocess.DEVNULL)
 
 
 def processor_s(pid):
-    """Seconds of processor time that a process has taken."""
+    """Return the seconds of processor time that a process has used."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
@@ -190,7 +193,7 @@ def hand_made(one, two):
 
 
 def iperf(one, two, source, target, seconds):
-    """Return the Gbit/s of one TCP connection."""
+    """Return the Gbit/s of one TCP connection between two namespaces."""
     server = subprocess.Popen(["ip", "netns", "exec", two, "iperf3", "-s", "-1", "-B", target],
                               stdout=subprocess.DEVNULL)
     time.sleep(0.3)
@@ -201,7 +204,7 @@ def iperf(one, two, source, target, seconds):
 
 
 def echo(one, two, source, target, count=2000):
-    """Return the median round trip of a datagram in us."""
+    """Return the median round trip of a datagram in microseconds."""
     server = subprocess.Popen(["ip", "netns", "exec", two, sys.executable, "-c", ECHO, target], stdout=subprocess.PIPE)
     try:
         server.stdout.readline()
@@ -222,7 +225,8 @@ def echo(one, two, source, target, count=2000):
 
 
 def packets(directory, rounds, seconds):
-    """Return (Gbit/s through the agent's link, through the hand-made one, us through the agent's, the hand-made)."""
+    """Return (Gbit/s through the agent's link, Gbit/s through a link made by ip(8), us through the agent's link, us
+    through the other)."""
     log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
     with machines(2) as (_, one, two):
         made = {}
@@ -250,8 +254,8 @@ def packets(directory, rounds, seconds):
 
 @contextlib.contextmanager
 def network(directory, count):
-    """Yield the names of `count` nodes, a Client of the etcd that they reach, its URL, and a list of processes that are
-    ended, in which etcd is the first."""
+    """Yield (the names of `count` nodes, a Client of the etcd that the nodes reach, etcd's URL, a list of processes to
+    end later). etcd is the first process of the list."""
     running = []
     conf = '{"Network": "10.200.0.0/13", "Backend": {"Type": "vxlan"}}'
     with machines(count) as (lan, *names), Inside(lan):
@@ -273,7 +277,8 @@ def network(directory, count):
 
 
 def join(directory, count):
-    """Return ([s from the start of an agent to the first answered ping], nodes there already)."""
+    """Return ([seconds from the start of an agent to the first answered ping], the number of nodes that had joined
+    before)."""
     took = []
     with network(directory, count) as (names, _, url, running):
         for number, name in enumerate(names, 1):
@@ -291,8 +296,8 @@ def join(directory, count):
 
 
 def recovery(directory):
-    """Return {what is damaged in a node's own record: (ms until it is written again, ms from the start of a stopped
-    agent until it is written again)}."""
+    """Return {damaged part of a node's own record: (ms until a running agent has written the record again, ms until a
+    newly started agent has)}."""
     other = {"VNI": 1, "VtepMAC": "02:00:00:00:00:99"}
     damages = {"value": "[", "PublicIP": 5, "PublicIP of another": "192.0.2.99", "PublicIPv6": "nonsense",
                "BackendType": "host-gw", "BackendData": None, "VtepMAC": other}

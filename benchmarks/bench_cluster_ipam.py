@@ -1,10 +1,10 @@
-"""Cluster-wide addresses on a real etcd of one member: what an ADD costs, and how many nodes it carries.
+"""Measure cluster-wide addresses on a real etcd of one member: the cost of an ADD, and how many nodes etcd serves.
 
     .venv/bin/python benchmarks/bench_cluster_ipam.py            # as root it also measures plugin files and a server
     .venv/bin/python benchmarks/bench_cluster_ipam.py --etcd http://10.0.0.1:2379
 
-Prints a table with the figure wanted beside each. Requests are counted by etcd itself (/metrics), not by the client.
-Nodes are simulated: each has its own name and directory. Kernel work is left out: no links, addresses only.
+Prints a table of figures and wanted figures. etcd counts the requests (/metrics), not the client. Nodes are simulated:
+each has its own name and directory, and gives addresses without making links.
 
 `make test` runs each part once, with small numbers and the store `local`, and asserts no time.
 """
@@ -29,9 +29,9 @@ from fastcni.bench.calls import Running, one
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.plugins import load
 
-BLOCK = 64                      # addresses
+BLOCK = 64                      # addresses of a block
 HELD = (0, 48, 1000)
-WARM_UP = 20                    # pairs of ADD and DEL
+WARM_UP = 20                    # pairs of ADD and DEL before the measurement
 PARTS = ("present", "files", "claim", "many", "first", "usual", "given", "full", "week")
 
 
@@ -44,9 +44,10 @@ def took_ms(function, *args):
 # -- an ADD with a block present ---------------------------------------------------------------------------------------
 
 def block_present(store, directory, held, rounds, cool_down=0):
-    """Return {"cluster" or "host-local": [ms of an ADD]} in a process that keeps the store, as the server does.
+    """Return {"cluster": [ms of an ADD], "host-local": [ms of an ADD]}. The requests run in this process, which keeps
+    the store open as the server does.
 
-    An ADD follows a DEL at once, so with a cool-down every free address would be cooling down."""
+    Each ADD follows a DEL immediately, so with a cool-down no address would be free."""
     name = f"held-{held}-{cool_down}"
     sides = {"cluster": Node(store, directory, name, network_name=name, cool_down=cool_down),
              "host-local": host_local(directory / name)}
@@ -64,7 +65,8 @@ def block_present(store, directory, held, rounds, cool_down=0):
 
 
 def by_plugin_files(store, directory, held, rounds, socket_path=""):
-    """Return the same figures for plugin files: one-shot, or warm by the server at the socket."""
+    """Return the figures of block_present() for plugin files: one-shot, or warm if socket_path names a server's
+    socket."""
     name = f"files-{held}-{bool(socket_path)}"
     sides = {"cluster": Node(store, directory, name, network_name=name, cool_down=0),
              "host-local": host_local(directory / name)}
@@ -89,8 +91,9 @@ def by_plugin_files(store, directory, held, rounds, socket_path=""):
 # -- an ADD that claims a block ----------------------------------------------------------------------------------------
 
 def block_to_claim(etcd, directory, rounds):
-    """Return ([ms with a claim], [ms without], requests of a claim): blocks of 8 addresses, and no prefetch. etcd's
-    counter is read only at the beginning and at the end, because a read would slow down the next ADD."""
+    """Return ([ms of an ADD that claims a block], [ms of other ADDs], requests of a claim). Blocks have 8 addresses,
+    and no block is claimed ahead. etcd's counter is read only at the beginning and at the end, because a read would
+    slow down the next ADD."""
     node = Node(etcd.conf, directory, "claims", network_name="claims", range="10.64.0.0/16", block_size=29)
 
     def block(reply):
@@ -113,9 +116,9 @@ def block_to_claim(etcd, directory, rounds):
 # -- many nodes --------------------------------------------------------------------------------------------------------
 
 def together(count, work, ready=None):
-    """Run work(number, begin) in `count` processes. All begin at the same time, when each has called begin() and
-    ready() has returned. Return (seconds from the first begin to the last end, [work's results], processor seconds of
-    all processes). work's result must be a JSON value."""
+    """Run work(number, begin) in `count` processes. begin() returns in all processes at the same time, when each
+    process has called it and ready() has returned. Return (seconds from the first begin to the last end, [results of
+    work()], processor seconds of all processes). work() must return a JSON value."""
     go_read, go_write = os.pipe()
     children = []
     gc.freeze()                     # as the server does
@@ -162,8 +165,9 @@ def together(count, work, ready=None):
 
 
 def many_adds(make, nodes, adds, ready=None):
-    """Return (seconds, addresses, processor seconds) of `adds` ADDs by so many nodes at once, each a make(number) in
-    its process. Before that, each node has joined and has a block, and its code is warm."""
+    """Make `adds` ADDs by `nodes` nodes at the same time. make(number): makes a node in its process. Return (seconds,
+    addresses, processor seconds). Before the measurement each node makes some ADDs, so it has joined, has a block, and
+    its code is warm."""
     def work(number, begin):
         node = make(number)
         for _ in range(WARM_UP):
@@ -177,8 +181,8 @@ def many_adds(make, nodes, adds, ready=None):
 
 
 def first_blocks(store, directory, nodes, processes, space):
-    """Return (seconds, addresses, processor seconds): so many nodes make their first ADD at the same time, each in a
-    thread."""
+    """Let `nodes` nodes make their first ADD at the same time, each in a thread of one of `processes` processes. Return
+    (seconds, addresses, processor seconds)."""
     def work(number, begin):
         mine = [Node(store, directory, f"first-{number}-{each}", network_name=space)
                 for each in range(nodes // processes)]
@@ -200,7 +204,7 @@ def first_blocks(store, directory, nodes, processes, space):
             thread.join()
         return found
 
-    open_store(store).nodes()           # a running node has loaded the store's client already
+    open_store(store).nodes()           # loads the store's client, as on a running node
     seconds, found, cpu = together(processes, work)
     return seconds, [address for each in found for address in each], cpu
 
@@ -208,7 +212,7 @@ def first_blocks(store, directory, nodes, processes, space):
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 class Table:
-    """Rows of (what, figure, wanted, verdict)."""
+    """A table of rows (what, figure, wanted figure, whether the figure meets it)."""
 
     def __init__(self):
         self.rows = []
@@ -226,7 +230,7 @@ class Table:
 
 
 def compare(table, what, found, wanted="1.15x"):
-    """Add a row for an ADD with a block present: the medians, and their ratio."""
+    """Add a row for an ADD on a node that has a block: the medians of cluster and host-local, and their ratio."""
     cluster, other = (statistics.median(found[side]) for side in ("cluster", "host-local"))
     table.add(f"ADD, block present, {what}", f"{cluster:.3f} ms, host-local {other:.3f} ms, {cluster / other:.2f}x",
               wanted, cluster <= 1.15 * other if wanted else None)
@@ -294,7 +298,7 @@ def spelled(asked, nodes):
 
 
 def usual(table, etcd, directory, pods):
-    """Add the requests of ADD and DEL over a node's life, next to those of whereabouts."""
+    """Add a row: the etcd requests for ADDs and DELs of a new node, next to the numbers of whereabouts."""
     before = sum(etcd.requests().values())
     node = Node(etcd.conf, directory, "usual", network_name="usual")
     for command in ("ADD", "DEL"):
@@ -308,15 +312,15 @@ def usual(table, etcd, directory, pods):
 
 def main():
     for name in ("cluster", "host-local"):
-        load(name)                      # load the module before threads and processes need it
+        load(name)                      # before threads and processes need the module
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--etcd", default="", help="the URL of an etcd; by default one is started")
-    parser.add_argument("--directory", default="/dev/shm", help="for the nodes' state")
+    parser.add_argument("--etcd", default="", help="the URL of an etcd; by default the benchmark starts an etcd")
+    parser.add_argument("--directory", default="/dev/shm", help="the directory for the nodes' state")
     parser.add_argument("--etcd-directory", default=None,
-                        help="for etcd's data; by default the system's temporary directory")
+                        help="the directory for etcd's data; by default the system's temporary directory")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--only", default="", help=",".join(PARTS))
-    parser.add_argument("--quick", action="store_true", help="a few rounds of each")
+    parser.add_argument("--quick", action="store_true", help="run a few rounds of each part")
     options = parser.parse_args()
     rounds, table = 20 if options.quick else options.rounds, Table()
     with tempfile.TemporaryDirectory(dir=options.directory) as name, Etcd(options.etcd, options.etcd_directory) as etcd:

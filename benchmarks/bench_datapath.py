@@ -1,15 +1,15 @@
-"""What a packet between two pods costs: by the datapath ebpf, by the host's stack, and by links of other kinds.
+"""Measure the cost of a packet between two pods by the datapath ebpf, the host's stack, and other kinds of links.
 
     .venv/bin/python benchmarks/bench_datapath.py               # as root; some two minutes
-    .venv/bin/python benchmarks/bench_datapath.py --part add    # what the datapath adds to ADD and DEL of ptp
+    .venv/bin/python benchmarks/bench_datapath.py --part add    # the time that the datapath adds to ADD and DEL of ptp
     .venv/bin/python benchmarks/bench_datapath.py --part policy # how soon a policy ends redirected connections
-    .venv/bin/python benchmarks/bench_datapath.py --part flowtable      # restricted pods of ptp, with --flowtable
+    .venv/bin/python benchmarks/bench_datapath.py --part flowtable      # pods of ptp with policies, with --flowtable
 
-One thread sends and receives on one CPU, and its CPU time counts: the kernel handles each packet within the sender's
-call. The variants take turns, and each figure is a median. The node tracks connections, as every node with ipMasq or
-services does. The policies select other pods, so they restrict no flow that is measured.
+One thread sends and receives on one CPU. The kernel handles each packet within the sender's call, so the thread's CPU
+time is the cost. The variants take turns, and each figure is a median. The node tracks connections, as every node with
+ipMasq or services does. The policies select other pods, so they do not restrict the measured flows.
 
-`make test` runs it once, with small numbers, and asserts no time.
+`make test` runs the benchmark once, with small numbers, and asserts no time.
 """
 
 import argparse
@@ -49,7 +49,7 @@ BRIDGED = "net/bridge/bridge-nf-call-iptables"
 STREAM_BYTES, CHUNK_BYTES = 4 << 20, 64 << 10
 TRACKED = "table ip nat { chain post { type nat hook postrouting priority 100; oifname none masquerade; }; }"
 CASES = (*policy_packets.CASES, "TCP stream, 1 MB")
-# {variant: (kind of link, BPF, br_netfilter)}
+# {variant: (kind of link, whether with the ebpf datapath, whether with br_netfilter)}
 VARIANTS = {"bare veth": ("bare", False, False), "ptp with ebpf": ("ptp", True, False), "ptp": ("ptp", False, False),
             "bridge": ("bridge", False, False), "bridge, br_netfilter": ("bridge", False, True),
             "macvlan": ("macvlan", False, False)}
@@ -57,7 +57,7 @@ POLICED = ("ptp with ebpf", "ptp", "bridge, br_netfilter")
 
 
 class Measured(Connections):
-    """The measurements of Connections in CPU time of this thread, and a stream."""
+    """Connections, measured in CPU time of this thread. Adds the measurement stream()."""
 
     def measure(self, case):
         if case != CASES[-1]:
@@ -67,7 +67,7 @@ class Measured(Connections):
         return (time.thread_time() - began) / STREAM_BYTES * 1e6 * (1 << 20)
 
     def stream(self):
-        """Send STREAM_BYTES over one connection, and receive each chunk before the next one."""
+        """Send STREAM_BYTES over one connection, and receive each chunk before the next chunk is sent."""
         with self.pods.socket(self.source, socket.SOCK_STREAM) as client:
             client.connect((self.destination, 80))
             server, _ = self.listener.accept()
@@ -86,7 +86,7 @@ class ThreadTime:
 
 
 def bare_pods(pods, kind, addresses, *links):
-    """Add two pods between whose links there is no host's stack. links: arguments of `ip link add`, with {0} and {1}
+    """Add two pods that packets reach without the host's stack. links: arguments of `ip link add`; {0} and {1} stand
     for the pods' namespaces."""
     policy_packets.PODS[kind] = addresses
     spaces = [new_netns(), new_netns()]
@@ -101,7 +101,7 @@ def bare_pods(pods, kind, addresses, *links):
 
 
 class Redirect:
-    """The datapath at the host ends of ptp's pods, attached without the plugin."""
+    """The ebpf datapath at the host ends of ptp's pods. on() attaches it without the plugin, off() detaches it."""
 
     def __init__(self, pods):
         self.pods, self.sock = pods, wire.open_socket()
@@ -141,7 +141,7 @@ def policies(pods, count):
 
 
 def rounds_of(connections, redirect, variants, rounds):
-    """{(variant, case): median us of CPU time}."""
+    """Measure all cases of all variants. Return {(variant, case): median CPU time in us}."""
     found = {}
     for number in range(rounds):
         for name in sorted(variants, reverse=bool(number % 2)):
@@ -159,7 +159,7 @@ def rounds_of(connections, redirect, variants, rounds):
 
 
 def measure(table, rounds, counts):
-    """Add a row for each case and variant: us of CPU, and relative to a bare veth pair."""
+    """Add a row for each case and variant: the CPU time in us, and its ratio to a bare veth pair's."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     policy_packets.time = ThreadTime
     pods = Pods()
@@ -191,8 +191,9 @@ def measure(table, rounds, counts):
 
 
 def added(table, rounds, directory):
-    """Add rows: ms of ADD and DEL of ptp with and without the datapath, in turn, warm in one process. One more pod of
-    the datapath stays, because without any the kernel switches the hooks of tc on and off in each round, for 0.1 ms."""
+    """Add rows: ms of ADD and DEL of ptp with and without the datapath, in turn, warm in one process. Another pod with
+    the datapath exists all the time. Without this pod the kernel would enable and disable the tc hooks in each round,
+    for 0.1 ms."""
     pods, mode, found = [new_netns() for _ in range(2)], SharedMode(), {}
 
     def call(command, pod, ebpf):
@@ -219,8 +220,8 @@ def added(table, rounds, directory):
 
 
 def by_flowtable(table, rounds):
-    """Add a row for each case: us of CPU between two pods of ptp under the same policies, with the agent's flowtable
-    and without, in turn."""
+    """Add a row for each case: the CPU time in us between two pods of ptp with policies, in turn with and without the
+    agent's flowtable."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     policy_packets.time = ThreadTime
     pods, found = Pods(), {}
@@ -241,7 +242,8 @@ def by_flowtable(table, rounds):
 
 
 def send_all(connections, last):
-    """Send bytes over open connections in turn, for ever. last: a shared value, when a byte last arrived."""
+    """Send bytes over open connections in turn, for ever. last: a shared value for the time at which the last byte
+    arrived."""
     while True:
         for client, server in connections:
             with contextlib.suppress(BlockingIOError):
@@ -251,8 +253,8 @@ def send_all(connections, last):
 
 
 def ended(table, rounds, count=100):
-    """Add rows: ms from the policy until no byte arrives any more over connections that it forbids, with the datapath
-    and without, in turn."""
+    """Add rows: ms from a policy that forbids connections until their last byte arrives, in turn with and without the
+    datapath."""
     pods, found = Pods(), {}
     pair, redirect = policy_packets.PODS["ptp"], Redirect(pods)
     listener = pods.socket(pair[1], socket.SOCK_STREAM)
@@ -287,11 +289,11 @@ def ended(table, rounds, count=100):
 
 
 def ended_ms(engine, connections, redirect):
-    """Send bytes over all connections, add a policy that forbids the connections, and remove the policy. Return the
-    ms."""
+    """Send bytes over all connections, add a policy that forbids the connections, and remove the policy. Return the ms
+    from the policy to the last byte that arrived."""
     last = multiprocessing.Value("d")
     traffic = multiprocessing.get_context("fork").Process(target=send_all, args=(connections, last), daemon=True)
-    traffic.start()                 # a process, because a thread would share the GIL with the agent's part
+    traffic.start()                 # a process, because a thread would share the GIL with the engine
     time.sleep(0.2)
     if redirect:
         with pins.open_maps(redirect.sock) as opened:
@@ -321,7 +323,7 @@ def main():
     options = parser.parse_args()
     if not PROGRAMS:
         raise SystemExit("fastcni was built without clang: there is no datapath")
-    if not options.inside:              # network and bpffs of its own, which end with the process
+    if not options.inside:              # run again in separate namespaces, which end with the process
         os.execvp("unshare", ["unshare", "--net", "--mount", sys.executable, *sys.argv, "--inside"])
     subprocess.run(["mount", "-t", "bpf", "bpf", pins.ROOT], check=True)
     table = Table()

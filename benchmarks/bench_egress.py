@@ -1,18 +1,19 @@
-"""Egress addresses: the time until another node has the address of a node that fails, and how long two nodes have it.
+"""Measure egress addresses: how long after a node's failure another node has its address, and how long both have it.
 
     .venv/bin/python benchmarks/bench_egress.py                 # root; etcd
     .venv/bin/python benchmarks/bench_egress.py --rounds 3
 
 killed      the agent of the holder is killed
-stopped     it is stopped (SIGSTOP)
-cut off     it no longer reaches etcd
+stopped     the agent of the holder is stopped (SIGSTOP)
+cut off     the node of the holder no longer reaches etcd
 
-Three nodes with a pod each, in network namespaces that are removed at the end, and one etcd. `moved` is the time until
-another node has the address, `answered` until a pod of another node has had an answer through it, and `two` the longest
-time for which two nodes had the address. It looks each 2 ms.
+The benchmark runs one etcd and three nodes with one pod each, in network namespaces that it removes at the end. `moved`
+is the time until another node has the address. `answered` is the time until a pod of another node got an answer through
+the address. `two` is the longest time for which two nodes had the address. The benchmark reads the nodes' addresses
+each 2 ms.
 
-The last line is the request to the agent within an ADD (plugin `policy`), in turn of a pod without an egress address
-and of a pod that has one.
+The last line has the time of the request that an ADD (plugin `policy`) sends to the agent, in turn for a pod without an
+egress address and for a pod with one.
 """
 
 import argparse
@@ -48,7 +49,7 @@ LIMIT_S, LOOK_S = 20.0, 0.002
 
 
 class Cluster:
-    """Three nodes, made in the calling thread's namespace."""
+    """Three nodes with one pod each, connected in the calling thread's namespace."""
 
     def __init__(self, opened, directory):
         self.home, self.directory = namespace(opened, "host"), directory / "policies"
@@ -104,7 +105,7 @@ def namespace(opened, name):
 
 
 def one_move(cluster, failure):
-    """Return seconds: (moved, answered, two)."""
+    """Let the holder fail. Return the seconds (moved, answered, two)."""
     first = cluster.steady()
     pod = next(pod for pod in cluster.pods if pod.node is not first)
     fail(first, failure)
@@ -127,7 +128,8 @@ def one_move(cluster, failure):
 
 
 def time_of_requests(cluster, rounds):
-    """Return the milliseconds of the request `protect`, by namespace: pods of `late` have an egress address."""
+    """Return {namespace: [ms of a request `protect`]}. Pods of the namespace `late` have an egress address, pods of
+    `plain` do not."""
     node = cluster.nodes[0]
     put(cluster.directory, "late.yaml", egress_address("late", [EGRESS[4]], namespaces=namespace_named("late")))
     found = {"plain": [], "late": []}
@@ -138,13 +140,14 @@ def time_of_requests(cluster, rounds):
             assert ask(node, {**pod, "do": "protect", "pod": f"{where}/a{number}"}) == {}
             results.append((time.perf_counter() - began) * 1000)
             ask(node, {"do": "forget", "id": pod["id"]})
-    return {where: results[1:] for where, results in found.items()}      # the first one waits for the file
+    # The first request waits until the agent has read the file
+    return {where: results[1:] for where, results in found.items()}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=8, help="of each failure")
-    parser.add_argument("--adds", type=int, default=200, help="requests of ADDs")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds of each failure")
+    parser.add_argument("--adds", type=int, default=200, help="number of requests of ADDs")
     options = parser.parse_args()
     found = {failure: [] for failure in FAILURES}
     with contextlib.ExitStack() as opened:

@@ -1,4 +1,5 @@
-"""portmap and firewall by nftables in this process: four ports and 2,000 ports, alone and beside 1,000 pods.
+"""Measure portmap and firewall by nftables in this process: with four ports and 2,000 ports, on an empty node and with
+1,000 pods.
 
 Each of the 1,000 pods has four ports. Prints figures, asserts no time. Needs root, for a network namespace.
 
@@ -23,7 +24,7 @@ A_RANGE = {"hostPort": 20000, "containerPort": 80, "protocol": "tcp", "range": 2
 
 @pytest.fixture(scope="module", params=(0, 1000), ids="{}_pods".format)
 def mode(request, scaled):
-    """Return the server's mode, in a namespace with as many pods as the parameter says."""
+    """Return the server's mode, in a namespace in which the parameter's number of pods exists."""
     subprocess.run(["ip", "netns", "add", NAME], check=True)
     fd = netns.open_path(f"/run/netns/{NAME}")
     try:
@@ -65,7 +66,7 @@ def test_del(benchmark, mode, plugin):
 
 
 def test_add_of_a_range(benchmark, mode):
-    """The range has an element for each of its 2,000 ports."""
+    """Add a mapping of 2,000 ports, for which nftables gets one element for each port."""
     benchmark.pedantic(call, ("ADD", mode, "portmap", 1001, [A_RANGE]),
                        setup=lambda: call("DEL", mode, "portmap", 1001, [A_RANGE]), rounds=9)
     call("DEL", mode, "portmap", 1001, [A_RANGE])

@@ -1,12 +1,13 @@
-"""What `fastcni flows --follow` costs a node with 10,000 new connections a second.
+"""Measure the cost of `fastcni flows --follow` on a node with 10,000 new connections a second.
 
     .venv/bin/python benchmarks/bench_flows.py           # as root; a minute
 
-Two pods of ptp behind a chain that accepts by conntrack, as policies do. One thread sends UDP datagrams at that rate,
-each of a connection of its own; the kernel handles a datagram within the sender's call. The command runs in every other
-round. Prints a table: the share of a core that the kernel takes in the sender's calls, and that the command takes.
+Two pods of ptp are behind a chain that accepts by conntrack, as policies do. One thread sends UDP datagrams at that
+rate, each for a new connection. The kernel handles a datagram within the sender's call. The command runs in every other
+round. The benchmark prints the share of a core that the kernel uses in the sender's calls, and the share that the
+command uses.
 
-`make test` runs it once, with small numbers, and asserts no time.
+`make test` runs the benchmark once, with small numbers, and asserts no time.
 """
 
 import argparse
@@ -34,11 +35,11 @@ RULES = """table inet other {
         udp dport 1-65535 accept
     }
 }"""
-PORTS, SOCKETS = 250, 200       # as many connections in turn as their product; a connection is forgotten after a second
+PORTS, SOCKETS = 250, 200  # their product is the number of connections; conntrack forgets a connection after a second
 
 
 class Node:
-    """The namespace of this thread, with two pods."""
+    """A node in this thread's namespace, with two pods."""
 
     def __init__(self, make_netns, directory):
         self.cache = directory
@@ -62,7 +63,8 @@ class Node:
         source, self.target = self.spaces
         with Inside(self.spaces[source]):
             self.senders = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(SOCKETS)]
-        with Inside(self.spaces[self.target]):      # which would answer with ICMP errors
+        # Drops the datagrams, to which the namespace would answer with ICMP errors
+        with Inside(self.spaces[self.target]):
             run("nft", "add table ip c; add chain ip c i { type filter hook input priority 0; policy drop; }")
 
     def close(self):
@@ -70,7 +72,8 @@ class Node:
             each.close()
 
     def send(self, rate, seconds):
-        """Begin so many connections a second. Return the share of the time that is spent in the calls."""
+        """Begin `rate` connections a second. Return (the share of the time spent in the send calls, the connections a
+        second)."""
         busy, sent, started = 0.0, 0, time.perf_counter()
         while (now := time.perf_counter()) < started + seconds:
             while sent < (now - started) * rate:
@@ -93,11 +96,11 @@ class Command:
         assert b"following" in self.process.stderr.readline()
 
     def cpu_s(self):
-        """Processor time so far, by the scheduler's count, which has nanoseconds."""
+        """Return the command's processor time in seconds. The scheduler counts in nanoseconds."""
         return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
 
     def close(self):
-        """End the command. Return how many lines it has printed."""
+        """End the command. Return the number of lines that the command has printed."""
         self.process.terminate()
         self.process.communicate()
         self.out.seek(0)
@@ -106,13 +109,14 @@ class Command:
 
 
 def measure(node, rate, seconds, rounds):
-    """Return the medians: shares of a core off, on, and of the command; connections and lines a second."""
+    """Return the medians of (the kernel's share of a core without the command, with the command, the command's share,
+    connections a second, printed lines a second)."""
     found = []
     for _ in range(rounds):
         off, _ = node.send(rate, seconds)
         command = Command(node.cache)
         try:
-            node.send(rate, min(seconds, 0.2))          # after its start
+            node.send(rate, min(seconds, 0.2))          # lets the command start
             before, started = command.cpu_s(), time.perf_counter()
             on, sent = node.send(rate, seconds)
             took = (command.cpu_s() - before) / (time.perf_counter() - started)
@@ -144,7 +148,7 @@ def test_each_part_runs(host_netns, pod_netns, tmp_path):
 def main():
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--rate", type=int, nargs="+", default=[1000, 10_000])
-    options.add_argument("--seconds", type=float, default=2.0, help="of a round")
+    options.add_argument("--seconds", type=float, default=2.0, help="seconds of a round")
     options.add_argument("--rounds", type=int, default=5)
     chosen = options.parse_args()
     with contextlib.ExitStack() as stack:
@@ -157,7 +161,7 @@ def main():
 
 @contextlib.contextmanager
 def namespace():
-    """Make a network namespace with a name; remove it at the end."""
+    """Make a named network namespace. Yield its name, and remove the namespace at the end."""
     name = f"flows-bench-{os.urandom(3).hex()}"
     run("ip", "netns", "add", name)
     try:

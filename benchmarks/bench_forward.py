@@ -1,12 +1,13 @@
-"""The round trip of a packet through the rules of firewall by iptables, with one pod and with 1,000.
+"""Measure the round trip of a packet through the iptables rules of the plugin firewall, with one pod and with 1,000
+pods.
 
-The pods are in an ipset, or have two rules each as the Go plugin adds them. Prints figures, asserts no time.
-Needs root, for network namespaces.
+The pods are in an ipset, or each pod has two rules, as the Go plugin adds them. Prints figures, asserts no time. Needs
+root, for network namespaces.
 
     .venv/bin/python -m pytest --benchmark-only benchmarks/bench_forward.py
 
-The measured pod's address is the last. One process has the sockets of both ends, so no thread has to wake: a round is
-100 datagrams from the pod to an address outside, each answered.
+The measured pod's address is the last in the rules. A round is 100 datagrams from the pod to an outside address, and
+100 answers. One process has the sockets of both ends, so the figures contain no time to wake a thread.
 """
 
 import json
@@ -38,7 +39,7 @@ def run(*args, stdin=""):
 
 @pytest.fixture
 def ends():
-    """Sockets of a pod and of a host outside, in a node that forwards packets and has the policy drop."""
+    """Return the sockets of a pod and of an outside host, on a node that forwards packets and has the policy drop."""
     with ExitStack() as stack:
         for name in (NODE, POD, FAR):
             run("ip", "netns", "add", name)
@@ -79,7 +80,7 @@ def there_and_back(near, far):
 
 
 def add(addresses):
-    """Add a pod for each address."""
+    """Add the rules of a pod for each address."""
     mode = SharedMode()
     for number, text in enumerate(addresses):
         conf = {"cniVersion": "1.0.0", "name": "net", "type": "firewall", "backend": "iptables",

@@ -1,17 +1,16 @@
-"""What rules by HTTP requests cost: requests a second, latency and processor time of HAProxy, beside no rule and a rule
-by ports.
+"""Measure the cost of policy rules for HTTP requests: requests a second, latency and HAProxy's processor time.
 
     .venv/bin/python benchmarks/bench_http.py            # as root; needs haproxy and wrk; a minute
     .venv/bin/python benchmarks/bench_http.py --rules 2 20 500          # by the number of rules; two minutes
 
-Two pods on links of their own and the agent's policies in one namespace. wrk asks from one pod; in the other one a
-HAProxy answers each request itself. The policies change in turn, in each round. Prints medians of the rounds.
+One namespace has two pods on separate links, and the agent's policies. wrk sends requests from one pod; in the other
+pod a HAProxy answers each request itself. Each round measures all policies in turn. Prints medians of the rounds.
 
-With --rules, the last rule allows the requests. The paths of all requests are the same, or all differ: HAProxy stores
-which rule a text matches. The time of a change is the time of Proxy.prepare(), which the kernel's rules wait for: of a
-policy whose rules are the same but one.
+With --rules, the last rule allows the requests. The requests have the same path, or all paths differ, because HAProxy
+caches which rule a text matches. The time of a change is the time of Proxy.prepare() after one rule of the policy has
+changed. The kernel's rules wait for this call.
 
-`make test` runs it once, with small numbers, and asserts no time.
+`make test` runs the benchmark once, with small numbers, and asserts no time.
 """
 
 import argparse
@@ -53,7 +52,7 @@ PORTS = [{"port": "80", "protocol": "TCP"}]
 
 
 def by_http(number, last="GET"):
-    """ingress with so many rules, of which the last allows the requests."""
+    """Return the ingress section of a policy with `number` HTTP rules. Only the last rule allows the requests."""
     found = [{"method": "POST", "path": f"/b/{each}/.*"} for each in range(number - 1)]
     found.append({"method": last, "path": "/a.*"})
     return [{"toPorts": [{"ports": PORTS, "rules": {"http": found[at:at + 50]}}]} for at in range(0, number, 50)]
@@ -72,7 +71,7 @@ WAIT_S = 20
 
 
 class Node:
-    """The namespace of this thread, with two pods and the agent's policies."""
+    """A node in this thread's namespace, with two pods and the agent's policies."""
 
     def __init__(self, make_netns, directory):
         self.open = contextlib.ExitStack()
@@ -134,7 +133,7 @@ class Node:
             "spec": {"endpointSelector": {"matchLabels": {"app": "server"}}, "ingress": ingress}}]
 
     def use(self, name):
-        """Write a policy, and wait until HAProxy judges requests by it."""
+        """Write the policy `name`, and wait until HAProxy decides requests by this policy."""
         self.write(self.documents(name))
         wanted, until = (name != "no policy", name.startswith("by HTTP")), time.monotonic() + WAIT_S
         while time.monotonic() < until:
@@ -150,7 +149,7 @@ class Node:
         return next(each for each in self.policies.parts if isinstance(each, Proxy))
 
     def change(self, number):
-        """Change one of so many rules. Return how long the kernel's rules waited for HAProxy, in milliseconds."""
+        """Change one of `number` rules. Return the ms for which the kernel's rules waited for HAProxy."""
         prepare, took = self.proxy.prepare, []
 
         def timed(new_chains):
@@ -169,8 +168,8 @@ class Node:
         return took[0]
 
     def load(self, connections, words, seconds):
-        """Requests a second, the median latency in microseconds, and processor time of the proxy in seconds for each
-        request."""
+        """Send requests for `seconds`. Return (requests a second, the median latency in us, the proxy's processor
+        seconds for a request)."""
         before = self.processor_s()
         with Inside(self.spaces[CLIENT]):
             done = subprocess.run(["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", *words,
@@ -183,15 +182,15 @@ class Node:
             self.processor_s() - before) / requests
 
     def processor_s(self):
-        """The processor time that the proxy has used."""
+        """Return the processor seconds that the proxy has used."""
         if not self.proxy.process:
             return 0.0
         fields = Path(f"/proc/{self.proxy.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")       # utime, stime
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")       # fields utime and stime
 
 
 def measure(node, rounds, seconds):
-    """{(load, policy): [the results of Node.load()]}"""
+    """Return {(load, policy): [the results of Node.load()]}."""
     found = {(load, name): [] for load in LOADS for name in POLICIES}
     for number in range(rounds):
         names = list(POLICIES)
@@ -235,7 +234,7 @@ def test_costs_of_http_rules_are_measured(host_netns, pod_netns, tmp_path, monke
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=2, help="of one load")
+    parser.add_argument("--seconds", type=int, default=2, help="seconds of one load")
     parser.add_argument("--rules", type=int, nargs="+", default=(), help="measure these numbers of rules")
     args = parser.parse_args()
     if libc.unshare(CLONE_NEWNET):

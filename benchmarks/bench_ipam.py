@@ -1,4 +1,4 @@
-"""Address allocation: the index alone, and host-local in this process, with few and many addresses held.
+"""Measure address allocation: the index alone, and host-local in this process, with few and many allocated addresses.
 
 Prints figures, asserts no time.
 
@@ -26,7 +26,8 @@ def owner(n):
 
 @pytest.fixture(scope="module", params=HELD, ids="{}_held".format)
 def network(request, scaled, tmp_path_factory):
-    """A data directory in which the network "net" holds the first addresses of a /16, as many as the parameter says."""
+    """Return a data directory in which the network "net" has allocated the first addresses of a /16. The parameter is
+    their number."""
     root = tmp_path_factory.mktemp("ipam")
     (root / "net").mkdir()
     for n in range(scaled(request.param)):
@@ -83,7 +84,8 @@ def test_host_local_add_with_fsync(benchmark, network):
 
 
 def test_host_local_add_after_a_change_by_others(benchmark, network):
-    """After another program made or removed a file, host-local reads every file, as the Go plugin always does."""
+    """After another program has made or removed an address file, host-local reads every file. The Go plugin always
+    does."""
     def change():
         call("DEL", network)
         (network / "net" / "note").touch()

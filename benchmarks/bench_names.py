@@ -1,11 +1,12 @@
-"""Policies by DNS name: first packets that are lost, packets of other pods that pass, answers a second, added latency.
+"""Measure policies by DNS name: lost first packets, packets of other pods that pass, answers a second, added latency.
 
     FIRST_PACKETS=100000 .venv/bin/python -m pytest -s benchmarks/bench_names.py        # as root
 
-Each client sends a UDP packet to the address the moment that it has the answer; so does a pod that was told nothing.
-The clients, the resolver and the receiver are processes of their own. `direct` is the same without the policy.
+Each client asks the resolver for a name, and sends a UDP packet to the address immediately after the answer. Another
+pod, which got no answer, also sends a packet. Clients, resolver and receiver are separate processes. `direct` is the
+measurement without the policy.
 
-`make test` runs it with few packets, and asserts no time.
+`make test` runs the benchmark with few packets, and asserts no time.
 """
 
 import multiprocessing
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes net
 FIRST_PACKETS = int(os.environ.get("FIRST_PACKETS", "400"))
 CLIENTS = 4                     # processes, in two pods
 PODS = ("a", "d")
-HOSTS = 1 << 16                 # addresses; a pod keeps the last hundred
+HOSTS = 1 << 16                 # addresses of the names; the agent allows a pod the last hundred addresses
 FORK = multiprocessing.get_context("fork")
 SUFFIX = b"\1b\4test\0"
 ADDRESS_IN = b"\0\1\0\1"        # type A, class IN
@@ -39,7 +40,7 @@ def query(number):
 
 
 def resolve(sock):
-    """Answer a query for n<number>.b.test with that host's address, TTL 300."""
+    """Answer queries for n<number>.b.test with the address of host number, TTL 300."""
     while True:
         data, client = sock.recvfrom(512)
         number = int(data[14:13 + data[12]])
@@ -64,7 +65,8 @@ def receive(sock, told, others, stop):
 
 
 def ask(netns, other_netns, numbers, took):
-    """Ask for each name, and send a packet immediately after the answer."""
+    """Ask for each name, and send a packet immediately after the answer. Put the list of the answers' seconds into
+    `took`."""
     with Inside(other_netns):
         other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     times = []
@@ -112,7 +114,7 @@ def measure(it):
 def test_first_packets_by_name_beside_direct_ones(named_pods, running):  # noqa: F811
     it = named_pods
     it.ended = True
-    it.thread.join()                    # another process answers
+    it.thread.join()                    # another process answers instead of this thread
     by_name = measure(it)
     running.write()
     assert eventually(lambda: running.it.parts[0].process is None)

@@ -1,15 +1,15 @@
-"""A setup and a teardown of a podman container beside netavark's bridge driver, in one run, call by call in turn.
+"""Measure setup and teardown of a podman container by fastcni and by netavark's bridge driver, in turn in one run.
 
     .venv/bin/python benchmarks/bench_netavark.py           # as root; a minute, and once two to fetch Debian 13
 
-The node has the root directory of Debian 13 with its netavark (tests/runtimes/world.py). Each call gets podman's JSON
-for a container with a published port. The network has a container already, so no call makes or removes its bridge.
-Prints a table: medians in ms, and how many times faster than netavark's bridge.
+The node has the root directory of Debian 13 with Debian's netavark (tests/runtimes/world.py). Each call gets podman's
+JSON for a container with a published port. Another container stays in the network, so no call makes or removes the
+network's bridge. Prints a table: medians in ms, and how many times faster than netavark's bridge each row is.
 
-    netavark, bridge      netavark with its own driver
-    netavark, fastcni     netavark, which calls the driver fastcni, by a server
-    fastcni, warm         the driver alone, by a server
-    fastcni, one-shot     the driver alone, without a server
+    netavark, bridge      netavark with its own bridge driver
+    netavark, fastcni     netavark, which calls the driver fastcni, warm
+    fastcni, warm         the driver without netavark, by a server
+    fastcni, one-shot     the driver without netavark and without a server
 """
 
 import argparse
@@ -26,14 +26,15 @@ ROOT = Path(__file__).parents[1]
 NETAVARK, DRIVERS, CONFIG = "/usr/lib/podman/netavark", "/usr/libexec/netavark", "/run/netavark-bench"
 BY_NETAVARK = (NETAVARK, "--config", CONFIG, "--rootless=false", "--aardvark-binary=/nowhere",
                "--plugin-directory", DRIVERS)
-# {side: (driver, command line, whether by the server)}
+# {implementation: (driver, command line, whether by the server)}
 SIDES = {"netavark, bridge": ("bridge", BY_NETAVARK, False), "netavark, fastcni": ("fastcni", BY_NETAVARK, True),
          "fastcni, warm": ("fastcni", (f"{DRIVERS}/fastcni",), True),
          "fastcni, one-shot": ("fastcni", (f"{DRIVERS}/fastcni",), False)}
 
 
 def documents(side, number):
-    """Return netavark's two JSON documents, the caller's and the plugin's, for a container in the network of `side`."""
+    """Return two JSON documents for a container in the network of `side`: podman's for netavark, and netavark's for a
+    plugin."""
     place = [*SIDES].index(side)
     network = {"name": f"bench{place}", "id": f"{place}" * 64, "driver": SIDES[side][0], "internal": False,
                "network_interface": f"bench{place}", "ipv6_enabled": False, "dns_enabled": False,
@@ -49,7 +50,7 @@ def documents(side, number):
 
 
 def call(side, command, netns, number):
-    """Run setup or teardown; return its milliseconds."""
+    """Run setup or teardown. Return its duration in ms."""
     _, words, by_server = SIDES[side]
     env = {"PATH": os.environ["PATH"], **({} if by_server else {"FASTCNI_SOCKET": ""})}
     words, stdin = [*words, command, f"/run/netns/{netns}"], json.dumps(documents(side, number)).encode()
@@ -61,7 +62,7 @@ def call(side, command, netns, number):
 
 
 def measure(rounds):
-    """Return {side: [(ms of setup, ms of teardown)]}. Called on the node."""
+    """Return {implementation: [(ms of setup, ms of teardown)]}. Call measure() on the node."""
     found = {side: [] for side in SIDES}
     netns = ["standing", "measured"]
     os.makedirs(CONFIG, exist_ok=True)
@@ -92,7 +93,7 @@ def report(found):
 def main():
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--rounds", type=int, default=60)
-    options.add_argument("--inside", action="store_true", help="on the node, which has a server")
+    options.add_argument("--inside", action="store_true", help="measure here, on a node with a server")
     chosen = options.parse_args()
     if chosen.inside:
         print(report(measure(chosen.rounds)))

@@ -1,11 +1,11 @@
-"""Netlink messages: encoded and decoded by the leaf, by kernel/rtnl.py, and by pyroute2.
+"""Measure the encoding and decoding of netlink messages by the extension module, by kernel/rtnl.py, and by pyroute2.
 
 Prints figures, asserts no time.
 
     .venv/bin/python -m pytest --benchmark-only --benchmark-group-by=group benchmarks/bench_netlink.py
 
-The aim is a veth request in 1 microsecond. The leaf alone shows the cost of the compiled code. The function of rtnl.py
-adds Python's calls, and a new Batch adds 0.2 microseconds, most of it for 32 KiB of zeros.
+The aim is to encode a veth request in 1 microsecond. The extension module alone shows the cost of the compiled code.
+The functions of rtnl.py add Python calls. A new Batch adds 0.2 microseconds, which it needs to fill 32 KiB with zeros.
 """
 
 import struct
@@ -75,7 +75,7 @@ def test_encode_a_veth_request(benchmark, batch, encode):
 
 @pytest.fixture(scope="module")
 def link_reply():
-    """The kernel's answer to RTM_GETLINK of lo, as a datagram. This needs no root."""
+    """Return the datagram with which the kernel answers RTM_GETLINK of lo. This needs no root."""
     from fastcni.kernel import wire
 
     sock = wire.open_socket()

@@ -1,14 +1,15 @@
-"""A pod with three networks (bridge, macvlan, bridge; host-local): one warm call of multus beside three warm calls.
+"""Measure a pod with three networks (bridge, macvlan, bridge; host-local): one warm call of multus, and three warm
+calls of plugins.
 
     .venv/bin/python benchmarks/bench_networks.py                           # as root; a minute
-    .venv/bin/python benchmarks/bench_networks.py --multus PATH             # beside thin Multus with the Go plugins
+    .venv/bin/python benchmarks/bench_networks.py --multus PATH             # also thin Multus with the Go plugins
 
-Each round runs every implementation, an ADD and a DEL, in the reverse order of the round before. Then --pods pods are
-added at the same time, and deleted. A pause is before each of these: the kernel removes links after a DEL has returned,
-and the next ADD would wait for that. Prints medians and their ratios to multus. The pods are in one host namespace,
-files are in /dev/shm.
+Each round runs an ADD and a DEL of every implementation, in the reverse order of the previous round. Then each
+implementation adds --pods pods at the same time, and deletes them. The benchmark pauses before each ADD, because the
+kernel removes links after a DEL has returned, and an ADD would wait for this. Prints medians and their ratios to
+multus. The pods are in one host namespace, and files are in /dev/shm.
 
-`make test` runs it once, with small numbers, and asserts no time.
+`make test` runs the benchmark once, with small numbers, and asserts no time.
 """
 
 import argparse
@@ -33,15 +34,16 @@ from fastcni.testing.witnesses import eventually
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 GO = "/usr/lib/cni"
 IFNAMES = ("eth0", "net1", "net2")
-SECOND = {"type": "macvlan", "master": "up0"}       # of the three networks
+SECOND = {"type": "macvlan", "master": "up0"}       # the second of the three networks
 COMMANDS = ("ADD", "DEL")
 WARM_UP = 3
-PAUSE_S = 0.3                   # before many pods; a tenth of it before one pod
+PAUSE_S = 0.3                   # pause before many pods; before one pod a tenth of this
 
 
 class Implementation:
-    """A way to run the three networks of a pod. directory: that of the plugin files. confs: the configurations, called
-    one after the other, or together. socket: the server's socket, or ""."""
+    """A way to attach the three networks of a pod. directory: the directory of the plugin files. confs: the
+    configurations of one pod. together: call them at the same time, not one after another. socket: the server's socket,
+    or "" for one-shot."""
 
     def __init__(self, name, directory, confs, socket="", together=False):
         self.name, self.directory, self.confs, self.socket, self.together = name, directory, confs, socket, together
@@ -58,7 +60,7 @@ class Implementation:
         return process
 
     def call(self, command, pods):
-        """Run the command for all pods at once. Each pod's calls run in turn, or together."""
+        """Run the command for all pods at the same time. Return the duration in ms."""
         calls = list(zip(self.confs, IFNAMES, strict=False))
         if command == "DEL":
             calls.reverse()
@@ -71,7 +73,8 @@ class Implementation:
 
 
 def networks(directory, subnet):
-    """Return three networks. directory: of host-local. subnet: the second byte of addresses."""
+    """Return the configurations of three networks. directory: host-local's data directory. subnet: the second byte of
+    the addresses."""
     def network(number, **keys):
         ipam = {"type": "host-local", "dataDir": str(directory), "subnet": f"10.{subnet}.{number}.0/24"}
         return {"cniVersion": "1.0.0", "name": f"net-{subnet}-{number}", "ipam": ipam, **keys}
@@ -81,7 +84,7 @@ def networks(directory, subnet):
 
 
 def implementations(directory, own, socket, multus):
-    """Return the implementations. multus: the path of Multus' program, or ""."""
+    """Return the implementations to compare. multus: the path of Multus' program, or "" to leave Multus out."""
     def conf(subnet, **keys):
         return {"cniVersion": "1.0.0", "name": "multus", "type": "multus", "cniDir": f"{directory}/multus-{subnet}",
                 "delegates": networks(directory, subnet), **keys}
@@ -117,8 +120,8 @@ def took_ms(one, command, pods):
 
 
 def measure(directory, pods, rounds, multus):
-    """Return {(implementation, "ADD" or "DEL", pods at once): milliseconds of each round}. The thread is in the host's
-    namespace."""
+    """Return {(implementation, "ADD" or "DEL", number of pods at the same time): [ms of each round]}. The calling
+    thread must be in the host's namespace."""
     run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "ext0")
     for name in ("lo", "up0", "ext0"):
         run("ip", "link", "set", name, "up")
@@ -153,7 +156,7 @@ def table(found):
 
 @contextmanager
 def spaces(count):
-    """Yield a host's namespace, which the thread has entered, and the names of so many pods' namespaces."""
+    """Enter a new host namespace. Yield (its name, the names of `count` pod namespaces)."""
     names = [f"networks-{os.getpid()}-{number}" for number in range(count + 1)]
     with ExitStack() as closing:
         for name in names:
@@ -168,7 +171,7 @@ def spaces(count):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--pods", type=int, default=30, help="pods that come and go at once")
+    parser.add_argument("--pods", type=int, default=30, help="pods that are added and deleted together")
     parser.add_argument("--multus", default="", help="the path of Multus' thin program")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="networks-", dir="/dev/shm") as directory, spaces(options.pods) as pods:
@@ -178,7 +181,7 @@ def main():
 
 
 def test_each_implementation_runs(tmp_path, monkeypatch):
-    """The kernel may lack macvlan."""
+    """The test uses ptp in place of macvlan, which the kernel may lack."""
     monkeypatch.setattr(sys.modules[__name__], "SECOND", {"type": "ptp"})
     monkeypatch.setattr(sys.modules[__name__], "WARM_UP", 0)
     with spaces(2) as pods:

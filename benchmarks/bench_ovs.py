@@ -1,8 +1,9 @@
-"""Ports of Open vSwitch: the ovs plugin beside `ovs-vsctl add-port` and ovs-cni, in turn, with few and with many ports.
+"""Measure how long the ovs plugin, `ovs-vsctl add-port` and ovs-cni take to add a port to Open vSwitch, in turn, with
+few and with many ports.
 
-Prints medians, asserts no time. Needs root and Debian's openvswitch-switch; the switch runs in a network namespace of
-its own, with the userspace datapath. OVS_CNI: the directory of a built ovs-cni, whose plugin file is named ovs, and
-which finds host-local in PEER.
+Prints medians, asserts no time. Needs root and Debian's openvswitch-switch. The switch runs in a separate network
+namespace, with the userspace datapath. OVS_CNI: the directory of a built ovs-cni, whose plugin file is named ovs.
+ovs-cni finds host-local in PEER.
 
     .venv/bin/python -m pytest -s benchmarks/bench_ovs.py
 """
@@ -33,7 +34,8 @@ ROUNDS = 30
 
 
 class Warm:
-    """fastcni as the server runs it, without the launcher. late: seconds from when a port is up until the answer."""
+    """fastcni's ovs plugin in this process, in the mode of the server, without the launcher. late: [seconds from the
+    time at which the port is up until the ADD's answer]."""
 
     name = "fastcni warm, in process"
 
@@ -56,7 +58,7 @@ class Warm:
 
 
 class PluginFile:
-    """A plugin file, started as a process. path: the directory of the other plugins."""
+    """A plugin file that is started as a process. path: the directory of the other plugins."""
 
     def __init__(self, name, file, path):
         self.name, self.file, self.path = name, file, path
@@ -76,7 +78,7 @@ class PluginFile:
 
 
 class Vsctl:
-    """ovs-vsctl for a veth pair that exists: no namespace, no address."""
+    """ovs-vsctl, which adds an existing veth pair. It moves no link into a namespace and gives no address."""
 
     name = "ovs-vsctl add-port, del-port"
 
@@ -119,7 +121,7 @@ def test_add_and_del(host_netns, pod_netns, tmp_path, monkeypatch, scaled, other
 
 
 def measure(sides, conf, pod, rounds):
-    """{name of a side: ([seconds of an ADD], [seconds of a DEL])}."""
+    """Return {implementation: ([seconds of an ADD], [seconds of a DEL])}."""
     figures = {side.name: ([], []) for side in sides}
     for _ in range(rounds):
         for side in sides:

@@ -1,13 +1,13 @@
-"""Network policies in the kernel: the first load, one pod's ADD, one change of a label, one policy's change.
+"""Measure network policies: the first load into the kernel, a pod's ADD, and changes of a label and of a policy.
 
-    .venv/bin/python benchmarks/bench_policy.py                 # as root; 500 policies, 200 pods of the node
+    .venv/bin/python benchmarks/bench_policy.py                 # as root; 500 policies, 200 pods on the node
     .venv/bin/python benchmarks/bench_policy.py --policies 1000
     .venv/bin/python benchmarks/bench_policy.py --cluster-policies 20
     .venv/bin/python benchmarks/bench_policy.py --dense         # policy_density.py: 5,000 pods of one namespace
     .venv/bin/python benchmarks/bench_policy.py --enforced API --changes 100 --load 6      # policy_enforced.py
 
-Prints a table with the figure wanted beside each. It makes a network namespace, in which no pod has a link: the figures
-are those of compiling, of the kernel's transaction, and of looking for connections to cut.
+Prints a table of figures and wanted figures. The benchmark makes a network namespace, in which no pod has a link. The
+figures are the times of compiling, of the kernel's transaction, and of the search for connections to end.
 
 `make test` runs each part once, with small numbers, and asserts no time.
 """
@@ -58,8 +58,8 @@ def pod(number, app, node=NODE):
 
 
 def policy_document(number, port=80):
-    """Return a policy such as a cluster has for each service: ingress to one app from another app and an address range,
-    egress to a third app."""
+    """Return a typical policy of a service: ingress to one app from another app and an address range, egress to a third
+    app."""
     app = number % APPS
     return {"metadata": {"name": f"policy-{number}", "namespace": f"ns-{number % NAMESPACES}"}, "spec": {
         "podSelector": {"matchLabels": {"app": f"app-{app}"}}, "policyTypes": ["Ingress", "Egress"],
@@ -71,8 +71,8 @@ def policy_document(number, port=80):
 
 
 def cluster_policy_document(number):
-    """Return a cluster policy. Every second one is for all pods, the others are for the pods of some apps. Ten are of
-    tier Admin for each one of Baseline. The peers are an address range, a namespace and ports."""
+    """Return a cluster policy. Odd numbers select all pods, even numbers the pods of some apps. Every tenth policy is
+    of tier Baseline, the others of tier Admin. The rules have an address range, a namespace and ports."""
     subject = {"namespaces": {}} if number % 2 else {"pods": {"namespaceSelector": {}, "podSelector": {
         "matchLabels": {"tier": f"tier-{number % 3}"}}}}
     team = {"namespaces": {"matchLabels": {"team": f"team-{number % 4}"}}}
@@ -102,7 +102,7 @@ class Site:
         self.engine = Engine(AttachedCompiler(NODE))
 
     def load(self):
-        """Read, compile and write all."""
+        """Read and compile all objects, and write them to the kernel."""
         self.put_all(self.engine.compiler)
         self.engine.load()
 
@@ -115,8 +115,8 @@ class Site:
             compiler.put_policy(one)
 
     def add(self, rounds):
-        """Return [(ms that an ADD waits, ms until the pod's rules are written)]. Each pod has the labels of other pods,
-        as a replica does."""
+        """Return [(ms that an ADD waits, ms until the pod's rules are written)]. Each added pod has the labels of
+        existing pods, as a replica does."""
         first = len(self.pods) + len(self.others)
         found = []
         for number in range(first, first + rounds):
@@ -134,17 +134,17 @@ class Site:
         self.engine.commit()
 
     def relabel(self, rounds):
-        """Return [ms of a change of a pod's label], to a label that other policies select."""
+        """Return [ms to apply the change of a pod's label]. Other policies select the new label."""
         return [took_ms(self._commit, self.engine.compiler.put_pod, self._relabelled(number))
                 for number in range(rounds)]
 
     def _relabelled(self, number, further=1):
-        """Return the next pod with a label that policies of its namespace select."""
+        """Return a pod with another label, which policies of the pod's namespace select."""
         app = (number + further * NAMESPACES) % APPS
         return replace(self.pods[number % len(self.pods)], labels={"app": f"app-{app}"})
 
     def cut(self, rounds):
-        """[ms of looking for connections to end, after another label]"""
+        """Return [ms of the search for connections to end, after a pod's label has changed]."""
         found = []
         for number in range(rounds):
             self._commit(self.engine.compiler.put_pod, self._relabelled(number, 2))
@@ -156,7 +156,7 @@ class Site:
         self.engine.end_cut()
 
     def edit(self, rounds):
-        """Return [ms of a change of a policy's port]."""
+        """Return [ms to apply the change of a policy's port]."""
         return [took_ms(self._commit, self.engine.compiler.put_policy, read_policy(policy_document(
             number % len(self.documents), 1000 + number))) for number in range(rounds)]
 
@@ -222,8 +222,8 @@ def make_port():
 
 
 def ask(site, agent, rounds):
-    """Return [ms of the plugin's ADD, which asks the agent]. One pod at a time is added and deleted, with the latency
-    request that the server makes for each request."""
+    """Return [ms of an ADD of the plugin policy, which asks the agent]. Add and delete one pod after another, with the
+    latency request to the kernel that the server makes for each request."""
     first = len(site.pods) + len(site.others)
     found = []
     make_port()
@@ -231,13 +231,13 @@ def ask(site, agent, rounds):
     latency.hold()
     for number in range(first, first + rounds):
         found.append(add_and_delete(pod(number, number % APPS), agent))
-        time.sleep(0.005)               # the agent writes and looks for connections
+        time.sleep(0.005)               # the agent writes the rules and searches for connections
     latency.close()
     return found
 
 
 def add_and_delete(one, agent):
-    """Return the ms of the plugin's ADD for a pod at the link `port`."""
+    """Add and delete a pod at the link `port`. Return the ms of the plugin's ADD."""
     previous = {"cniVersion": "1.1.0",
                 "interfaces": [{"name": "port"}, {"name": "eth0", "sandbox": "/pod", "mac": "02:00:00:00:00:01"}],
                 "ips": [{"address": f"{ip_text(packed)}/32", "interface": 1} for packed in one.addresses]}
@@ -267,7 +267,7 @@ def measure(table, policies, pods, others, rounds, cluster_policies=0):
               statistics.median(loads) <= 1000)
     table.add("    sets, elements, chains, rules", f"{len(state.sets)}, {sum(map(len, state.elements.values()))}, "
               f"{len(state.chains)}, {sum(len(one.lines) + len(one.jumps) for one in state.chains.values())}")
-    site.close()                        # the table belongs to one agent at a time
+    site.close()                        # removes the table, which only one agent at a time can own
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         agent = Agent(site, directory)
         try:
@@ -293,13 +293,13 @@ def main():
     parser.add_argument("--policies", type=int, default=500)
     parser.add_argument("--cluster-policies", type=int, default=0)
     parser.add_argument("--pods", type=int, default=200)
-    parser.add_argument("--others", type=int, default=1000, help="pods of other nodes")
+    parser.add_argument("--others", type=int, default=1000, help="number of pods of other nodes")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--enforced", choices=["files", "API"], help="measure only how long forbidden packets pass")
     parser.add_argument("--changes", type=int, default=100, help="rounds of --enforced")
     parser.add_argument("--load", type=int, default=0, help="processes that use processor time during --enforced")
-    parser.add_argument("--packets", action="store_true", help="what policies cost a packet, on ptp and on a bridge")
-    parser.add_argument("--dense", action="store_true", help="1,000 policies and 500 + 4,500 pods of one namespace")
+    parser.add_argument("--packets", action="store_true", help="measure only the cost for packets, on ptp and a bridge")
+    parser.add_argument("--dense", action="store_true", help="measure only one namespace of 5,000 pods")
     options = parser.parse_args()
     os.unshare(os.CLONE_NEWNET) if hasattr(os, "unshare") else unshare()
     table = Table()
@@ -323,7 +323,7 @@ def measure_enforced(table, source, policies, pods, changes, load=0):
 
 
 def unshare():
-    """os.unshare() of Python 3.12."""
+    """Call unshare(2), as os.unshare() of Python 3.12 does."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):
@@ -354,7 +354,7 @@ def test_a_dense_node_is_measured(host_netns):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: makes network namespaces")
 def test_changes_of_files_are_enforced_in_the_benchmark(host_netns):
-    """Changes in the API are in tests/cluster/agent/test_policies.py."""
+    """tests/cluster/agent/test_policies.py tests changes in the API."""
     if not see_bridged_traffic():
         pytest.skip("needs br_netfilter in the kernel")
     table = Table()

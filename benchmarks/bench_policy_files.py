@@ -1,9 +1,10 @@
-"""Network policies in files: what an ADD and another file's policy wait for while a hostile file arrives.
+"""Measure network policies in files: how long an ADD and another file's policy wait after a hostile file is written.
 
     .venv/bin/python benchmarks/bench_policy_files.py           # as root; 2,000 pods in as many files
 
-Prints a table with the figure wanted beside each. The agent is another process. An ADD and a file with a policy come
-right after the hostile file; the policy is in force when the agent names it for a pod's address.
+Prints a table of figures and wanted figures. The agent is a separate process. Immediately after the hostile file, the
+benchmark makes an ADD and writes a file with a policy. The policy is in force when the agent names the policy for a
+pod's address.
 
 `make test` runs each part once, with small numbers, and asserts no time.
 """
@@ -35,8 +36,8 @@ ADDRESS = "10.200.0.1"
 
 
 class Processes:
-    """The agent and the processes that it has started. peak: the largest KB of all these processes together, by their
-    proportional set sizes."""
+    """The agent and the processes that it has started. peak: the largest sum of the proportional set sizes of all these
+    processes, in KB."""
 
     def __init__(self, pid):
         self.pid, self.peak, self.ended = pid, 0, threading.Event()
@@ -54,7 +55,7 @@ class Processes:
     def tree(self, pid):
         try:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        except OSError:                 # it has ended
+        except OSError:                 # the process has ended
             return [pid]
         return [pid, *(each for child in children for each in self.tree(child))]
 
@@ -62,7 +63,7 @@ class Processes:
     def pss(pid):
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:                 # it has ended
+        except OSError:                 # the process has ended
             return 0
         return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
@@ -83,7 +84,7 @@ def document(app, name="new"):
 
 
 def await_policies(agent, names):
-    """Wait until these policies hold for ADDRESS."""
+    """Wait until the agent names these policies for ADDRESS."""
     while True:
         (found,) = policies.ask(agent.socket, {"do": "explain", "address": ADDRESS})["pods"]
         if found["ingress"] == names:

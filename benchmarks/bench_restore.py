@@ -1,8 +1,8 @@
-"""The restore of the pods' firewall state: from the kernel's announcement of a flush until the server has restored it.
+"""Measure how long the server takes to restore the pods' firewall state after the kernel has notified of a flush.
 
-The pods have bridge with ipMasq, portmap with one port, and firewall, with an address of each family: by nftables that
-is eleven elements a pod. Prints figures. A round fails if something is not restored. Needs root, for a
-network namespace.
+Each pod has bridge with ipMasq, portmap with one port, firewall, and an address of each family. With nftables a pod has
+eleven elements. Prints figures. A round fails if the server does not restore everything. Needs root, for a network
+namespace.
 
     .venv/bin/python -m pytest --benchmark-only benchmarks/bench_restore.py
 """
@@ -26,12 +26,12 @@ from fastcni.spec import json
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("iptables-save") or not shutil.which("nft"),
                                 reason="needs root, nft and iptables: makes a network namespace, and flushes in it")
 NAME = f"fcni-bench-restore-{os.getpid()}"
-PODS = f"{NAME}-pods"           # one namespace for all pods: a restore checks its link to the node's
+PODS = f"{NAME}-pods"  # one namespace for all pods, because a restore checks that the namespace has a link to the node
 PODS_NETNS = f"/run/netns/{PODS}"
 ROUNDS = 9
 LIMIT_S = 10
-READY = "event=start_replay_done"       # the server has read all tables
-# nftables: the server's copy of its own tables. iptables: a replay from the result cache.
+READY = "event=start_replay_done"       # logged when the server has read all tables
+# With nftables the server restores its copy of its own tables. With iptables it replays the result cache.
 DONE = {"nftables": "event=rules_restored", "iptables": "event=rules_replayed"}
 CASES = [pytest.param(backend, flush, pods, id=f"{backend}, {flush}, {pods} pods") for backend, flushes, sizes in (
     ("nftables", ("nft flush ruleset", "nft delete table inet fastcni"), (1, 30, 182)),
@@ -40,7 +40,7 @@ CASES = [pytest.param(backend, flush, pods, id=f"{backend}, {flush}, {pods} pods
 
 
 def write_cache(directory, backend, pods):
-    """Write the result cache of a runtime with this many pods."""
+    """Write a runtime's result cache with `pods` pods."""
     plugins = [{"type": "bridge", "bridge": "br0", "isGateway": True, "ipMasq": True, "ipMasqBackend": backend,
                 "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}], [{"subnet": "fd00:22::/64"}]]}},
                {"type": "portmap", "backend": backend, "capabilities": {"portMappings": True}},
@@ -56,8 +56,8 @@ def write_cache(directory, backend, pods):
 
 
 class Node:
-    """The server of this thread's namespace, for `with node.server:`. Each round has a new server, because a server
-    delays its second restore."""
+    """A node in this thread's namespace. `with node.server:` runs its server. Each round has a new server, because a
+    server delays its second restore."""
 
     def __init__(self, directory, backend, flush):
         self.directory, self.flush, self.done = directory, flush.split(), DONE[backend]
@@ -69,7 +69,7 @@ class Node:
                                          "--log-level", "info"], self.sock, self.log))
         self.wait_for(READY)
         sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
-        self.server.callback(sock.close)        # after the round: the close takes some ms
+        self.server.callback(sock.close)        # closes the socket after the round, because the close takes some ms
         self.server.enter_context(subprocess.Popen(self.flush))
         assert select.select([sock], [], [], LIMIT_S)[0], f"{self.flush} flushed nothing"
 
@@ -91,7 +91,7 @@ class Node:
 
 
 def ruleset():
-    """Return the sorted words of the ruleset: the order of elements does not matter."""
+    """Return the sorted words of the ruleset, so that the order of elements does not matter."""
     text = subprocess.run(["nft", "-s", "list", "ruleset"], check=True, capture_output=True, text=True).stdout
     return sorted(text.replace(",", " ").split())
 

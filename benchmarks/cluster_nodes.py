@@ -1,4 +1,5 @@
-"""What the benchmark of cluster-wide addresses runs: an etcd, and simulated nodes with their own name and directory."""
+"""Run an etcd and simulated nodes for the benchmark of cluster-wide addresses. Each node has its own name and
+directory."""
 
 import contextlib
 import json
@@ -22,8 +23,8 @@ ENV = {"CNI_IFNAME": "eth0", "CNI_NETNS": "/nowhere/pod", "CNI_NETNS_OVERRIDE": 
 
 
 class Etcd:
-    """`with Etcd() as etcd:` runs one member on loopback, its data in a directory below `directory`. conf: for
-    `store`."""
+    """`with Etcd() as etcd:` runs one member on loopback, with its data in a directory below `directory`. conf: the
+    value of `store` in an IPAM configuration."""
 
     def __init__(self, url="", directory=None):
         self.url, self.directory, self.home, self.process = url, directory, "", None
@@ -32,7 +33,7 @@ class Etcd:
         if not self.url:
             try:
                 self._start()
-            except BaseException:       # an interrupt, too
+            except BaseException:       # also after an interrupt
                 self.__exit__()
                 raise
         self.conf = {"type": "etcd", "endpoints": [self.url], "prefix": f"/fastcni-bench/{os.getpid()}"}
@@ -40,7 +41,7 @@ class Etcd:
 
     def __exit__(self, *_):
         if self.process:
-            self.process.kill()         # its data are not needed any more
+            self.process.kill()         # SIGKILL is safe, because nothing reads its data again
             self.process.wait()
         if self.home:
             shutil.rmtree(self.home)
@@ -66,7 +67,8 @@ class Etcd:
         raise SystemExit(f"etcd does not answer: {Path(self.home, 'log').read_text()[-500:]}")
 
     def requests(self):
-        """Return {method: number} of the requests that etcd has answered: Range, Put, Txn, LeaseGrant ..."""
+        """Return {method: number of requests that etcd has answered}. Methods are Range, Put, Txn, LeaseGrant and
+        others."""
         found = {}
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
             for line in answer.read().decode().splitlines():
@@ -76,7 +78,8 @@ class Etcd:
         return found
 
     def cpu_s(self):
-        """Return the processor seconds of the etcd that this benchmark has started; 0.0 for another etcd."""
+        """Return the processor seconds of the etcd that this benchmark has started, or 0.0 if the benchmark uses
+        another etcd."""
         if not self.process:
             return 0.0
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -84,7 +87,7 @@ class Etcd:
 
 
 class Local:
-    """The store `local` in place of Etcd. It counts no requests, and needs no processor time of its own."""
+    """The store `local` in place of Etcd. It counts no requests, and has no process that uses processor time."""
 
     def __init__(self, directory):
         self.conf = {"type": "local", "path": str(directory / "store")}
@@ -105,7 +108,7 @@ def free_ports(count):
 
 
 class KeptMode(Mode):
-    """The part of a server's mode that IPAM keeps between requests: the store and decoded configurations. It uses
+    """A mode that keeps the store and decoded configurations between requests, as the server's mode does. It decodes by
     orjson."""
 
     __slots__ = ("known",)
@@ -125,7 +128,7 @@ class KeptMode(Mode):
 
 
 class Node:
-    """A simulated node with one network. call() makes a request in this process, and returns its answer."""
+    """A simulated node with one network. call() makes a request in this process, and returns the answer."""
 
     def __init__(self, store, directory, name, **keys):
         self.mode = KeptMode()

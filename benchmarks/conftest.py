@@ -1,4 +1,5 @@
-"""`make bench` measures. `make test` runs each benchmark once, with smaller numbers, so that none of them breaks."""
+"""Fixtures of the benchmarks. `make bench` measures. `make test` runs each benchmark once with small numbers, to check
+that the benchmark works."""
 
 import pytest
 
@@ -7,7 +8,7 @@ from fastcni.testing import host_netns, pod_netns  # noqa: F401 - fixtures
 
 @pytest.fixture(scope="session")
 def scaled(request):
-    """Return a function of a number of pods or rounds. It returns the number if the benchmark measures, else at most
-    20."""
+    """Return a function scaled(number) for a number of pods or rounds. It returns `number` if the benchmark measures,
+    otherwise at most 20."""
     disabled = request.config.getoption("benchmark_disable")
     return lambda number: min(number, 20) if disabled else number

@@ -1,8 +1,8 @@
-"""Cluster-wide addresses with many nodes: a part of bench_cluster_ipam.py.
+"""Measure cluster-wide addresses with many nodes: a part of bench_cluster_ipam.py.
 
-    given      1,000 nodes give 100 addresses each: requests, and how long an ADD takes that claims a block
-    full       one range, and pods on random nodes until the first ADD is refused: how many addresses are left
-    week       pods come and go for a week: how many addresses of the claimed blocks are used
+    given      1,000 nodes allocate 100 addresses each: requests, and how long an ADD takes that claims a block
+    full       pods on random nodes take addresses of one range until the first ADD fails: how many addresses are left
+    week       pods are added and deleted for a week: how many addresses of the claimed blocks are used
 """
 
 import random
@@ -15,13 +15,13 @@ from fastcni.kit.ipam.cluster import stores, upkeep
 from fastcni.kit.ipam.cluster.conf import read_keys
 from fastcni.spec.config import Section
 
-BLOCK = 64              # addresses
+BLOCK = 64              # addresses of a block
 DAYS, HOURS = 7, 24
 
 
 def given(table, etcd, directory, nodes, adds, processes, together):
-    """Measure in processes that share the nodes. All nodes claim their first block at the same time, and their second
-    block when the first one is full."""
+    """Measure `given`. The nodes are divided among `processes` processes. All nodes claim their first block at the same
+    time, and their second block when the first block is full."""
     def work(number, begin):
         mine = [Node(etcd.conf, directory / "given", f"given-{number}-{each}", network_name="given")
                 for each in range(nodes // processes)]
@@ -54,7 +54,7 @@ def given(table, etcd, directory, nodes, adds, processes, together):
 
 
 def full(table, store, directory, nodes, prefix):
-    """Fill a range of 2^(32 - prefix) addresses."""
+    """Measure `full` with a range of 2^(32 - prefix) addresses."""
     pick = random.Random(1)
     mine = [Node(store, directory / "full", f"full-{number}", network_name="full", range=f"10.0.0.0/{prefix}")
             for number in range(nodes)]
@@ -72,8 +72,8 @@ def full(table, store, directory, nodes, prefix):
 
 
 def week(table, store, directory, nodes, days=DAYS):
-    """The number of a node's pods is a random walk between 20 and 180. In each hour an eighth of the pods is replaced,
-    and the node returns the blocks that are empty, as its server does."""
+    """Measure `week`. The number of a node's pods changes at random between 20 and 180. In each hour an eighth of the
+    pods is replaced, and the node returns empty blocks, as the node's server does."""
     pick = random.Random(2)
     mine = [Node(store, directory / "week", f"week-{number}", network_name="week", cool_down=0)
             for number in range(nodes)]

@@ -1,7 +1,7 @@
-"""What policies cost the agent of a dense node: a part of bench_policy.py.
+"""Measure the cost of policies for the agent of a node with many pods: a part of bench_policy.py.
 
-One namespace of 5,000 pods, 500 of them on this node, and 1,000 policies, each of which selects every hundredth pod. A
-change is one event of the source: compiled, and written to the kernel in one transaction.
+One namespace has 5,000 pods, of which 500 are on this node, and 1,000 policies. Each policy selects every hundredth
+pod. A change is one event of the source, which the agent compiles and writes to the kernel in one transaction.
 """
 
 import gc
@@ -20,9 +20,11 @@ NAMESPACE = "dense"
 
 
 def measure(table, pods, policies, pod, document, node, apps):
-    """Add rows to the table: memory, first load, a label, and the restart of all pods of the node one after another.
+    """Add rows to the table: memory, the first load, the change of a label, and the restart of all pods of the node one
+    after another.
 
-    pods: (of this node, of other nodes). pod, document: functions that make the pod and the policy of a number."""
+    pods: (number of pods of this node, of other nodes). pod, document: functions of a number that make a pod and a
+    policy."""
     here, elsewhere = pods
 
     def made(number, address=0):

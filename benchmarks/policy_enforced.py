@@ -1,8 +1,8 @@
-"""How long forbidden packets pass after a change: a part of bench_policy.py.
+"""Measure how long forbidden packets pass after a change: a part of bench_policy.py.
 
-A node with four pods on links and the others in the source only, an agent in a process of its own, and flows of each
-protocol that never pause. A round forbids all of them, by a policy, by a label or by a cluster policy, and takes the
-time from the change of the file or object until the last packet that an end of a flow has received.
+The node has four pods with links; the other pods exist only in the source. The agent is a separate process. Flows of
+each protocol send without a pause. A round forbids all flows by a policy, a label or a cluster policy. It measures the
+time from the change of the file or object until an end of a flow receives the last packet.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ from fastcni.spec.errors import CniError
 from fastcni.testing.namespaces import ip
 from fastcni.testing.witnesses import eventually
 
-PAIRS = ("a", "b"), ("d", "b")                  # on one bridge, and from a separate link
-QUIET_S, LIMIT_S = 0.2, 10.0                    # without a packet, then a flow is cut; the limit of every wait
-OPEN_S = 0.3                                    # after a round, until the flows are allowed again
+PAIRS = ("a", "b"), ("d", "b")  # two pods on one bridge; a pod on a separate link and a pod on the bridge
+QUIET_S, LIMIT_S = 0.2, 10.0  # a flow has ended if no packet arrives for QUIET_S; the limit of every wait
+OPEN_S = 0.3                                    # pause after a round, in which the flows are allowed again
 CLOSED = {"ingress": [], "policyTypes": ["Ingress"]}
 
 
@@ -60,7 +60,7 @@ def pod(name, addresses, **labels):
 
 
 class ByFiles:
-    """A directory with a file for each object."""
+    """A source whose objects are files in a directory, one file for each object."""
 
     def __init__(self, directory):
         self.directory = directory / "policies"
@@ -74,7 +74,7 @@ class ByFiles:
 
 
 class ByApi:
-    """The mock of the Kubernetes API."""
+    """A source whose objects are in the mock of the Kubernetes API."""
 
     def __init__(self, directory, server):
         from cluster.kubernetes.api_server import kubeconfig
@@ -113,7 +113,7 @@ class Silent:
 
 
 def changes(source):
-    """Yield pairs of functions: the first one forbids all traffic to the pod b, the second one allows the traffic
+    """Yield pairs of functions (forbid, allow). forbid() forbids all traffic to the pod b, allow() allows the traffic
     again."""
     return [(lambda: source.put(policy("edited", {"app": "b"}, CLOSED)),
              lambda: source.put(policy("edited", {"app": "b"}, CLOSED | {"ingress": [{}]}))),
@@ -137,7 +137,8 @@ def put_all(source, policies, pods):
 
 
 def round_ms(node, forbid):
-    """Return (ms until the last packet, the flow that received it), or None if the flows did not begin."""
+    """Start the flows and call forbid(). Return (ms from forbid() to the last packet, the flow that received this
+    packet), or None if the flows did not begin."""
     streams = Streams([Stream(node, kind, *pair, ipv6) for kind, pair, ipv6 in product(
         PROTOCOLS, PAIRS, (False, True))])
     with contextlib.ExitStack() as ended, streams.running():
@@ -186,8 +187,8 @@ def source_of(kind, directory):
 
 
 def enforced(kind, policies, pods, rounds, load=0):
-    """Return [(ms until the last forbidden packet, its flow)] of changes by "files" or by the "API". load: the number
-    of processes that use all processor time they can get. The caller has entered a separate namespace."""
+    """Return [(ms until the last forbidden packet, its flow)] of the changes. kind: "files" or "API". load: the number
+    of other processes that use all processor time they can get. The caller must have entered a separate namespace."""
     ip("link", "set", "lo", "up")
     found = []
     with contextlib.ExitStack() as opened:
@@ -200,7 +201,7 @@ def enforced(kind, policies, pods, rounds, load=0):
         opened.enter_context(running(None, lambda: serve(settings)))
         for _ in range(load):
             opened.enter_context(running(None, spin))
-        # Flows that begin before the rules have no known direction: conntrack begins with the rules.
+        # Wait for the rules, because conntrack does not know the direction of flows that began before the rules.
         if not eventually(lambda: is_ready(settings.socket), pause=0.2):
             raise SystemExit("the agent has not written the policies")
         while len(found) < rounds:

@@ -1,10 +1,11 @@
-"""What policies cost a packet: between two pods of ptp, and of a bridge with br_netfilter, with and without the plugin.
+"""Measure the cost of policies for a packet between two pods of ptp, and of a bridge with br_netfilter, with and
+without the plugin policy.
 
     .venv/bin/python benchmarks/bench_policy.py --packets       # as root
 
-Both pods are restricted in both directions, and policies allow what is measured. One thread sends and receives: the
-kernel handles each packet within the sender's call. The tables are removed and written again between the rounds, so the
-variants alternate within seconds.
+Policies select both pods in both directions, and allow the measured traffic. One thread sends and receives, and the
+kernel handles each packet within the sender's call. Between the rounds, the benchmark removes and writes the tables, so
+the variants alternate within seconds.
 """
 
 import contextlib
@@ -27,9 +28,9 @@ from fastcni.spec.address import read_ip
 PODS = {"ptp": ("10.2.0.1", "10.2.0.2"), "bridge": ("10.1.0.1", "10.1.0.2")}
 GATEWAYS = {"ptp": "10.2.0.254", "bridge": "10.1.0.254"}
 CASES = ("one-way", "request-response", "connect-request-close")
-PAYLOAD = b"x" * 18             # 64 bytes of Ethernet with headers and checksum
+PAYLOAD = b"x" * 18             # makes an Ethernet frame of 64 bytes with headers and checksum
 RESET = struct.pack("ii", 1, 0)         # SO_LINGER: close() leaves no connection in TIME-WAIT
-TIMES = {"one-way": 4000, "request-response": 1500, "connect-request-close": 200}      # in one round
+TIMES = {"one-way": 4000, "request-response": 1500, "connect-request-close": 200}  # {case: repetitions in one round}
 POLICY = {"metadata": {"name": "allow"}, "spec": {
     "podSelector": {}, "policyTypes": ["Ingress", "Egress"],
     "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": 80}, {"port": 80, "protocol": "UDP"}]}],
@@ -37,7 +38,7 @@ POLICY = {"metadata": {"name": "allow"}, "spec": {
 
 
 class Pods:
-    """Pods in namespaces without names, which end with the process."""
+    """Pods in unnamed namespaces, which the kernel removes when the process ends."""
 
     def __init__(self):
         self.spaces = {address: new_netns() for pair in PODS.values() for address in pair}
@@ -93,7 +94,7 @@ def new_netns():
 
 
 def unshare():
-    """os.unshare() of Python 3.12."""
+    """Call unshare(2), as os.unshare() of Python 3.12 does."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).unshare(0x40000000):
@@ -115,7 +116,7 @@ def inside(space):
 
 
 class Connections:
-    """Sockets between the two pods of a kind of link. The measurements are in us."""
+    """Connections between the two pods of a kind of link. The methods that measure return us."""
 
     def __init__(self, pods, kind):
         self.pods, (self.source, self.destination) = pods, PODS[kind]
@@ -130,7 +131,7 @@ class Connections:
         self.echo.settimeout(5)
 
     def warm(self):
-        """Exchange a packet on the connection, so that conntrack knows it."""
+        """Exchange a packet on each connection, so that conntrack has an entry for it."""
         self.udp.send(PAYLOAD)
         data, source = self.echo.recvfrom(64)
         self.echo.sendto(data, source)
@@ -175,7 +176,7 @@ class Connections:
 
 
 def load(pods, kind, *, offload=False):
-    """Write the tables of an agent for the pods of a kind of link. offload: see Engine."""
+    """Write the agent's tables for the pods of a kind of link. offload: see Engine."""
     engine = Engine(AttachedCompiler(link_of=wire.index_of), offload=offload)
     engine.compiler.put_namespace("default", {})
     for each in pods.attachments(kind):
@@ -195,7 +196,8 @@ def remove():
 
 
 def rounds_of(pods, variants, rounds):
-    """{(kind of link, case, variant): [us]}. variants: {name: function that writes the tables for a kind}."""
+    """Return {(kind of link, case, variant): [us]}. variants: {name: function that writes the tables for a kind of
+    link}."""
     connections = {kind: Connections(pods, kind) for kind in PODS}
     found = {}
     for number in range(rounds):
@@ -209,7 +211,7 @@ def rounds_of(pods, variants, rounds):
 
 
 def measure(table, rounds):
-    """Add the rows of a table."""
+    """Measure all variants, and add the rows to the table."""
     pods = Pods()
     loaded = []
 

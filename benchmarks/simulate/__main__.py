@@ -1,11 +1,11 @@
-"""`python -m simulate`: one real agent and server, and many simulated nodes, on a real registry: what grows, and how.
+"""`python -m simulate`: run a real node and many simulated nodes, and print which figures grow with the nodes.
 
     make simulate                                   100, 1,000 and 5,000 nodes on etcd; root
     make simulate SIMULATE="--quick --json FILE"    50 and 200 nodes, in less than 40 s
     make simulate SIMULATE="--quick --registry kubernetes"
 
-The churn of an hour (1% of the nodes is replaced) happens in 10 s, beside 30 pods a second on the real node. Then a
-rack of 40 nodes fails and 40 others join, and then up to 200 agents are started again at the same time.
+The simulation makes the churn of an hour (1% of the nodes is replaced) in 10 s, while the real node adds and deletes 30
+pods a second. Then a rack of 40 nodes fails and 40 other nodes join. Then up to 200 agents restart at the same time.
 """
 
 import argparse
@@ -25,11 +25,12 @@ from simulate.kubernetes_registry import ApiServer
 from simulate.measure import HOUR_S, QUICK, WHOLE, measure
 from simulate.world import REGISTRIES, Failed, World
 
-COUNTS = {True: [50, 200], False: [100, 1000, 5000]}            # with --quick, and without
-PROGRAMS = {"etcd": ("etcd",), "kubernetes": (), "api_server": ("etcd", "openssl")}         # besides ip
+COUNTS = {True: [50, 200], False: [100, 1000, 5000]}            # numbers of nodes with --quick (True) and without
+# Required programs of each registry, besides ip
+PROGRAMS = {"etcd": ("etcd",), "kubernetes": (), "api_server": ("etcd", "openssl")}
 CHANGES = "N nodes make the changes, and the registry sends each of them to N watches"
 RACK_JOINS = "for a rack of 40 the registry sends 80 changes to N watches, and all N records to each node that joins"
-# {figure: (meaning, growth that does not count, the cause if it is quadratic)}
+# {figure: (meaning, smallest growth that counts, the cause if the growth is quadratic)}
 FIGURES = {
     "registry_cpu_ms_per_s": ("registry's CPU, ms/s", 2.0, CHANGES),
     "requests_per_s": ("requests/s", 0.2, "the number of requests of a join grows with the number of nodes"),
@@ -43,12 +44,12 @@ FIGURES = {
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m simulate", description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="50 and 200 nodes, and shorter times")
-    parser.add_argument("--nodes", type=int, nargs="+", metavar="N", help="other numbers of nodes, from 2")
-    parser.add_argument("--registry", choices=REGISTRIES, default="etcd", help="kubernetes: the mock of the tests")
+    parser.add_argument("--quick", action="store_true", help="simulate 50 and 200 nodes, for shorter times")
+    parser.add_argument("--nodes", type=int, nargs="+", metavar="N", help="simulate these numbers of nodes, from 2")
+    parser.add_argument("--registry", choices=REGISTRIES, default="etcd", help="kubernetes: the tests' API mock")
     parser.add_argument("--api-server", metavar="PROGRAM", help="a real kube-apiserver, in place of the mock")
-    parser.add_argument("--pods", type=float, default=30.0, metavar="RATE", help="pods a second; 0: no server either")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there")
+    parser.add_argument("--pods", type=float, default=30.0, metavar="RATE", help="pods a second; 0: without a server")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to this file")
     options = parser.parse_args()
     options.registry = "kubernetes" if options.api_server else options.registry
     counts = sorted(set(options.nodes or COUNTS[options.quick]))
@@ -59,7 +60,7 @@ def main():
     for program in ("ip", *PROGRAMS["api_server" if options.api_server else options.registry]):
         if not shutil.which(program):
             sys.exit(f"simulate needs {program}: apt-get install etcd-server iproute2 openssl")
-    allow_descriptors(counts[-1] + 1000)        # a socket of each node's watch
+    allow_descriptors(counts[-1] + 1000)        # one socket for each node's watch
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     try:
@@ -71,7 +72,7 @@ def main():
 
 
 def allow_descriptors(wanted):
-    """Raise the limit of open files of this process and its children, so that it suffices for so many nodes."""
+    """Raise the limit of open files of this process and its children to at least `wanted`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         sys.exit(f"simulate: {wanted} open files are needed, and the limit is {hard}: ulimit -n {wanted}")
@@ -80,7 +81,8 @@ def allow_descriptors(wanted):
 
 
 def interrupt(*_):
-    """End by an exception, so that everything is removed; another signal does not interrupt that."""
+    """Raise an exception that ends the simulation, so that everything is removed. Ignore further signals, which would
+    interrupt the removal."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -135,8 +137,9 @@ def print_restarts(found):
 
 
 def kind_of(name, found, alone):
-    """Return flat, linear or quadratic, for the part of a figure that exceeds the figure of a cluster of one node. The
-    idle load counts only if it clearly grows, because it varies more between runs than the churn of few nodes costs."""
+    """Return "flat", "linear" or "quadratic": how the part of a figure grows that exceeds the figure of a cluster of
+    one node. Idle load counts only if it clearly grows, because between runs it varies by more than the churn of few
+    nodes costs."""
     noise = FIGURES[name][1]
     counts = [each.row.nodes for each in found]
     if not hasattr(alone.idle, name):

@@ -2,10 +2,10 @@
 
 from ipaddress import ip_address, ip_network
 
-NETWORK = ip_network("10.0.0.0/8")              # of pods: a /24 for each node
-FIRST = 256                                     # subnet of the simulated node 0; the real agent takes a lower one
-UNDERLAY = ip_network("198.18.0.0/15")          # of nodes, for tests of networks (RFC 2544)
-AGENT = UNDERLAY[-2]                            # the node of the real agent
+NETWORK = ip_network("10.0.0.0/8")              # addresses of pods: a /24 for each node
+FIRST = 256                                     # the subnet of simulated node 0; the real agent takes a lower subnet
+UNDERLAY = ip_network("198.18.0.0/15")          # addresses of nodes: the range for network tests (RFC 2544)
+AGENT = UNDERLAY[-2]                            # the address of the real agent's node
 
 
 def subnet_of(number):
@@ -13,7 +13,7 @@ def subnet_of(number):
 
 
 def number_of(packed):
-    """The node whose subnet has this address as its first one."""
+    """Return the number of the node whose subnet begins with this address."""
     return (int(ip_address(packed)) - int(NETWORK[0])) // 256 - FIRST
 
 

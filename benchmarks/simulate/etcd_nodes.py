@@ -1,4 +1,4 @@
-"""What a node's agent asks of etcd, in the same order: agent/registries/etcd.py through the JSON gateway.
+"""Make the requests that a node's agent makes to etcd's JSON gateway, in the same order as agent/registries/etcd.py.
 
 tests/cluster/test_simulate.py compares these requests with those of the real registry.
 """
@@ -22,22 +22,22 @@ HOST_HEADER = "etcd"
 
 
 def record_of(number):
-    """Return (key, value) of a node's record."""
+    """Return (key, value) of the record of the node with this number."""
     node = Node("", {4: subnet_of(number)}, {4: public_of(number)}, "vxlan",
                 {4: {"VNI": 1, "VtepMAC": mac_of(number)}})
     return DIRECTORY + flannel_records.key_of(node.subnets), flannel_records.value_of(node)
 
 
 class EtcdNodes:
-    """All simulated nodes. Each method makes the requests of one node, except seed()."""
+    """All simulated nodes. Each method except seed() makes the requests of one node."""
 
     keep_s = KEEP_S
 
     def __init__(self, host, port, traffic):
         self.host, self.port, self.traffic = host, port, traffic
         self.streams = Streams(traffic)
-        self.leases = {}                # {number: lease}
-        self.revision, self.newest = 0, 0           # of the last answer, and of the newest record
+        self.leases = {}                # {node's number: its lease id}
+        self.revision, self.newest = 0, 0           # the revision of the last answer, and of the newest record
 
     def connect(self):
         return Connection(self.host, self.port, self.traffic)
@@ -71,11 +71,12 @@ class EtcdNodes:
         self.traffic.writes += 1
         self.newest = self._note(await connection.ask("POST", "/v3/kv/txn", {
             "compare": [revision_is(key, 0)], "success": [put(key, value, lease)], "failure": []}))
-        revision = await self._list(connection, listed)         # whether another record overlaps
+        revision = await self._list(connection, listed)         # an agent checks here whether another record overlaps
         return await self._follow(number, connection, revision)
 
     async def restart(self, number):
-        """Do what a restarted agent does that has kept the records. Return the socket of its watch."""
+        """Make the requests of a restarted agent that has a file with the records. Return the socket of the agent's
+        watch."""
         connection = self.connect()
         await self._read(connection, f"{PREFIX}/config")
         revision = await self._list(connection, self.newest)
@@ -83,10 +84,10 @@ class EtcdNodes:
         return await self._follow(number, connection, revision)
 
     async def _follow(self, number, connection, revision):
-        """Make the later requests of the agent's two threads, and the second renewal, which follows when the network
-        works.
+        """Make the later requests of the agent's two threads, and the second renewal, which the agent makes when its
+        network works.
 
-        revision: of the last list."""
+        revision: the revision of the last list."""
         stream = await self.watch(number, revision)
         for _ in range(2):
             await self.renew(number, connection)
@@ -124,7 +125,8 @@ class EtcdNodes:
 
 
 async def renew_for_ever(nodes, numbers):
-    """Let each node renew its record once in `keep_s`, one after the other. numbers(): the present nodes."""
+    """Let each node renew its record once in `keep_s`, one node after another. numbers(): returns the numbers of the
+    present nodes."""
     connection = nodes.connect()
     while True:
         for number in (known := numbers()):

@@ -1,14 +1,14 @@
-"""How a figure grows with the number of nodes, and a plot of it in text."""
+"""Find how a figure grows with the number of nodes, and plot the figure in text."""
 
 import math
 
-NAMES = ("flat", "linear", "quadratic")         # by the power of the number of nodes
+NAMES = ("flat", "linear", "quadratic")         # the index is the power of the number of nodes
 
 
 def growth(points, floor, noise):
-    """Return one of NAMES: the k for which floor + b * nodes ** k is nearest to the points, with the best b.
+    """Return NAMES[k] for the k with which floor + b * nodes ** k is nearest to the points, for the best b.
 
-    points: [(nodes, value)]. floor: the value with one node. noise: a smaller growth does not count.
+    points: [(nodes, value)]. floor: the value with one node. noise: a growth below `noise` counts as flat.
     """
     grown = [(nodes, value - floor) for nodes, value in points]
     if max(value for _, value in grown) - min(0.0, *(value for _, value in grown)) < noise:
@@ -22,7 +22,8 @@ def growth(points, floor, noise):
 
 
 def plot(points):
-    """Return a line with a bar for each point. Ten more characters of a bar stand for a value ten times as large."""
+    """Return a line with a bar for each point. The scale is logarithmic: a bar that is ten characters longer stands for
+    a value that is ten times as large."""
     least = min((value for _, value in points if value > 0), default=1.0)
     lines = []
     for nodes, value in points:

@@ -1,4 +1,4 @@
-"""The process of the mock of the Kubernetes API: it prints its URL, and ends with its stdin."""
+"""Run the mock of the Kubernetes API as a process. It prints its URL, and ends when its stdin ends."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""What a node's agent asks of the Kubernetes API, in the same order: agent/registries/kubernetes.py.
+"""Make the requests that a node's agent makes to the Kubernetes API, in the same order as
+agent/registries/kubernetes.py.
 
 tests/cluster/test_simulate.py compares these requests with those of the real registry.
 """
@@ -23,8 +24,8 @@ REVISION = re.compile(rb'"resourceVersion": ?"(\d+)"')
 STRATEGIC = STRATEGIC_PATCH["Content-Type"]
 JSON = "application/json"
 WATCH_S = 3600                  # longer than a simulation: a watch that ends would be an error
-NOW = "2026-01-01T00:00:00Z"    # of a node's condition
-SEED = 50                       # nodes that are written at the same time
+NOW = "2026-01-01T00:00:00Z"    # the time of a node's condition
+SEED = 50                       # nodes that seed() writes at the same time
 
 
 def name_of(number):
@@ -32,7 +33,7 @@ def name_of(number):
 
 
 def annotations_of(number):
-    """The annotations by which an agent publishes its node."""
+    """Return the annotations with which an agent publishes the node of this number."""
     data = json.dumps({"VNI": 1, "VtepMAC": mac_of(number)}, separators=(",", ":"))
     return {POD_CIDRS: str(subnet_of(number)), f"{PREFIX}/kube-subnet-manager": "true",
             f"{PREFIX}/backend-type": "vxlan", f"{PREFIX}/public-ip": str(public_of(number)),
@@ -40,14 +41,14 @@ def annotations_of(number):
 
 
 def node_of(number):
-    """The Node as its kubelet makes it."""
+    """Return the Node object that a kubelet makes."""
     cidr = str(subnet_of(number))
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name_of(number)},
             "spec": {"podCIDR": cidr, "podCIDRs": [cidr]}}
 
 
 class KubernetesNodes:
-    """All simulated nodes, see etcd_nodes.EtcdNodes. url, token: of the API server."""
+    """All simulated nodes, see etcd_nodes.EtcdNodes. url, token: the API server's URL and a valid token."""
 
     keep_s = KEEP_S
 
@@ -67,7 +68,7 @@ class KubernetesNodes:
         return f"Authorization: Bearer {self.token}\r\nAccept: {accept}\r\n"
 
     async def seed(self, numbers):
-        """Write the Nodes of agents that have joined long ago."""
+        """Write the Nodes of many agents, as if they had joined long ago."""
         connection = self.connect()
         for number in numbers:
             await self._make(connection, number)
@@ -77,7 +78,7 @@ class KubernetesNodes:
         connection.close()
 
     async def leave(self, number):
-        """Delete the Node."""
+        """Delete the Node object of a node that leaves."""
         connection = self.connect()
         await connection.ask("DELETE", f"{NODES}/{name_of(number)}")
         connection.close()
@@ -96,8 +97,8 @@ class KubernetesNodes:
         return stream
 
     async def restart(self, number):
-        """Do what a restarted agent does that has kept the records, without start_pause(), so that all agents ask at
-        the same time. Return the socket of its watch."""
+        """Make the requests of a restarted agent that has a file with the records. Leave out start_pause(), so that all
+        agents ask at the same time. Return the socket of the agent's watch."""
         connection = self.connect()
         await self._read(connection, number)
         stream = await self._follow(number, connection, await self._ask_nodes(connection, "limit=1"))
@@ -105,8 +106,8 @@ class KubernetesNodes:
         return stream
 
     async def _follow(self, number, connection, revision):
-        """Make the later requests of the agent's two threads. When the network works, they renew the record and read
-        the Node's condition."""
+        """Make the later requests of the agent's two threads, which renew the record and read the Node's condition when
+        the agent's network works."""
         stream = await self.watch(number, revision)
         for _ in range(3):
             await self._read(connection, number)
@@ -127,7 +128,7 @@ class KubernetesNodes:
         return await self._ask_nodes(connection, f"limit={PAGE}&resourceVersion=0")
 
     async def _ask_nodes(self, connection, query):
-        """Return the revision of a list."""
+        """List the Nodes. Return the list's revision."""
         connection.headers = self._headers(METADATA_LIST)
         answer = await connection.ask("GET", f"{NODES}?{query}")
         connection.headers = self._headers()

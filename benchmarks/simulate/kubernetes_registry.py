@@ -1,4 +1,4 @@
-"""The Kubernetes API as the registry of a simulation: the tests' mock, or a real API server with an etcd."""
+"""Run the Kubernetes API as the registry of a simulation: the tests' mock, or a real API server with an etcd."""
 
 import json
 import os
@@ -15,15 +15,15 @@ from fastcni.clients.kubernetes import open_api
 ROOT = Path(__file__).parents[2]
 PATHS = os.pathsep.join(map(str, (ROOT / "benchmarks", ROOT / "tests")))
 NODES, AGENT_NODE = "/api/v1/nodes", "agent"
-TOKEN = "token"                 # of the administrator
+TOKEN = "token"                 # the administrator's token
 NET_CONF = json.dumps({"Network": str(NETWORK), "Backend": {"Type": "vxlan"}})
 FLAGS = ("--authorization-mode=RBAC", "--service-account-issuer=https://issuer",
          "--service-cluster-ip-range=10.255.0.0/24", "--endpoint-reconciler-type=none", "--bind-address=127.0.0.1",
-         f"--advertise-address={AGENT}")        # otherwise the API server needs a default route
+         f"--advertise-address={AGENT}")        # without this option the API server needs a default route
 
 
 class Mock:
-    """The mock of the Kubernetes API, tests/cluster/kubernetes/api_server.py, as a process."""
+    """A process that runs the mock of the Kubernetes API (tests/cluster/kubernetes/api_server.py)."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -45,7 +45,7 @@ class Mock:
         self.process.__exit__(*error)
 
     def publish(self, url):
-        """Write the files for the agent and the server, and the Node of the real agent."""
+        """Write the files that the agent and the server need, and create the Node object of the real agent."""
         kubeconfig, net_conf = self.directory / "kubeconfig", self.directory / "net-conf.json"
         kubeconfig.write_text(json.dumps({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -76,7 +76,7 @@ class Mock:
 
 
 class ApiServer(Mock):
-    """A kube-apiserver, for example as tests/cluster/kubernetes/real-api-server.sh builds it, and an etcd."""
+    """A kube-apiserver and an etcd. tests/cluster/kubernetes/real-api-server.sh can build the kube-apiserver."""
 
     def __init__(self, program, directory):
         super().__init__(directory)
@@ -94,7 +94,7 @@ class ApiServer(Mock):
         self.parts = [self.process, Started(self.etcd.process)]
         try:
             self.publish(f"https://127.0.0.1:{port}")
-        except BaseException:           # an interrupt, too
+        except BaseException:           # also after an interrupt
             self.__exit__()
             raise
         return self
@@ -111,7 +111,7 @@ class ApiServer(Mock):
 
 
 class Started(Process):
-    """A process that another object has started and ends."""
+    """A Process that another object starts and ends."""
 
     def __init__(self, popen):
         self.popen = popen

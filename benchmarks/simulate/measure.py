@@ -1,4 +1,4 @@
-"""The figures of one number of nodes: an idle time, a time of churn, a rack that fails, and a mass restart."""
+"""Measure one number of nodes: while idle, with churn, after the failure of a rack, and during a mass restart."""
 
 import itertools
 import time
@@ -6,18 +6,18 @@ from dataclasses import asdict, dataclass
 
 from simulate.world import Failed
 
-HOUR_S = 10.0                   # of the simulation: the churn of an hour happens in this time
-CHURN_AN_HOUR = 0.01            # of the nodes is replaced
+HOUR_S = 10.0                   # the simulation makes the churn of an hour in this time
+CHURN_AN_HOUR = 0.01            # the share of the nodes that is replaced in an hour
 RACK = 40
-RESTARTED = 200                 # the most agents that are restarted at the same time
+RESTARTED = 200                 # the most agents that restart at the same time
 JOIN_S = 120.0
 SETTLED_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long to measure. idle_s, churn_s: seconds without and with churn. replaced: (fewest, most) nodes that churn
-    replaces."""
+    """The durations of the measurements. idle_s, churn_s: seconds without and with churn. replaced: (fewest, most)
+    nodes that churn replaces."""
 
     idle_s: float
     churn_s: float
@@ -29,7 +29,7 @@ QUICK, WHOLE = Pace(2.5, 3.0, (4, 8)), Pace(10.0, 15.0, (4, 20))
 
 @dataclass(slots=True)
 class Load:
-    """The cost of an interval, in fields of a Row, for each second of the interval."""
+    """The costs of an interval for each second of the interval, as fields of a Row."""
 
     registry_cpu_ms_per_s: float
     requests_per_s: float
@@ -39,7 +39,7 @@ class Load:
 
 @dataclass(slots=True)
 class Row:
-    """The figures of a number of nodes, as in the file of --json."""
+    """The figures of one number of nodes, as in the file of --json."""
 
     nodes: int
     registry_cpu_ms_per_s: float
@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(slots=True)
 class Restart:
-    """A mass restart: so many agents at the same time, of a cluster of `nodes`."""
+    """The figures of a mass restart: `agents` agents restart at the same time in a cluster of `nodes` nodes."""
 
     nodes: int
     agents: int
@@ -65,8 +65,8 @@ class Restart:
 
 @dataclass(slots=True)
 class Measured:
-    """row: idle and churn together. churn: scaled to the churn of an hour in HOUR_S. joins_ms: of nodes that joined
-    alone, so without the nodes of the rack."""
+    """All measurements of one number of nodes. row: idle load and churn together. churn: the load, scaled to an hour's
+    churn in HOUR_S. joins_ms: the ms of each join, without those of the rack's nodes."""
 
     row: Row
     idle: Load
@@ -85,8 +85,8 @@ def measure(world, pace):
     time.sleep(SETTLED_S)
     idle = during(world, pace.idle_s, lambda: None)
 
-    # The churn of an hour is that of HOUR_S here. Few nodes would have none in churn_s, and thousands so much that this
-    # machine could not follow. So another number of nodes is replaced, and the cost is scaled.
+    # `due` nodes would be replaced in churn_s. With few nodes this is none, and with thousands more than this machine
+    # can replace. So replace another number of nodes, and scale the cost.
     due = count * CHURN_AN_HOUR * pace.churn_s / HOUR_S
     replaced = max(pace.replaced[0], min(round(due), pace.replaced[1]))
     joins = []
@@ -108,7 +108,7 @@ def measure(world, pace):
 
 
 def during(world, seconds, step, steps=0):
-    """Call step(number) `steps` times, evenly in so many seconds. Return the Load."""
+    """Call step(number) `steps` times, at equal intervals within `seconds`. Return the Load."""
     before, began = counters(world), time.monotonic()
     for number in range(steps):
         time.sleep(max(0.0, began + seconds * number / steps - time.monotonic()))
@@ -119,22 +119,24 @@ def during(world, seconds, step, steps=0):
 
 
 def counters(world):
-    """Return (ms of the registry's processor time, the nodes' requests and kB, ms of the agent's processor time)."""
+    """Return (the registry's processor time in ms, the nodes' requests, the nodes' traffic in kB, the agent's processor
+    time in ms) so far."""
     traffic = world.nodes.call("figures")
     kilobytes = (traffic["bytes"] + traffic["received"]) / 1e3
     return world.registry.cpu_s() * 1e3, traffic["requests"], kilobytes, world.agent.cpu_s() * 1e3
 
 
 def scaled(busy, idle, factor):
-    """Return the load that churn has added to the idle load. factor: the wanted churn divided by the measured churn."""
+    """Return the load that the wanted churn adds to the idle load. factor: the wanted churn divided by the measured
+    churn."""
     return Load(*(max(0.0, one - other) * factor for one, other in zip(
         asdict(busy).values(), asdict(idle).values(), strict=True)))
 
 
 def replace(world, present, fresh, number):
-    """Let so many nodes leave and others join at the same time. In a cluster of one node, no node leaves. present: the
-    nodes' numbers. fresh: unused numbers. Return the ms from a join's begin until the agent's route is in the
-    kernel."""
+    """Let `number` nodes leave and as many new nodes join at the same time. In a cluster of one node, no node leaves.
+    present: the numbers of the nodes. fresh: unused numbers. Return, for each join, the ms from its begin until the
+    kernel has the agent's route to the node."""
     old, new = present[:number] if world.count > 1 else [], list(itertools.islice(fresh, number))
     present[:] = present[len(old):] + new
     began = world.nodes.call("replace", old=old, new=new)["began"]
@@ -143,7 +145,7 @@ def replace(world, present, fresh, number):
 
 
 def mass_restart(world, numbers, count):
-    """Return the Restart of these nodes' agents, or None if there are no nodes."""
+    """Restart the agents of these nodes at the same time. Return the Restart, or None if there are no nodes."""
     if not numbers:
         return None
     cpu, before = world.registry.cpu_s(), world.nodes.call("figures")
@@ -154,5 +156,5 @@ def mass_restart(world, numbers, count):
 
 
 def percentile(values, share):
-    """Return the percentile by the nearest rank. values: sorted."""
+    """Return a percentile by the nearest rank. values: sorted values. share: for example 0.99."""
     return values[max(0, -(-len(values) * share // 100) - 1)]

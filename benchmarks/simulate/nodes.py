@@ -1,12 +1,15 @@
-"""The process of all simulated nodes: `python -m simulate.nodes etcd HOST PORT`, or
-`... kubernetes https HOST PORT TOKEN`. A socket each, for the node's watch.
+"""Run all simulated nodes in one process, with one socket for each node's watch.
 
-It reads one command a line from stdin, as JSON, and answers each with a line on stdout when it is done:
+    python -m simulate.nodes etcd HOST PORT
+    python -m simulate.nodes kubernetes https HOST PORT TOKEN
 
-    {"do": "seed", "numbers": [1, 2]}                   their records are written, and their watches opened
-    {"do": "replace", "old": [1], "new": [3]}           old nodes leave, then the new ones join, all at the same time
-    {"do": "restart", "numbers": [2, 3]}                these agents are started again, all at the same time
-    {"do": "figures"}                                   what the registry was asked for so far
+The process reads commands from stdin, one JSON object a line. When a command is done, the process answers with a line
+on stdout:
+
+    {"do": "seed", "numbers": [1, 2]}                   write the records of these nodes, and open their watches
+    {"do": "replace", "old": [1], "new": [3]}           old nodes leave at the same time, then the new nodes join
+    {"do": "restart", "numbers": [2, 3]}                restart these agents at the same time
+    {"do": "figures"}                                   return the number and size of the requests so far
 """
 
 import asyncio
@@ -18,12 +21,12 @@ from simulate.etcd_nodes import EtcdNodes, renew_for_ever
 from simulate.kubernetes_nodes import KubernetesNodes
 from simulate.wire import Traffic
 
-AT_ONCE = 64                    # requests of seed() and of new watches that wait for an answer
+AT_ONCE = 64                    # the most requests of seed() and new watches that wait for an answer at the same time
 KINDS = {"etcd": EtcdNodes, "kubernetes": KubernetesNodes}
 
 
 class Crowd:
-    """The simulated nodes with their watches. nodes: one of KINDS."""
+    """The simulated nodes and their watches. nodes: an object of a class in KINDS."""
 
     def __init__(self, nodes, traffic):
         self.nodes, self.traffic, self.watches = nodes, traffic, {}
@@ -38,7 +41,8 @@ class Crowd:
             self.watches[number] = await self.nodes.watch(number)
 
     async def replace(self, old, new):
-        """Return {"began": {new number: monotonic time at which the node's agent began to join}}."""
+        """Let the nodes `old` leave and the nodes `new` join. Return {"began": {new number: monotonic time at which the
+        node's agent began to join}}."""
         await asyncio.gather(*(self._leave(number) for number in old))
         began = dict.fromkeys(map(str, new), time.monotonic())
         for number, watch in zip(new, await asyncio.gather(*map(self.nodes.join, new)), strict=True):
@@ -50,7 +54,7 @@ class Crowd:
         await self.nodes.leave(number)
 
     async def restart(self, numbers):
-        """Return the seconds until the last agent has restarted."""
+        """Restart these agents. Return the seconds until the last agent has restarted."""
         began = time.monotonic()
         for number in numbers:
             self.nodes.streams.close(self.watches.pop(number))

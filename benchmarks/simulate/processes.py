@@ -1,4 +1,4 @@
-"""Processes of a simulation, their processor time and their memory."""
+"""Start the processes of a simulation, and read their processor time and memory."""
 
 import signal
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class Process:
-    """A process that __exit__ ends. log: a file for its stderr."""
+    """A process, which __exit__() ends. log: a file for the process's stderr."""
 
     def __init__(self, words, log, **named):
         self.log = Path(log)
@@ -29,7 +29,7 @@ class Process:
                 pipe.close()
 
     def cpu_s(self):
-        """Seconds of processor time so far."""
+        """Return the seconds of processor time that the process has used."""
         return cpu_s(self.popen.pid)
 
     def memory_mb(self):
@@ -40,13 +40,13 @@ class Process:
 
 
 def cpu_s(pid):
-    """Return the seconds of processor time of a process, as in /proc/PID/stat, but to the microsecond.
+    """Return the seconds of processor time that a process has used, with more digits than /proc/PID/stat.
 
-    clock_getcpuclockid(3) makes the same clock id: MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+    The clock id is that of clock_getcpuclockid(3), MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
     """
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def memory_mb(pid):
-    """Resident memory of a process."""
+    """Return the resident memory of a process in MB."""
     return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) / 1e3

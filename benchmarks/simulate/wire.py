@@ -1,7 +1,7 @@
-"""HTTP of the simulated nodes: kept connections for requests, and streams whose events are counted and dropped.
+"""HTTP for the simulated nodes: persistent connections for requests, and watches whose events are counted and dropped.
 
-A simulated node reads no records, because thousands of nodes share one process. So what the registry answers is only
-searched for what the next request needs.
+Thousands of simulated nodes share one process, so they do not parse records. They only search the registry's answers
+for the values that the next request needs.
 """
 
 import asyncio
@@ -15,22 +15,22 @@ CHUNK_BYTES = 1 << 16
 
 
 class Traffic:
-    """The traffic of all connections of this process. bytes: those of HTTP in both directions, except bytes that
-    watches have received, which another thread counts."""
+    """The traffic of all connections of this process. bytes: the HTTP bytes in both directions, without the bytes that
+    watches have received, which Streams counts."""
 
     def __init__(self):
         self.requests = self.bytes = self.received = self.streams = self.lists = self.writes = 0
 
 
 class Connection:
-    """A kept connection to the registry. ssl: a context for https, or None."""
+    """A persistent connection to the registry. ssl: an SSLContext for https, or None for http."""
 
     def __init__(self, host, port, traffic, headers="", ssl=None):
         self.host, self.port, self.traffic, self.headers, self.ssl = host, port, traffic, headers, ssl
         self.reader = self.writer = None
 
     async def ask(self, method, path, body=None, content_type="application/json"):
-        """Return the body of the answer, as bytes. Raises RuntimeError for another status than 2xx."""
+        """Make a request. Return the answer's body, as bytes. Raises RuntimeError if the status is not 2xx."""
         if self.writer is None:
             self.reader, self.writer = await asyncio.open_connection(self.host, self.port, ssl=self.ssl)
         request = compose(method, path, body, self.host, self.headers, content_type)
@@ -62,8 +62,8 @@ class Connection:
 
 
 class Streams:
-    """All watches of this process. A thread reads and drops the data, and counts the bytes, because asyncio would need
-    more processor time for each event."""
+    """All watches of this process. A thread reads, counts and drops the received bytes, because asyncio would need more
+    processor time for each event."""
 
     def __init__(self, traffic):
         self.traffic, self.epoll, self.lost, self.lock = traffic, select.epoll(), "", threading.Lock()
@@ -71,9 +71,9 @@ class Streams:
         self.thread.start()
 
     async def open(self, host, port, request, ssl=None):
-        """Return the socket of a watch, after the first bytes of its answer. Raises RuntimeError.
+        """Open a watch, and wait for the first bytes of the answer. Return the watch's socket. Raises RuntimeError.
 
-        ssl: see Connection. The thread does not decrypt later data; it counts the encrypted bytes.
+        ssl: see Connection. The thread counts encrypted bytes, and does not decrypt them.
         """
         loop = asyncio.get_running_loop()
         sock, answer = await loop.run_in_executor(None, ask, host, port, request, ssl)
@@ -103,7 +103,7 @@ class Streams:
 
 
 def ask(host, port, request, ssl):
-    """Return (socket, first bytes of the answer)."""
+    """Connect and send a request. Return (socket, first bytes of the answer)."""
     sock = socket.create_connection((host, int(port)))
     if ssl:
         sock = ssl.wrap_socket(sock, server_hostname=host)
@@ -114,7 +114,7 @@ def ask(host, port, request, ssl):
 
 
 def compose(method, path, body, host, headers="", content_type="application/json"):
-    """Return a request of HTTP as bytes. body: a JSON value, or None."""
+    """Return an HTTP request as bytes. body: a JSON value, or None."""
     data = b"" if body is None else json.dumps(body).encode()
     typed = f"Content-Type: {content_type}\r\nContent-Length: {len(data)}\r\n" if body is not None else ""
     return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}{typed}\r\n".encode() + data

@@ -1,4 +1,4 @@
-"""One node with its agent and server, the registry, and the process of the simulated nodes: in one network namespace.
+"""Run a real node, the registry, and the process of the simulated nodes in one network namespace.
 
     with World(EtcdRegistry, 200, pods_per_s=30) as world:
         world.nodes.call("replace", old=[3], new=[201])
@@ -33,19 +33,19 @@ from fastcni.testing.namespaces import Inside, ip
 
 NETWORK_CONF = json.dumps({"Network": str(addresses.NETWORK), "SubnetLen": 24, "Backend": {"Type": "vxlan"}})
 LINK = "eth0"
-HELD_PODS = 100                 # of the real node: each ADD is followed by the DEL of the pod that came so many before
+HELD_PODS = 100  # pods on the real node: after each ADD, the pod is deleted that was added HELD_PODS ADDs before
 START_S = 60.0
-EVENT_BYTES = 32 << 20          # of the kernel's notifications
+EVENT_BYTES = 32 << 20          # the receive buffer for the kernel's notifications
 BESIDE = Path(__file__).parents[1]
 
 
 class Failed(Exception):
-    """The simulation cannot go on. The text is for the operator."""
+    """An error that ends the simulation. The text tells the operator the reason."""
 
 
 class World:
-    """The node, the registry and the simulated nodes. open_registry: makes the registry in a directory. count: the
-    number of nodes, with the real node. pods_per_s: ADDs and DELs through the server."""
+    """The real node, the registry and the simulated nodes. open_registry: makes the registry in a directory. count: the
+    number of nodes, including the real node. pods_per_s: ADDs and DELs a second through the server."""
 
     def __init__(self, open_registry, count, pods_per_s):
         self.open_registry, self.count, self.pods_per_s = open_registry, count, pods_per_s
@@ -74,7 +74,8 @@ class World:
         return self.opened.__exit__(*error)
 
     def start_agent(self):
-        """Start the real agent. Return when it has joined and has a route to each simulated node. Raises Failed."""
+        """Start the real agent. Wait until the agent has joined and the kernel has a route to each simulated node.
+        Raises Failed."""
         env = self.directory / "subnet.env"
         self.agent = self.opened.enter_context(Process(
             [sys.executable, "-m", "fastcni", "agent", *self.registry.agent_options, "--iface", LINK, "--subnet-file",
@@ -83,7 +84,8 @@ class World:
 
 
 def remove_namespace(name):
-    """End all processes in a namespace, and remove it. After an interrupt, a process may have no owner yet."""
+    """End all processes in a namespace, and remove the namespace. After an interrupt, no object may have recorded a
+    started process yet."""
     for pid in map(int, ip("netns", "pids", name, check=False).split()):
         if pid != os.getpid():
             with contextlib.suppress(ProcessLookupError):
@@ -94,7 +96,7 @@ def remove_namespace(name):
 
 
 class Nodes(Process):
-    """The process of the simulated nodes; nodes.py has the commands."""
+    """The process of the simulated nodes. nodes.py documents its commands."""
 
     def __init__(self, registry):
         super().__init__([sys.executable, "-m", "simulate.nodes", *registry.nodes_options],
@@ -102,7 +104,7 @@ class Nodes(Process):
                          env={**os.environ, "PYTHONPATH": str(BESIDE)})
 
     def call(self, do, **words):
-        """Return the answer of a command. Raises Failed."""
+        """Send a command to the process, and return the answer. Raises Failed."""
         try:
             print(json.dumps({"do": do, **words}), file=self.popen.stdin, flush=True)
             answer = self.popen.stdout.readline()
@@ -114,8 +116,8 @@ class Nodes(Process):
 
 
 class Routes:
-    """The times at which the kernel notified of a route to each simulated node's subnet. The agent writes this route
-    last, so packets to the node pass from then on. seen: {number: monotonic time}, without nodes whose route was
+    """A thread that records when the kernel gets the route to each simulated node's subnet. The agent writes this route
+    last, so packets to the node pass from this time on. seen: {number: monotonic time}, without nodes whose route was
     deleted."""
 
     def __enter__(self):
@@ -135,7 +137,7 @@ class Routes:
         while not self.ended.is_set():
             try:
                 found = wire.receive(self.sock, 200)
-            except OSError:                     # ENOBUFS
+            except OSError:                     # ENOBUFS: notifications were lost
                 self.lost = True
                 return
             now = time.monotonic()
@@ -153,7 +155,7 @@ class Routes:
             self.seen.pop(number, None)
 
     def wait(self, done, seconds, agent):
-        """Wait until done(seen). Raises Failed."""
+        """Wait until done(seen) is true, at most for `seconds`. Raises Failed."""
         limit = time.monotonic() + seconds
         while not done(self.seen):
             if self.lost or time.monotonic() > limit:
@@ -162,7 +164,8 @@ class Routes:
 
 
 class Pods:
-    """Pods that come and go on the real node: ADDs and DELs of cluster IPAM by plugin files, through a warm server."""
+    """A thread that adds and deletes pods on the real node: ADDs and DELs of cluster IPAM by plugin files, through the
+    server."""
 
     def __init__(self, store, directory, per_s):
         self.directory, self.per_s, self.failure = directory / "server", per_s, ""
@@ -203,7 +206,7 @@ class Pods:
 
 
 class EtcdRegistry(Etcd):
-    """A real etcd of one member on loopback, its data in memory."""
+    """A registry: a real etcd of one member on loopback, with its data in memory."""
 
     def __init__(self, directory):
         super().__init__(directory=directory)

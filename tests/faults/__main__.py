@@ -1,8 +1,9 @@
 """`python -m faults [CAMPAIGN...]`: run campaigns, each on its own node, and print a table; status 1 on any failure.
 
-    make test-faults                                     all campaigns make test-faults FAULTS="--seconds 25"
-    25 seconds a campaign make test-faults FAULTS="soak --seconds 28800"       a soak of eight hours make test-faults
-    FAULTS="steps --seed 7 --only ptp"  repeat one campaign, with the seed that its output named
+    make test-faults                                     all campaigns
+    make test-faults FAULTS="--seconds 25"               25 seconds a campaign
+    make test-faults FAULTS="soak --seconds 28800"       a soak of eight hours
+    make test-faults FAULTS="steps --seed 7 --only ptp"  repeat one campaign, with the seed that its output named
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the tests of the datapath need: sockets in two pods, and what the kernel has in the maps."""
+"""Helpers for tests of the datapath: open sockets in two pods, and read the kernel's BPF maps."""
 
 import contextlib
 import json
@@ -40,13 +40,13 @@ def forwarded():
 
 
 def host_end():
-    """Return the name of the second pod's host end, by the route to its address."""
+    """Return the name of the second pod's host end, by the route to the pod's address."""
     return run("ip", "-o", "route", "get", "10.22.0.3").split(" dev ")[1].split()[0]
 
 
 @contextlib.contextmanager
 def opened_maps():
-    """Return the maps of the test's namespace, or None without maps."""
+    """Yield the maps of the test's namespace, or None if the namespace has no maps."""
     with contextlib.closing(wire.open_socket()) as sock:
         opened = pins.open_maps(sock)
         with opened or contextlib.nullcontext():
@@ -54,20 +54,20 @@ def opened_maps():
 
 
 def kernel_flows():
-    """Return the flows in the kernel's map, without those that stand for other connections to a port."""
+    """Return the flows in the kernel's map that stand for one connection, not for all connections to a port."""
     with opened_maps() as opened:
         return [flow for flow in redirect.flows(opened) if flow.ports[0]]
 
 
 def pods_in_map():
-    """{packed address: struct pod} of the kernel's map."""
+    """Return {packed address: struct pod} of the kernel's map."""
     with opened_maps() as opened:
         return {maps.unmapped(key): value for key, value in objects.elements(
             opened.pods, maps.ADDRESS_BYTES, maps.POD_BYTES)} if opened else {}
 
 
 class Udp:
-    """A client in one pod and a server in another one."""
+    """A UDP client in one pod and a UDP server in another pod."""
 
     def __init__(self, sender, receiver, address, port=5000):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -88,8 +88,8 @@ class Udp:
         self.server.close()
 
     def there(self):
-        """Send until a datagram arrives, because a link that has just come up drops the first one. Return the
-        sender."""
+        """Send datagrams until one arrives, because a link that has just come up drops the first datagram. Return the
+        sender's address."""
         assert eventually(lambda: (self.client.send(b"there?"), select.select([self.server], [], [], 0.2)[0])[1])
         return self.server.recvfrom(100)[1]
 
@@ -104,7 +104,7 @@ class Udp:
 
 
 class Tcp:
-    """A connection from one pod to another one."""
+    """A TCP connection from one pod to another pod."""
 
     def __init__(self, sender, receiver, address, port=80):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,4 +1,4 @@
-"""A firewalld for tests: in the test's network namespace, with a private message bus and private files.
+"""Run a firewalld for tests in the test's network namespace, with a private message bus and private files.
 
     with Firewalld(directory) as firewalld:
         firewalld.env           # the environment that names that bus
@@ -20,7 +20,7 @@ from fastcni.kit.firewall.forward import firewalld as forward_firewalld
 
 needs_firewalld = pytest.mark.skipif(not (shutil.which("firewalld") and shutil.which("dbus-daemon")),
                                      reason="needs firewalld and dbus-daemon (Debian: firewalld, dbus)")
-SOURCES = {"10.22.0.2/32", "fd00:22::2/128"}            # of the first pod on the bridge
+SOURCES = {"10.22.0.2/32", "fd00:22::2/128"}            # addresses of the first pod on the bridge
 NAME, PATH = "org.fedoraproject.FirewallD1", "/org/fedoraproject/FirewallD1"
 BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
  "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
@@ -38,12 +38,12 @@ BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration
   </policy>
 </busconfig>
 """
-# firewalld cannot reach the machine's files. It does not keep the mounts of pods' namespaces alive.
+# With these mounts firewalld does not reach the machine's files, and does not keep pods' namespaces mounted.
 ALONE = "mount -t tmpfs none /run && mount -t tmpfs none /var/log && exec firewalld \"$@\""
 
 
 class Bus:
-    """A message bus. path: that of its socket."""
+    """A D-Bus message bus. path: the path of its socket."""
 
     def __init__(self, directory):
         self.path, self.conf = directory / "bus", directory / "bus.conf"
@@ -125,11 +125,12 @@ class Firewalld:
         """Return whether firewalld is ready, as firewall-cmd --state reports it."""
         try:
             return self.ask(Properties(DBusAddress(PATH, NAME, NAME)).get("state")) == ("s", "RUNNING")
-        except DBusErrorResponse:           # firewalld has not registered its name
+        except DBusErrorResponse:           # firewalld has not registered its name on the bus yet
             return False
 
     def sources(self, zone="trusted"):
-        """Return the output of firewall-cmd --list-sources, which itself takes 0.2 s to start."""
+        """Return the sources of a zone, as `firewall-cmd --list-sources` prints them. firewall-cmd takes 0.2 s to
+        start, so ask by D-Bus."""
         return set(self.ask(new_method_call(DBusAddress(PATH, NAME, f"{NAME}.zone"), "getSources", "s", (zone,))))
 
     def ask(self, message):
@@ -139,7 +140,7 @@ class Firewalld:
 
 
 class Chain:
-    """bridge and firewall as a chain; the environment names the test's bus."""
+    """A chain of bridge and firewall. The plugins' environment names the test's bus."""
 
     def __init__(self, node, env):
         self.node, self.env = node, env
@@ -147,12 +148,12 @@ class Chain:
         set_sysctl("net/ipv6/conf/default/accept_dad", "0")
 
     def conf(self, **keys):
-        """Return firewall's configuration without prevResult."""
+        """Return the configuration of firewall without prevResult."""
         conf = {"cniVersion": "1.1.0", "name": self.first["name"], "type": "firewall", "backend": "firewalld", **keys}
         return {key: value for key, value in conf.items() if value is not None}
 
     def of(self, pod, **keys):
-        """Add a pod by bridge. Return firewall's configuration for it."""
+        """Add a pod by bridge. Return firewall's configuration for the pod."""
         return self.conf(prevResult=self.node.add(self.first, pod), **keys)
 
     def at(self, *ips, **keys):
@@ -161,7 +162,7 @@ class Chain:
         return {**conf, "prevResult": {"cniVersion": conf["cniVersion"], "ips": [{"address": ip} for ip in ips]}}
 
     def ok(self, command, conf, pod="", **more):
-        """Return the document of a call that must succeed."""
+        """Make a call that must succeed. Return its JSON document."""
         return self.node.ok(command, conf, pod, env=self.env, **more)
 
     def add(self, pod, **keys):
@@ -171,15 +172,15 @@ class Chain:
         return conf
 
     def refused(self, command, conf, pod="", **more):
-        """Return the error of a call that must fail."""
+        """Make a call that must fail. Return its error document."""
         return self.node.refused(command, conf, pod, env=self.env, **more)
 
 
 def owned():
-    """Return the addresses that have an owner record of fastcni."""
+    """Return the addresses for which fastcni has recorded an owner."""
     return set(elements("firewalld-sources4") + elements("firewalld-sources6"))
 
 
 def set_timeout(monkeypatch, seconds=0.5):
-    """Shorten fastcni's timeout of calls to firewalld."""
+    """Shorten the timeout of fastcni's calls to firewalld."""
     monkeypatch.setattr(forward_firewalld, "TIMEOUT_S", seconds)

@@ -1,4 +1,4 @@
-"""Configurations of multus on the networks a, b and c, and readers of the files of their pods."""
+"""Make configurations of multus with the networks a, b and c, and read the files of pods."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def network(node, letter, **keys):
 
 
 def multus(node, *delegates, annotations=None, capabilities=None, **keys):
-    """Return a configuration of multus. annotations: the pod's, as containerd passes them."""
+    """Return a configuration of multus. annotations: the pod's annotations, as containerd passes them."""
     runtime = {"io.kubernetes.cri.pod-annotations": annotations} if annotations is not None else {}
     return {"cniVersion": "1.1.0", "name": "multus-cni-network", "type": "multus", "binDir": "/nowhere",
             "cniDir": f"{node.data_dir}/multus", "confDir": str(conf_dir(node)),
@@ -38,7 +38,7 @@ def conf_dir(node):
 
 
 def define(node, *confs, namespace=""):
-    """Write definitions to files."""
+    """Write network definitions to files."""
     directory = conf_dir(node) / namespace
     directory.mkdir(parents=True, exist_ok=True)
     for conf in confs:
@@ -46,12 +46,12 @@ def define(node, *confs, namespace=""):
 
 
 def elements(node, pod):
-    """Return the objects of the pod's file of networks."""
+    """Return the JSON objects in the file in which multus keeps the pod's networks."""
     return json.loads(Path(node.data_dir, "multus", cid_of(pod)).read_text())
 
 
 def kept(node):
-    """Return the names of all files of multus."""
+    """Return the paths of all files that multus keeps, relative to its directory."""
     root = Path(node.data_dir, "multus")
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
@@ -61,8 +61,8 @@ def held(node, *letters):
 
 
 def make_stubborn(directory):
-    """Write a plugin of another project, "stubborn", which refuses DEL while the file `refuses` exists. It writes its
-    commands to the file `calls`."""
+    """Write a plugin "stubborn", which stands for a plugin of another project. DEL fails while the file `refuses`
+    exists. The plugin writes each command to the file `calls`."""
     (directory / "stubborn").write_text(STUBBORN.format(directory=directory))
     (directory / "stubborn").chmod(0o755)
     (directory / "refuses").touch()

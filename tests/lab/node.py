@@ -1,6 +1,7 @@
-"""A node to add pods to: requests to handle() in the test's thread, and independent readers of the kernel's state.
+"""A node for tests: make requests to handle() in the test's thread, and read the kernel's state independently of
+fastcni.
 
-The readers are `ip -j`, `nft -j` and pyroute2; their output is returned as plain lists and dicts.
+Functions that read the state use `ip -j`, `nft -j` and pyroute2, and return plain lists and dicts.
 """
 
 import contextlib
@@ -19,9 +20,10 @@ from fastcni.testing.witnesses import addresses, eventually, ip_json, links, rou
 
 __all__ = ["Inside", "Node", "addresses", "arrives_by", "cid_of", "elements", "eventually", "ip_batch", "ip_json",
            "links", "members", "routes", "rules", "run", "set_sysctl", "source_seen", "sysctl"]
-OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # pods have only the default route to it
-PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}      # linux/in.h, in6.h: set, received as
-AGAIN = 0.3                                                 # seconds until a datagram is sent once more
+OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # only the default route of pods leads to OUTSIDE
+# Linux/in.h, in6.h: (level, option to set, type of the received message)
+PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}
+AGAIN = 0.3                                                 # seconds until a datagram is repeated
 # Files of host-local and of cluster-wide addresses that belong to no pod
 COMMON_FILES = ("last_reserved_ip.", "lock", ".fastcni.index", "blocks.json", "released", "claim.lock")
 
@@ -69,7 +71,8 @@ def _members_of(*names):
 
 
 def _element(each):
-    """Return an element without its comment. nft prints {"elem": {"val", "comment"}}, for a map [this, value]."""
+    """Return an element without its comment. nft prints {"elem": {"val", "comment"}}, and for a map a list of this
+    object and the value."""
     key, value = each if isinstance(each, list) and isinstance(each[0], dict) and "elem" in each[0] else (each, None)
     if isinstance(key, dict) and "elem" in key:
         key = key["elem"]["val"]
@@ -116,7 +119,7 @@ def arrives_by(pod, source, family=4, device=""):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
         if source:
             client.bind((source, 0))
-        for _ in range(3):                      # the first may be lost while neighbours are found
+        for _ in range(3):                      # the first datagram may be lost during neighbour discovery
             client.sendto(b"which way?", (OUTSIDE[family], server.getsockname()[1]))
             if select.select([server], [], [], 1)[0]:
                 break
@@ -128,20 +131,20 @@ def arrives_by(pod, source, family=4, device=""):
 
 
 class Node(RealRuntime):
-    """A runtime on one host: it calls plugins, and lists the state that they leave on the node."""
+    """A runtime on one host, which calls plugins and lists the state that the plugins leave."""
 
     def __init__(self, directory, name):
         super().__init__()
         self.data_dir, self.name = str(directory / "networks"), name
-        self.ports = list                   # a function that lists the ports of the switch, if the node has one
+        self.ports = list                   # lists the ports of the node's virtual switch; by default none
 
     def behind(self, conf, *pods, **more):
-        """Add pods by the first plugin of a chain. Later calls pass its result as prevResult."""
+        """Add pods by the first plugin of a chain. Later calls pass the result of this plugin as prevResult."""
         for pod in pods:
             self.results[pod] = self.add(conf, pod, **more)
 
     def uplink(self, neighbor, name="up0", mtu=1500):
-        """Add a link of the host, and set it up. Its peer ext0 in namespace `neighbor` has 10.22.0.254/24 and
+        """Add a veth of the host, and set it up. The peer ext0 in the namespace `neighbor` has 10.22.0.254/24 and
         fd00:22::fe/64."""
         run("ip", "link", "add", name, "mtu", mtu, "type", "veth", "peer", "ext0", "mtu", mtu, "netns", neighbor)
         with Inside(neighbor):
@@ -154,7 +157,7 @@ class Node(RealRuntime):
         return self.conf("10.23.0.0/24", "fd00:23::/64", name="net-b", bridge="br1", isGateway=True, **keys)
 
     def two_links(self, pod, second):
-        """Give the pod eth0 with the default routes, and net1 of the network `second`, to which plugins are chained.
+        """Give the pod eth0 with the default routes, and net1 of the network `second`, to which tests chain plugins.
         Give the node the addresses OUTSIDE."""
         set_sysctl("net/ipv6/conf/default/accept_dad", "0")
         ip_batch(f"addr add {OUTSIDE[4]}/32 dev lo", f"addr add {OUTSIDE[6]}/128 dev lo")
@@ -166,8 +169,8 @@ class Node(RealRuntime):
         return {"type": "host-local", "dataDir": self.data_dir, "ranges": ranges, **more}
 
     def subnet_file(self, *subnets, **lines):
-        """Write a subnet.env as flanneld does for a node with these subnets; return its path. `lines` replace lines,
-        None removes one."""
+        """Write the subnet.env that flanneld writes for a node with these subnets. Return its path. lines: {variable:
+        its value, or None to leave the line out}."""
         path = Path(self.data_dir).with_name("subnet.env")
         found = {}
         for subnet in subnets:
@@ -179,19 +182,19 @@ class Node(RealRuntime):
         return str(path)
 
     def conf(self, *subnets, routes=(), **keys):
-        """Return a network configuration with host-local. `keys` replace keys, None removes one."""
+        """Return a network configuration with host-local. keys: keys to set or replace; None removes a key."""
         ipam = self.host_local(*subnets, **({"routes": [{"dst": dst} for dst in routes]} if routes else {}))
         conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "bridge", "bridge": "br0", "ipam": ipam, **keys}
         return {key: value for key, value in conf.items() if value is not None}
 
     def held(self, network="net-a"):
-        """{address: content} of a network's address files."""
+        """Return {address: content} of a network's address files."""
         return {path.name: path.read_text() for path in Path(self.data_dir, network).glob("*")
                 if not path.name.startswith(COMMON_FILES)}
 
     def left(self, *pods):
-        """Return the state that pods could leave: links, addresses, nftables elements, iptables rules, ipset members,
-        address files, ports of a switch, and the changes of chained plugins to a pod and to its link's queues."""
+        """Return state that pods could leave: links, addresses, nftables elements, iptables rules, ipset members,
+        address files, ports of a switch, and changes of chained plugins to a pod and to the qdiscs of its link."""
         return {"links": [_links_of(name) for name in (None, *pods)], "rules": lasting(rules()),
                 "members": _members_of("fastcni-forward4", "fastcni-forward6"),
                 "files": self._files(), "inside": [_inside(name) for name in pods if name in self.results],
@@ -207,7 +210,7 @@ def _links_of(netns):
     addr`."""
     found = []
     for item in ip_json("-d", "addr", netns=netns):
-        # 127.0.0.1 stays when lo goes down.
+        # lo keeps 127.0.0.1 when it is set down.
         mine = sorted(f"{a['local']}/{a['prefixlen']}" for a in item["addr_info"] if a["scope"] == "global")
         flags = {"UP", "PROMISC", "ALLMULTI"} & {*item["flags"]}
         found.append((item["ifname"], item.get("linkinfo", {}).get("info_kind"), sorted(flags), item["mtu"],
@@ -224,12 +227,12 @@ def _qdiscs():
 
 
 def _inside(netns):
-    """Return the routing rules, the routes of all tables and two sysctls of a pod."""
+    """Return the routing rules, the routes of all tables, and two sysctls of a pod."""
     found = [sysctl("net/ipv4/ip_forward", netns), sysctl("net/ipv4/conf/all/rp_filter", netns)]
     for family in ("-4", "-6"):
         both = run("ip", "-j", family, "-batch", "-", stdin="rule\nroute show table all\n", netns=netns)
         rules, routes = map(json.loads, both.splitlines())
-        # With the first VRF, the kernel adds the rule for all VRFs, which stays.
+        # With the first VRF, the kernel adds one rule for all VRFs and never removes it.
         found += [str(rule) for rule in rules if "l3mdev" not in rule]
         found += sorted(str(route) for route in routes
                         if route.get("table") != "local" and not route["dst"].startswith(("fe80:", "ff00:")))
@@ -237,8 +240,8 @@ def _inside(netns):
 
 
 def lasting(ruleset):
-    """Return the ruleset without counters and without the parts that may stay: tables, chains, sets and fixed rules,
-    host addresses of port mappings, policies of bridges."""
+    """Return the parts of the ruleset that must not stay after DEL, without counters. Left out are tables, chains,
+    sets, fixed rules, host addresses of port mappings, and policies of bridges."""
     found = []
     for item in ruleset:
         (kind, thing), = item.items()

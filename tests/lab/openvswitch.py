@@ -1,10 +1,10 @@
-"""Open vSwitch for tests: ovsdb-server and ovs-vswitchd in the test's network namespace, with private files.
+"""Run Open vSwitch for tests: ovsdb-server and ovs-vswitchd in the test's network namespace, with private files.
 
     with Switch() as switch:
         switch.vsctl("list-br")
-        switch.address          # the key socket_file
+        switch.address          # the value of the key socket_file
 
-By default the bridges are of the userspace datapath, which needs no kernel module.
+By default the bridges use the userspace datapath, which needs no kernel module.
 """
 
 import json
@@ -33,7 +33,8 @@ class Switch:
 
     def __init__(self, *names, datapath="netdev"):
         self.names, self.datapath = names, datapath
-        self.directory = tempfile.mkdtemp(prefix="fcni-ovs-")      # short: a socket's path has 107 bytes at most
+        # A short path, because a socket's path has at most 107 bytes
+        self.directory = tempfile.mkdtemp(prefix="fcni-ovs-")
         self.socket, self.database = f"{self.directory}/db.sock", f"{self.directory}/conf.db"
         self.address = f"unix:{self.socket}"
         self.env = {**os.environ, "PATH": PATH, "OVS_RUNDIR": self.directory, "OVS_DBDIR": self.directory}
@@ -69,7 +70,8 @@ class Switch:
         assert eventually(self.listens), self.log("ovsdb-server")
 
     def listens(self):
-        """Return whether the socket accepts connections: ovsdb-server binds its socket before it listens."""
+        """Return whether the socket accepts connections. ovsdb-server binds its socket before it listens, so the file
+        alone proves nothing."""
         with socket.socket(socket.AF_UNIX) as conn:
             return conn.connect_ex(self.socket) == 0
 
@@ -110,7 +112,8 @@ class Switch:
         return self.vsctl("list-ports", bridge).split()
 
     def row(self, table, name):
-        """Return a row as {column: value}: maps as dicts, sets as lists, a set of one member as that member."""
+        """Return a row of the database as {column: value}: maps as dicts, sets as lists, a set with one member as this
+        member."""
         found = json.loads(self.vsctl("--format=json", "list", table, name))
         return dict(zip(found["headings"], map(plain, found["data"][0]), strict=True))
 
@@ -128,7 +131,7 @@ def host_of(result):
 
 
 def assert_nothing_is_left(node, switch, kept, pod=None):
-    """Assert that no port, no link, no file and no address remains."""
+    """Assert that the pod has left no port, link, file or address. kept: links that may remain."""
     assert switch.ports("br0") == []
     assert not [name for name in links() if name.startswith("veth")]
     assert kept() == []

@@ -10,7 +10,7 @@ def mapping(host_port=8080, container_port=80, protocol="tcp", **more):
 
 
 class Chain:
-    """`keys` are keys of portmap."""
+    """The chain. keys: keys of portmap's configuration."""
 
     def __init__(self, node, first, **keys):
         self.node, self.first = node, first
@@ -20,7 +20,7 @@ class Chain:
         return {**self.conf, "runtimeConfig": {"portMappings": list(mappings)}, **keys}
 
     def of(self, pod, *mappings, first=None, **keys):
-        """Add a pod by the first plugin. Return portmap's configuration for it."""
+        """Add a pod by the first plugin of the chain. Return portmap's configuration for the pod."""
         return self.portmap(*mappings, **keys, prevResult=self.node.add(first or self.first, pod))
 
     def add(self, pod, *mappings, **keys):
@@ -30,6 +30,7 @@ class Chain:
         return conf
 
     def alone(self, number, *mappings, **keys):
-        """Return portmap's configuration for a pod that need not exist. Its number gives 10.22.x.y and fd00:22::x:y."""
+        """Return portmap's configuration for a pod that need not exist. number: determines the pod's addresses
+        10.22.x.y and fd00:22::x:y."""
         ips = [{"address": f"10.22.{number >> 8}.{number & 255}/16"}, {"address": f"fd00:22::{number:x}/64"}]
         return self.portmap(*mappings, **keys, prevResult={"cniVersion": self.conf["cniVersion"], "ips": ips})

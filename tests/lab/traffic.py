@@ -1,11 +1,12 @@
-"""Traffic between namespaces: a server, a client, and the source address that the server sees.
+"""Send traffic between namespaces: run a server, ask it from a client, and return the source address that the server
+sees.
 
     with listen(pod, 80, "tcp"):
         assert ask(external, "198.51.100.1", 8080) == "198.51.100.9"
 
-A server answers each request with the address that it came from. It is a thread of the test; its sockets stay in the
-namespace where they were opened. "sctp" uses raw sockets that send and receive one INIT chunk, so the kernel needs no
-SCTP but conntrack's.
+A server answers each request with the client's address. The server is a thread of the test; its sockets stay in the
+namespace in which they were opened. "sctp" uses raw sockets that send and receive one INIT chunk, so the kernel needs
+SCTP only in conntrack.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from lab.node import AGAIN, Inside, ip_batch, set_sysctl
 
 KINDS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
 SCTP = 132
-PAUSE = 0.02                            # seconds between a refused datagram and the next one
+PAUSE = 0.02                            # seconds between a rejected datagram and the next datagram
 
 
 def families(address):
@@ -28,7 +29,8 @@ def families(address):
 
 
 def add_external(pod_netns, link="up0", net4="198.51.100", net6="2001:db8:", *, has_default_route=False):
-    """Add a network namespace outside the node, and a veth `link` of the node to it. Return the namespace's name.
+    """Add a network namespace outside the node, and connect it by the veth `link` of the node. Return the namespace's
+    name.
 
     The node's addresses are net4.1 and net6:1, the namespace's are net4.9 and net6:9.
     """
@@ -48,7 +50,7 @@ def _end(name, net4, net6, number):
 
 @contextlib.contextmanager
 def listen(netns, port, protocol="tcp", address="::"):
-    """Run a server in a namespace (None: the node). With the address :: it serves both families."""
+    """Run a server in a namespace (None: the node). With the address :: the server serves both families."""
     with Inside(netns):
         if protocol == "sctp":
             server = _SctpServer(port)
@@ -62,7 +64,7 @@ def listen(netns, port, protocol="tcp", address="::"):
 
 
 class _Thread:
-    """A thread that calls serve() for each readable socket of `self.socks`, until the server ends."""
+    """A thread that calls serve() for each readable socket of `self.socks`, until close() is called."""
 
     def __enter__(self):
         self.wake, self.waker = os.pipe()
@@ -104,7 +106,7 @@ class _Server(_Thread):
 
 
 def plain(address):
-    """Return an address without the prefix of IPv4-mapped IPv6 addresses."""
+    """Return an address as text. An IPv4-mapped IPv6 address becomes an IPv4 address."""
     return address.removeprefix("::ffff:")
 
 
@@ -127,7 +129,7 @@ def ask(netns, address, port, protocol="tcp", *, wait=5.0, source=None):
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
                 return _ask_once(client, address, port, protocol)
-            time.sleep(PAUSE)                   # a refusal arrives immediately
+            time.sleep(PAUSE)                   # an ICMP error returns immediately
     return None
 
 
@@ -146,7 +148,7 @@ def _ask_once(client, address, port, protocol):
 # SCTP (RFC 9260): a common header, and a chunk that is INIT or INIT ACK, each with an initiate tag.
 
 def _sctp_packet(source, destination, tag, chunk_type, text=""):
-    """Return a packet whose chunk has a text after the fields of RFC 9260."""
+    """Return an SCTP packet whose chunk has `text` after the fields of RFC 9260."""
     chunk = struct.pack("!BBHIIHHI", chunk_type, 0, 20 + len(text), 1, 65535, 1, 1, 1) + text.encode()
     packet = struct.pack("!HHII", source, destination, tag, 0) + chunk
     return packet[:8] + struct.pack("<I", crc32c(packet)) + packet[12:]
@@ -166,7 +168,8 @@ def _raw_sctp(family):
 
 
 def _read_sctp(sock):
-    """(source address, source port, destination port, chunk type, text) of a packet; raises OSError."""
+    """Receive an SCTP packet. Return (source address, source port, destination port, chunk type, text). Raises
+    OSError."""
     data, source = sock.recvfrom(2000)
     if sock.family == socket.AF_INET:
         data = data[4 * (data[0] & 15):]
@@ -175,7 +178,7 @@ def _read_sctp(sock):
 
 
 class _SctpServer(_Thread):
-    """Answers INIT with INIT ACK."""
+    """A server that answers INIT with INIT ACK."""
 
     def __init__(self, port):
         self.port, self.socks = port, [_raw_sctp(family) for family in (socket.AF_INET, socket.AF_INET6)]

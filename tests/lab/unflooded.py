@@ -1,4 +1,5 @@
-"""Readers for tests of disableFlooding: the flags of a pod's port, the bridge's neighbours and FDB, a pod's frames."""
+"""Helpers for tests of disableFlooding: read the flags of a pod's port, the bridge's neighbours and FDB, and a pod's
+frames."""
 
 import json
 import socket
@@ -14,12 +15,12 @@ ETH_P_ALL, PACKET_OUTGOING = 3, 4
 
 
 def conf_of(node):
-    """Return a function that returns a configuration of the mode. `keys` replace keys."""
+    """Return a function that returns a configuration with disableFlooding. keys: keys to set or replace."""
     return lambda *subnets, **keys: node.conf(*subnets, **{"isGateway": True, "disableFlooding": True, **keys})
 
 
 def restored(conf, pod, result):
-    """Run the plugin's restore(), as `fastcni restore` does."""
+    """Run bridge's restore() for a pod, as `fastcni restore` does."""
     mode = InProcessMode()
     restore("bridge", {"CNI_COMMAND": "CHECK", "CNI_CONTAINERID": f"c-{pod}", "CNI_NETNS": f"/run/netns/{pod}",
                        "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"},
@@ -28,13 +29,14 @@ def restored(conf, pod, result):
 
 
 def flags(result):
-    """Return the flags of the pod's port that disableFlooding sets."""
+    """Return those flags of the pod's port that disableFlooding sets."""
     data = links()[result["interfaces"][1]["name"]]["linkinfo"]["info_slave_data"]
     return {name: data[name] for name in FLAGS}
 
 
 def neighbours():
-    """Return {address: MAC} of fastcni's neighbours on br0. The MAC is None for a neighbour that does not answer."""
+    """Return {address: MAC} of the neighbour entries that fastcni added on br0. MAC is None if no neighbour
+    answered."""
     found = json.loads(run("ip", "-j", "-d", "neigh", "show", "dev", "br0"))
     return {it["dst"]: it.get("lladdr") for it in found if it.get("protocol") in (252, "252")}
 
@@ -46,7 +48,7 @@ def stations():
 
 
 class Received:
-    """The frames that a pod's eth0 has received since this object was made."""
+    """The frames that a pod's eth0 receives after this object was made."""
 
     def __init__(self, pod):
         with Inside(pod):

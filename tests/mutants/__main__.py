@@ -4,10 +4,9 @@
     make test-mutants MUTANTS="--seconds 600 --seed 1 --only agent/policy"          a sample of one directory
     make test-mutants MUTANTS=--promises                                            docs/reliability-promises.md
 
-Each mutant runs the tests that ran its line when `.covering/` was recorded (mutants/covering.py), no more than
-`--tests-seconds` of them: some of each test file, the short ones first. The changed copy of the checkout is
-below `.covering/`.
-Status 1: a promise's test does not notice the mutant of its promise.
+For each mutant, the tests run that ran the mutated line when `.covering/` was recorded (mutants/covering.py). The
+chosen tests take at most `--tests-seconds`: some of each test file, short tests first. The mutated copy of the checkout
+is below `.covering/`. Exit status 1: a promise's test does not fail with the mutant of its promise.
 """
 
 import argparse
@@ -24,7 +23,8 @@ OUTCOMES = ("killed", "survived", "timed out", "no test")
 
 
 def sample(only, seed):
-    """Yield (module, source, operator, occurrence) of all mutants below `only`, in the order of the seed."""
+    """Yield (module, source, operator, occurrence) of all mutants below the paths `only`, in a random order that the
+    seed determines."""
     found = []
     for module in covering.modules():
         if any(module.startswith(f"fastcni/{target}") for target in only):
@@ -35,8 +35,9 @@ def sample(only, seed):
 
 
 def choose(names, recorded, seconds):
-    """Return some of these tests, which take `seconds` together: the shortest test of each file, then the next test of
-    each file, and so on. Tests of one file often check the same thing, and many lines run in hundreds of tests."""
+    """Return some of these tests, which together take at most `seconds`: the shortest test of each file, then the next
+    test of each file, and so on. Tests of one file often check the same behaviour, and hundreds of tests run some
+    lines."""
     ranks, seen = {}, collections.Counter()
     for name in sorted(names, key=recorded.seconds.get):
         ranks[name] = seen[file := name.split("::")[0]], recorded.seconds[name]
@@ -51,8 +52,8 @@ def choose(names, recorded, seconds):
 
 
 def judged(mutant, recorded, checkout, options):
-    """Return a mutant's outcome, one of OUTCOMES, and how many of its tests were run. A test that fails in the copy of
-    the checkout without the mutant, too, is not used again."""
+    """Return (the mutant's outcome, one of OUTCOMES; how many of its tests were run). If a test also fails in the copy
+    without the mutant, judge the mutant without this test, and do not use the test again."""
     names = (recorded.tests_in(options.tests) if options.tests else
              recorded.tests_of(mutant.module, mutant.lines()))
     chosen = choose(names, recorded, options.tests_seconds)

@@ -1,7 +1,7 @@
-"""Run a function in a child process that has its own network, mounts and processes, and that leaves nothing behind.
+"""Run a function in a child process with separate network, mount and pid namespaces. The child leaves nothing behind.
 
-The child is process 1 of its namespace: when the child ends, or when its time is over, the kernel kills all that it
-started. /tmp and /run are empty directories of the child.
+The child is process 1 of its pid namespace. So when the child ends or its time is over, the kernel kills all processes
+that it started. The child's /tmp and /run are empty.
 """
 
 import ctypes
@@ -15,10 +15,11 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def boxed(function, seconds):
-    """Return the status of function(), an int, or None if it took longer than `seconds`. Needs root."""
+    """Run function() in a child. Return the status that function() returned, an int, or None if it took longer than
+    `seconds`. Needs root."""
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _call(LIBC.unshare, CLONE_NEWPID)           # of the children, not of this process
+        _call(LIBC.unshare, CLONE_NEWPID)           # applies to children, not to this process
         child = os.fork()
         if child == 0:
             _run(function)
@@ -36,7 +37,7 @@ def boxed(function, seconds):
 
 
 def _run(function):
-    """In the child: make the namespaces, call the function, end."""
+    """In the child: make the namespaces, call the function, and exit with its status."""
     status = 70                                     # EX_SOFTWARE
     try:
         os.setsid()

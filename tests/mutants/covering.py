@@ -1,11 +1,10 @@
-"""Record which tests run which lines of fastcni, in `.covering/`; run the tests of one file.
+"""Record in `.covering/` which tests run which lines of fastcni, and run the tests of one module.
 
-    python -m mutants.covering fastcni/spec/version.py      record what is new or has changed, then run its tests
+    python -m mutants.covering fastcni/spec/version.py      record new and changed tests, then run the module's tests
     python -m mutants.covering --record tests/unit/agent         only record, the tests below this directory
 
-A test file is recorded again when its content has changed. A line of fastcni that was inserted later is taken for the
-line that had its number, until the tests of that file have run again: `record` takes the test files of a changed
-module, too.
+A changed test file is recorded again, and so are the test files of a changed module. Until then, a line that was
+inserted later counts as the line that had its number before.
 """
 
 import argparse
@@ -20,12 +19,12 @@ import tempfile
 import coverage
 from mutants.tree import CACHE, ROOT
 
-LINES, STATE = CACHE / "lines", CACHE / "state.json"    # coverage's database; digests of files, seconds of tests
-LEFT_OUT = {                                            # below tests/: why these are not recorded
+LINES, STATE = CACHE / "lines", CACHE / "state.json"    # coverage's database; digests of files and durations of tests
+LEFT_OUT = {                                            # {path below tests/: why it is not recorded}
     "cluster": "a lane of its own", "observability": "a lane of its own", "packages": "a lane of its own",
     "runtimes": "a lane of its own", "side_by_side": "compares with the Go plugins", "faults": "campaigns",
     "policy_attacks": "campaigns", "mutants": "about this tool"}
-IMPORTED = ""                   # coverage's context outside of tests
+IMPORTED = ""                   # coverage's context for lines that run outside of tests
 CONFIG = """[run]
 source = {package}
 parallel = true
@@ -36,7 +35,7 @@ context = ${{COVERED_BY-}}
 
 
 def digest(path):
-    """Return a short digest of a file's content, "" without the file."""
+    """Return a short digest of a file's content, or "" if the file does not exist."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
 
 
@@ -57,7 +56,7 @@ def modules():
 
 
 class Covering:
-    """The records of the recorder. seconds: {name of a test: its duration}. passed: tests that passed without a
+    """The recorded data. seconds: {name of a test: its duration in seconds}. passed: tests that passed without a
     mutant."""
 
     def __init__(self):
@@ -68,13 +67,13 @@ class Covering:
         self.data.read()
 
     def tests_of(self, module, lines=None):
-        """Return the names of the tests that run one of these lines, or any line if lines is None. A line that runs
-        when the module is imported belongs to all tests of the module."""
+        """Return the names of the tests that run one of these lines of the module, or any line if lines is None. All
+        tests of the module run a line that runs at the module's import."""
         found = self.data.contexts_by_lineno(str(ROOT / module))
         names = {name for line in (found if lines is None else lines) for name in found.get(line, ())}
         if lines is not None and IMPORTED in names:
             return self.tests_of(module)
-        return names & self.seconds.keys()          # without tests that no longer exist
+        return names & self.seconds.keys()          # leaves out tests that no longer exist
 
     def tests_in(self, files):
         """Return the names of all recorded tests in these test files."""
@@ -82,7 +81,7 @@ class Covering:
 
 
 def outdated(below):
-    """Return the test files below a directory that are new, that have changed, or that run a module that has."""
+    """Return the test files below a directory that are new, that have changed, or that run a changed module."""
     state, recorded = load_state(), Covering()
     changed = [module for module in state["modules"] if state["modules"][module] != digest(ROOT / module)]
     of_changed = {name.split("::")[0] for module in changed for name in recorded.tests_of(module)}
@@ -91,7 +90,7 @@ def outdated(below):
 
 
 def record(files):
-    """Run these test files and add to the cache which lines they run. Return pytest's exit status."""
+    """Run these test files, and record which lines they run. Return pytest's exit status."""
     CACHE.mkdir(exist_ok=True)
     digests = {path: digest(ROOT / path) for path in (*files, *modules())}
     with tempfile.TemporaryDirectory() as directory:
@@ -109,7 +108,7 @@ def record(files):
 
 
 def _merge(parts, digests, files, seconds):
-    """Replace what was recorded of `files` by the parts that coverage has written."""
+    """Replace the records of `files` by the data in `parts`, which coverage has written."""
     state, former = load_state(), Covering() if STATE.exists() else None
     merged = coverage.CoverageData(str(CACHE / "merged"))
     merged.erase()

@@ -1,7 +1,8 @@
-"""Make the mutants of a module: cosmic-ray's operators, and an operator that removes a call whose value is not used.
+"""Make the mutants of a module by cosmic-ray's operators, and by an operator that removes a call whose value is not
+used.
 
-Left out are operators whose mutants tests cannot tell apart or always kill (`==` as `is`, `+` as `**`), and mutants of
-annotations and of their imports: no code runs them.
+Two kinds of mutants are left out: those that tests cannot notice or always notice (`==` as `is`, `+` as `**`), and
+those of annotations and their imports, which no code runs.
 """
 
 import ast
@@ -26,7 +27,7 @@ NAMES = """AddNot ExceptionReplacer NumberReplacer RemoveDecorator ReplaceAndWit
 
 
 class RemoveCall(Operator):
-    """`undo(...)` as a statement becomes `pass`."""
+    """An operator that replaces a statement such as `undo(...)` by `pass`."""
 
     def mutation_positions(self, node):
         if node.type == "simple_stmt" and node.children[0].type in ("atom_expr", "power"):
@@ -45,8 +46,8 @@ OPERATORS = {name: get_operator(f"core/{name}") for name in NAMES} | {"RemoveCal
 
 
 class Mutant:
-    """One change of one module. module: its path from the root. line: the first line that it changes. text: the
-    module's source with the change, source: without it."""
+    """One change of one module. module: the module's path from the root. line: the first changed line. source, text:
+    the module's source without and with the change."""
 
     def __init__(self, module, source, text):
         self.module, self.source, self.text = module, source, text
@@ -55,7 +56,8 @@ class Mutant:
                               if old != new), 0)
 
     def lines(self):
-        """Return the lines of the original statement that contains the change; of a compound one, those of its head."""
+        """Return the lines of the original statement that contains the change. For a compound statement, return only
+        the lines of its head."""
         spans = []
         for node in ast.walk(ast.parse("\n".join(self.before))):
             if isinstance(node, ast.stmt) and node.lineno <= self.line <= node.end_lineno:
@@ -71,18 +73,18 @@ class Mutant:
 
 
 def positions(source):
-    """Return (operator's name, its occurrence) of each mutant that may be made of a source text."""
+    """Return [(operator's name, number of its occurrence)] of the possible mutants of a source text."""
     nodes = list(ast_nodes(get_ast(source)))
     return [(name, occurrence) for name, operator in OPERATORS.items()
             for occurrence in range(sum(len(list(operator().mutation_positions(node))) for node in nodes))]
 
 
 def make(module, source, name, occurrence):
-    """Return a Mutant, or None if the change is in an annotation, is not valid Python, or cannot be made."""
+    """Return a Mutant, or None if the change is in an annotation, is not valid Python, or is not possible."""
     try:
         text = MutationVisitor.mutate_code(source, OPERATORS[name](), occurrence)
         same = text is None or _code(text) == _code(source)
-    except (SyntaxError, AttributeError):       # cosmic-ray's ExceptionReplacer takes no module.Exception in a tuple
+    except (SyntaxError, AttributeError):       # cosmic-ray's ExceptionReplacer fails at `module.Exception` in a tuple
         return None
     if same:
         return None

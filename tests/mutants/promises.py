@@ -1,8 +1,8 @@
 """Run the tests that docs/reliability-promises.md names, each against a mutant of its promise.
 
-A test that a promise names has to fail when fastcni breaks the promise. PROMISES breaks each promise by one small
-edit. tests/project/test_promises.py checks, without running a mutant, that the page still names the test and that the
-module still has the text.
+The test that a promise names must fail when fastcni breaks the promise. PROMISES has one small edit that breaks each
+promise. tests/project/test_promises.py runs no mutant. It checks that the page still names the test and that the module
+still has the text to replace.
 """
 
 import time
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from mutants import tree
 
-SECONDS = 240                   # for a test of a promise; the slowest takes some 30 s on an idle machine
+SECONDS = 240                   # limit for one test; the slowest takes some 30 s on an idle machine
 
 
 @dataclass(frozen=True)
 class Promise:
-    """test: its name on the page, below tests/. module: below fastcni/. text: a text that occurs once in the module.
-    broken: the text that replaces it."""
+    """A promise and the edit that breaks it. test: the test's name on the page, below tests/. module: a path below
+    fastcni/. text: a text that occurs once in the module. broken: the text that replaces `text`."""
 
     test: str
     module: str
@@ -28,8 +28,8 @@ class Promise:
         return f"fastcni/{self.module}"
 
     def mutant(self):
-        """Return the module's source with the promise broken. Raises ValueError if the text does not occur exactly
-        once."""
+        """Return the module's source with `broken` in place of `text`. Raises ValueError if `text` does not occur
+        exactly once."""
         source = (tree.ROOT / self.path).read_text()
         if source.count(self.text) != 1 or self.text == self.broken:
             raise ValueError(f"{self.path} has {source.count(self.text)} times {self.text!r}")
@@ -153,7 +153,7 @@ PROMISES = [
 
 
 def campaign(only):
-    """Run each promise's test, first with fastcni as it is, then with the promise broken. Return the status."""
+    """Run each promise's test, first with unchanged fastcni, then with the promise broken. Return the exit status."""
     checkout, wrong = tree.Tree(), 0
     for promise in PROMISES:
         if only and not any(part in promise.test for part in only):

@@ -1,7 +1,7 @@
-"""A pytest plugin that records which test runs which line, and for how long each test runs: `-p mutants.recorder`.
+"""A pytest plugin (`-p mutants.recorder`) that records which test runs which line, and how long each test runs.
 
-coverage starts in every Python process of the tests by COVERAGE_PROCESS_START. Its context is the test's name: in
-pytest's own processes by switch_context(), in the programs that a test starts by the variable COVERED_BY.
+COVERAGE_PROCESS_START starts coverage in every Python process of the tests. The test's name is coverage's context:
+switch_context() sets it in pytest's own processes, the variable COVERED_BY in programs that a test starts.
 """
 
 import json
@@ -27,7 +27,7 @@ class Recorder:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
     def pytest_sessionfinish(self, session):
-        if not hasattr(session.config, "workerinput"):          # with xdist, the controller has all reports
+        if not hasattr(session.config, "workerinput"):          # with pytest-xdist, only the controller has all reports
             pathlib.Path(os.environ["COVERED_SECONDS"]).write_text(json.dumps(self.seconds))
 
 

@@ -1,4 +1,4 @@
-"""A copy of the checkout, in which one module at a time is a mutant, and the tests that run there."""
+"""Make a copy of the checkout, replace one module at a time by a mutant, and run tests in the copy."""
 
 import atexit
 import importlib
@@ -15,15 +15,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".covering"
 COPIED = ("benchmarks", "docs", "examples", "fastcni", "packaging", "tests", "pyproject.toml", "setup.py", "README.md",
           "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
-# The file of each mutant is that much older than the file of the mutant before. So no mutant runs other bytecode:
-# `python -I` writes bytecode in spite of PYTHONDONTWRITEBYTECODE.
+# Each mutant's file is this many nanoseconds older than the previous mutant's file, so Python never takes another
+# mutant's bytecode. `python -I` ignores PYTHONDONTWRITEBYTECODE and writes bytecode.
 ASIDE_NS = 10**10
 
 
 class Chosen:
-    """A pytest plugin that keeps the tests with these names. A name without parameters selects all its cases.
+    """A pytest plugin that runs only the tests with these names. A name without parameters selects all cases of the
+    test.
 
-    failed: the file for the name of the first test that fails.
+    failed: the file to which the plugin writes the name of the first test that fails.
     """
 
     def __init__(self, names, failed):
@@ -38,7 +39,7 @@ class Chosen:
 
 
 class Tree:
-    """The copy, with the compiled files, until this process ends."""
+    """The copy of the checkout, with the compiled files. The end of this process removes the copy."""
 
     def __init__(self):
         CACHE.mkdir(exist_ok=True)
@@ -53,11 +54,12 @@ class Tree:
                 shutil.copy2(source, self.root / name)
 
     def first_failed(self):
-        """Return the name of the test of the last run that failed, "" if no test failed."""
+        """Return the name of the test that failed in the last run, or "" if no test failed."""
         return self.failed.read_text() if self.failed.exists() else ""
 
     def run(self, module, text, names, seconds):
-        """Return pytest's status of the named tests with this text in the module's place, or None after `seconds`."""
+        """Run the named tests with `text` as the module's source. Return pytest's exit status, or None if the tests
+        took longer than `seconds`."""
         path = self.root / module
         self.failed.unlink(missing_ok=True)
         self.runs += 1
@@ -72,7 +74,7 @@ class Tree:
 
 
 def _tests(root, chosen):
-    """In the box: run the chosen tests, up to the first that fails. Return pytest's status."""
+    """In the child of boxed(): run the chosen tests up to the first failure. Return pytest's exit status."""
     quiet = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(quiet, number)

@@ -1,4 +1,4 @@
-"""A headless Chromium that opens pages, driven by the DevTools protocol over two pipes."""
+"""Drive a headless Chromium by the DevTools protocol over two pipes."""
 
 import base64
 import json
@@ -14,7 +14,7 @@ TIMEOUT_S = 40
 class Browser:
     """`with Browser(directory) as browser:` starts a browser with a profile in `directory`.
 
-    events: [(method, params)] of all that the page has reported: requests, console messages, exceptions."""
+    events: [(method, params)] of the page's requests, console messages and exceptions."""
 
     def __init__(self, directory):
         self.directory, self.number, self.events, self.rest = directory, 0, [], b""
@@ -23,7 +23,7 @@ class Browser:
     def __enter__(self):
         commands, self.write = os.pipe()
         self.read, answers = os.pipe()
-        # The browser reads commands from descriptor 3, and writes answers to 4.
+        # The browser reads commands from descriptor 3, and writes answers to descriptor 4.
         line = shlex.join(["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                            "--no-first-run",
                            "--disable-component-update", "--disable-background-networking",
@@ -70,7 +70,7 @@ class Browser:
         return found["result"]
 
     def open(self, page, width, scheme="light"):
-        """Open a file, or an address, in a window of this width, and wait until it is loaded."""
+        """Open a file or a URL in a window of this width, and wait until the page is loaded."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.events.clear()
@@ -85,7 +85,7 @@ class Browser:
         return found["result"].get("value")
 
     def picture(self, height):
-        """Return the bytes of a PNG file: the page's first `height` pixels."""
+        """Return a PNG file, as bytes, with the first `height` pixels of the page."""
         width = self.value("innerWidth")
         clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
         return base64.b64decode(self.ask("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)["data"])

@@ -1,4 +1,5 @@
-"""Check what operators see, with their programs: Prometheus, a terminal, a browser. `make test-observability`."""
+"""Fixtures of `make test-observability`, which tests fastcni's output in the programs of operators: Prometheus, a
+terminal, a browser."""
 
 import os
 import shutil
@@ -9,7 +10,7 @@ PROGRAMS = {"prometheus": "prometheus", "promtool": "prometheus", "tmux": "tmux"
 
 
 def pytest_collection_modifyitems(items):
-    """In the lane, a missing program is a failure. Elsewhere it is a reason to skip."""
+    """Skip tests whose program is missing. In `make test-observability` a missing program is a failure."""
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     if not missing:
         return

@@ -1,4 +1,4 @@
-"""`fastcni bench` as an operator sees it: the page in a browser, Ctrl-C in a terminal."""
+"""`fastcni bench` for an operator: the page in a browser, and Ctrl-C in a terminal."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from fastcni.bench.node import PREFIX
 from fastcni.bench.web_page import web_page
 
 SAMPLES = Path(__file__).parents[2] / "benchmarks/report/report.json"
-# Texts of plots that are cut off, and the size of the smallest text in pixels
+# JavaScript: the texts of plots that are cut off; the size of the smallest text in pixels
 CUT_OFF = """[...document.querySelectorAll("figure svg text")].filter(it => {
     const box = it.getBBox(), all = it.ownerSVGElement.viewBox.baseVal
     return box.x < -0.5 || box.y < -0.5 || box.x + box.width > all.width + 0.5 || box.y + box.height > all.height + 0.5
@@ -34,7 +34,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["complete", "published"])
 def page(request, tmp_path_factory):
-    """Return the page of a small run with all parts, and the page of the published samples."""
+    """Return the path of a page: of a small run with all parts, or of the published samples."""
     small = {**complete_run(), "peer": "/opt/cni/bin"}
     data = small if request.param == "complete" else json.loads(SAMPLES.read_bytes())
     path = tmp_path_factory.mktemp("page") / "bench.html"
@@ -65,7 +65,7 @@ def test_the_page_is_dark_where_the_system_is(browser, page):
 
 @pytest.fixture
 def directory():
-    """Return a directory with a short path, because sockets are in it."""
+    """Yield a directory with a short path, because the run makes unix sockets in it."""
     with tempfile.TemporaryDirectory() as it:
         yield Path(it)
 
@@ -77,7 +77,8 @@ def test_ctrl_c_in_a_terminal_leaves_nothing(tmp_path, directory):
     with Tmux(tmp_path) as tmux:
         tmux.run(f"TMPDIR={directory} {shlex.join(line)}")
         tmux.sees("This takes about", "1/1 after a pause: ptp", "left")
-        (mine,) = {path.name.rpartition("-")[0] for path in directory.glob(f"{PREFIX}*")}       # with its process id
+        # The name contains the process id
+        (mine,) = {path.name.rpartition("-")[0] for path in directory.glob(f"{PREFIX}*")}
         tmux.keys("C-c")
         tmux.sees("aborted", "ready$")
     assert list(directory.iterdir()) == []
@@ -86,7 +87,7 @@ def test_ctrl_c_in_a_terminal_leaves_nothing(tmp_path, directory):
 
 
 def commands():
-    """Return the command lines of all processes."""
+    """Return the command lines of all processes of the machine."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             yield path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")

@@ -1,4 +1,5 @@
-"""A real Prometheus scrapes a server; its tools check the metrics, the alert rules and the dashboard's queries."""
+"""A real Prometheus scrapes a server. Prometheus' tools check the metrics, the alert rules and the dashboard's
+queries."""
 
 import json
 import shutil
@@ -35,7 +36,7 @@ def promtool(*args, stdin=None):
 
 
 def expressions():
-    """Return (title, expression) of each query of the dashboard, with its variables replaced."""
+    """Return [(title, expression)] of the dashboard's queries. The values of CHOSEN replace the variables."""
     board = json.loads((ROOT / "deploy/grafana-dashboard.json").read_text(encoding="utf-8"))
     for panel in board["panels"]:
         for target in panel["targets"]:
@@ -74,7 +75,7 @@ def server(host_netns, tmp_path):
 
 @pytest.fixture
 def query(server, tmp_path):
-    """query(expression): the result of a Prometheus that scrapes the server."""
+    """Return a function query(expression) that returns the answer of a Prometheus that scrapes the server."""
     (tmp_path / "prometheus.yml").write_text(CONFIG.format(alerts=ALERTS, server=SERVER))
     words = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
              f"--web.listen-address={PROMETHEUS}", "--log.level=warn"]
@@ -122,7 +123,7 @@ def test_a_prometheus_scrapes_the_server_and_evaluates_the_dashboard(server, que
     queries = list(expressions())
     assert len(queries) > 15
     for title, expression in queries:
-        query(expression)               # raises if the query is not valid
+        query(expression)               # raises an exception if the query is not valid
         assert title
     for title in ("Requests", "Queue and workers", "Threads of the server", "Memory of the server"):
         asked = [expression for each, expression in queries if each == title]

@@ -1,4 +1,4 @@
-"""Pictures of a loaded node for the docs. `make screenshots` writes them to docs."""
+"""Make pictures of a loaded node. `make screenshots` writes the pictures to docs/."""
 
 import io
 import json
@@ -27,7 +27,7 @@ from fastcni.server.web import address
 from fastcni.server.web.site import Site
 from fastcni.server.web.status_page import StatusPage
 
-# Without the fonts that Rich's format loads from another site
+# Rich's format, without the fonts that it loads from a web site
 SVG = re.sub(r"@font-face \{\{.*?\n    \}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 NETWORKS = {"web": "10.22.0.0/24", "db": "10.23.0.0/28"}
 IDS = [f"{0x8e4f2a1b3c4d + at * 0x1a2b3c4d5e6f & (1 << 48) - 1:012x}" for at in range(12)]
@@ -38,13 +38,13 @@ PORTS = {1: [{"hostPort": 5432, "containerPort": 5432, "protocol": "tcp"}],
 
 @pytest.fixture
 def directory(tmp_path):
-    """Where the pictures go."""
+    """Return the directory into which the tests write pictures."""
     return Path(os.environ.get("SCREENSHOTS") or tmp_path)
 
 
 @pytest.fixture
 def node(host_netns, pod_netns, tmp_path):
-    """A server with pods of two networks; the address directory of "db" is nearly full."""
+    """Yield a server with pods of two networks. The range of the network "db" is nearly full."""
     (tmp_path / "net.d").mkdir()
     confs = {}
     for name, subnet in NETWORKS.items():
@@ -89,7 +89,7 @@ def test_a_picture_of_top(node, tmp_path, directory):
 
 
 def test_a_picture_of_the_status_page(node, tmp_path, directory):
-    """The test makes the page's documents, because the server reads configurations from /etc only."""
+    """The test writes the page's JSON documents itself, because the server reads configurations only from /etc."""
     source = Source(str(node.path), str(tmp_path / "net.d"), str(tmp_path / "results"))
 
     def status():

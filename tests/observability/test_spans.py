@@ -1,5 +1,4 @@
-"""The spans of one request, made in this process: the nesting of phases, their times, and reasons why sending
-failed."""
+"""The spans of one request, made in this process: the nesting and times of phases, and errors of sending."""
 
 import logging
 
@@ -17,7 +16,7 @@ ROUTE, NFT = uapi.NETLINK_ROUTE, uapi.NETLINK_NETFILTER
 
 @pytest.fixture
 def sender(monkeypatch):
-    """A Sender whose exporter keeps the spans in `sent`, and returns `result` after the log line `line`."""
+    """Return a Sender whose exporter adds the spans to `sent`, logs `line`, and returns `result`."""
     made = spans.Sender("http://127.0.0.1:9")
     made.sent, made.result, made.line = [], SpanExportResult.SUCCESS, ""
 
@@ -44,14 +43,14 @@ def send(sender, *requests):
 
 
 def tree(sent):
-    """Return [(name, its parent's name, begin, end)], in the order of the begin; times as in traced()."""
+    """Return [(name, the parent's name, begin, end)] of the spans, ordered by begin. Times are as in traced()."""
     names = {span.context.span_id: span.name for span in sent}
     return sorted(((span.name, names.get(span.parent and span.parent.span_id), span.start_time - TO_UNIX,
                     span.end_time - TO_UNIX) for span in sent), key=lambda one: (one[2], -one[3]))
 
 
 def test_a_phase_is_inside_the_shortest_one_that_lasts_at_least_as_long(sender):
-    """Phases come in the order of their ends."""
+    """The Sender gets phases in the order of their ends, and finds each phase's parent by the times."""
     phases = [(ROUTE, 220, 10), ("program", 215, 20), (ROUTE, 250, 50), ("delegate", 210, 90), ("ipam", 210, 190),
               (NFT, 450, 50), (ROUTE, 500, 20),
               ("late", 990, 20)]

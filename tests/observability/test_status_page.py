@@ -13,7 +13,7 @@ HOSTILE = """<img src=x onerror="window.hacked=1"></script><script>window.hacked
 IDS = [f"{0x8e4f2a1b3c4d + at * 0x1a2b3c4d5e6f & (1 << 48) - 1:012x}" * 3 for at in range(9)]
 LOADED = "document.querySelector('#picture svg, #picture p') && document.querySelector('#figures div')"
 FOUND = "[...document.querySelectorAll('svg .found')].map(it => it.getAttribute('aria-label'))"
-# Texts of the picture that do not fit into their box
+# JavaScript: the texts of the picture that do not fit into their boxes
 CUT_OFF = """[...document.querySelectorAll("svg g > text")].filter(it => it.textContent).filter(it => {
     const box = it.getBBox(), all = it.parentNode.querySelector(".box").getBBox()
     return box.x < all.x || box.x + box.width > all.x + all.width
@@ -22,7 +22,7 @@ CUT_OFF = """[...document.querySelectorAll("svg g > text")].filter(it => it.text
 
 @pytest.fixture
 def host(tmp_path, host_netns):
-    """Return the runtime's directories, with a network of bridge and a network of ptp."""
+    """Return a runtime whose directories have a network of bridge and a network of ptp."""
     it = Host(tmp_path / "node")
     it.configure()
     it.configure({"cniVersion": "1.0.0", "name": "storage", "plugins": [
@@ -32,7 +32,8 @@ def host(tmp_path, host_netns):
 
 @pytest.fixture
 def pods(host, pod_netns):
-    """Add two pods to the network storage and the others to the bridge. Two pods of the bridge have host ports."""
+    """Add two pods to the network "storage", and the other pods to the bridge. Two pods of the bridge have host
+    ports."""
     for at, container in enumerate(IDS):
         host.add(container, os.path.basename(pod_netns()), "storage" if at % 4 == 3 else "net1",
                  [(8080 + at, 80)] if at % 5 == 0 else [])
@@ -104,7 +105,7 @@ def test_it_is_readable_in_light_and_dark_and_on_a_phone(pods, browser):
 
 
 def test_numbers_are_readable(browser):
-    """The free addresses of a /64 were 18446744073709552000, and a port of both families was listed twice."""
+    """The page showed 18446744073709552000 free addresses of a /64, and listed a port of both families twice."""
     load(browser)
     for free, text in ((2**64 - 5, "0%, over 10^19 free"), (65533, "0%, 65533 free")):
         assert browser.value(f"meter({{full: 0, free: {free}}}).textContent") == text
@@ -124,7 +125,7 @@ def test_names_of_pods_are_text(host, browser):
     assert browser.value("document.querySelectorAll('img').length") == 0
     assert browser.value("document.querySelectorAll('script').length") == 1
     assert browser.value("window.hacked") is None
-    # The policy must stop a script that a page inserts
+    # The page's Content-Security-Policy must stop an inserted script
     browser.value("document.body.append(Object.assign(document.createElement('script'), {text: 'window.hacked = 3'}))")
     assert browser.value("window.hacked") is None
 

@@ -49,8 +49,7 @@ class Tmux:
         self.keys(line, "Enter")
 
     def assert_restored(self):
-        """Check that the shell's prompt is back on the first screen, and that the terminal has its previous
-        settings."""
+        """Check that the terminal shows the shell's prompt on its first screen, and has its previous settings."""
         self.sees("ready$")
         assert eventually(lambda: self("display", "-p", "#{alternate_on} #{cursor_flag}") == "0 1\n", TIMEOUT_S)
         self.run("echo restored:$(stty -a | grep -c 'icanon.* echo ')")

@@ -1,4 +1,4 @@
-"""Traces of a server's requests, as a collector gets them: OTLP over HTTP, decoded by OpenTelemetry's own protobufs."""
+"""Traces that a collector gets from a server: OTLP over HTTP, decoded by OpenTelemetry's protobuf classes."""
 
 import json
 import os
@@ -25,7 +25,8 @@ BAD = {**CONF, "type": "bridge", "bridge": 7}
 
 
 class Collector:
-    """A receiver of OTLP on loopback. status: its answer's status. silent: it reads and never answers."""
+    """A receiver of OTLP on loopback. status: the HTTP status of its answers. silent: the receiver reads requests and
+    never answers."""
 
     def __init__(self, *, status=200, silent=False):
         self.spans, self.resources, self.paths, self.headers = [], [], [], []
@@ -69,7 +70,7 @@ class Collector:
         self.http.server_close()
 
     def roots(self, count):
-        """The spans of this many requests, in the order of their arrival."""
+        """Wait until the spans of `count` requests have arrived. Return the requests' spans in the order of arrival."""
         assert eventually(lambda: len(self._roots()) >= count, 30), self.spans
         return sorted(self._roots(), key=lambda span: span.start_time_unix_nano)
 
@@ -93,7 +94,7 @@ def collector(host_netns):
 
 @pytest.fixture
 def serve(tmp_path, plugins, host_netns):        # noqa: F811
-    """serve(url, *options): a server that sends traces to this collector."""
+    """Return a function serve(url, *options) that starts a server, which sends traces to the collector at `url`."""
     running = []
 
     def make(url, *options, **more):
@@ -111,7 +112,7 @@ def test_a_request_and_its_phases_are_spans(collector, serve, node, pod):       
     server.ok("ADD", node.conf(isGateway=True, ipMasq=True), pod, env={
         "TRACEPARENT": f"{PARENT}-01", "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"})
     (span,) = collector.roots(1)
-    after = time.time_ns()         # not before: the caller has the answer before the request's log line and span end
+    after = time.time_ns()         # read only now, because the span ends after the caller has the answer
     assert span.name == "ADD bridge"
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, SPAN)
     assert before < span.start_time_unix_nano < span.end_time_unix_nano < after
@@ -167,7 +168,8 @@ def test_a_parent_may_come_by_cni_args_and_an_invalid_one_is_none(collector, ser
 
 
 def test_a_command_that_is_no_text_costs_no_spans(collector, serve):
-    """The SDK could not encode the command's name, and dropped the spans of all requests in the same message."""
+    """The SDK could not encode the name of such a command, and dropped the spans of all requests in the same
+    message."""
     server = serve(collector.url)
     server.call("AD\udcff", CONF)
     server.call("STATUS", CONF)
@@ -194,7 +196,7 @@ def test_the_variables_of_the_sdk_apply(collector, serve):
 
 
 def test_fastcni_add_joins_the_trace_of_its_environment(collector, serve, node, pod, plugins, tmp_path):     # noqa: F811
-    """The requests are one for each plugin file, and one for the whole list."""
+    """The test makes one request for each plugin file, and one request for the complete list."""
     server = serve(collector.url)
     (tmp_path / "net.d").mkdir()
     (tmp_path / "net.d/a.conflist").write_text(

@@ -1,4 +1,5 @@
-"""Clean systems to install into: a directory that debootstrap made, and above it an overlay for each test."""
+"""Make clean systems for tests of installations: debootstrap makes a directory once, and each test uses an overlay of
+it."""
 
 import os
 import shutil
@@ -9,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 BASES = ROOT / ".packages"              # debootstrap takes a minute or two; `make clean` removes the directory
 MIRROR = "http://deb.debian.org/debian"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-# The mounts end with the namespace, so no program has to unmount them. Their propagation is off before the first mount.
+# The kernel removes the mounts with the mount namespace. The namespace is made private before the first mount.
 ENTER = """
 mount --make-rprivate /
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
@@ -22,13 +23,13 @@ PIP_SETTINGS = ("PIP_CERT", "PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT")
 
 
 def base(suite, name="", *packages):
-    """Return the directory `name` (by default the suite's) of a minimal system with `packages`. debootstrap makes the
-    system once, and no test changes it."""
+    """Return the directory `name` (by default the suite's name) of a minimal system with `packages`. debootstrap makes
+    the system once. Tests must not change it."""
     there = BASES / (name or suite)
     if not there.exists():
         new = there.with_suffix(".new")
         if new.exists():
-            shutil.rmtree(new)          # after an interrupt, debootstrap has unmounted its mounts
+            shutil.rmtree(new)          # safe also after an interrupt: debootstrap has unmounted its mounts
         BASES.mkdir(exist_ok=True)
         included = ",".join(("ca-certificates", *packages))
         call("unshare", "-m", "debootstrap", "--variant=minbase", f"--include={included}", suite, new, MIRROR)
@@ -37,7 +38,7 @@ def base(suite, name="", *packages):
 
 
 def call(*words, timeout=600, **more):
-    """Run a program; return its output. A failure is an AssertionError with the last lines."""
+    """Run a program. Return its output. Raise AssertionError with the last lines if the program fails."""
     done = subprocess.run([*map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
                           timeout=timeout, **more)
     assert done.returncode == 0, f"{words}\n{done.stdout[-4000:]}"
@@ -45,13 +46,14 @@ def call(*words, timeout=600, **more):
 
 
 class CleanSystem:
-    """A system of `suite` below `where`. `files` has the files that scripts write."""
+    """A system of `suite`: an overlay below the directory `where`. files: the directory of the files that scripts have
+    written."""
 
     def __init__(self, suite, where):
         self.base, self.where, self.files = base(suite), where, where / "upper"
         for name in ("upper", "work", "root"):
             (where / name).mkdir(parents=True)
-        # of this machine, as the system's network is this machine's
+        # the system uses this machine's network, and so its resolver
         self.copy("/etc/resolv.conf", "/etc/resolv.conf")
         self.copy(CERTIFICATES, CERTIFICATES)
         self.run("apt-get update -qq")
@@ -62,12 +64,13 @@ class CleanSystem:
         shutil.copy(os.path.realpath(source), there)
 
     def run(self, script):
-        """Run a shell script as root of the system; return its output. The script's processes end with it."""
+        """Run a shell script as root in the system. Return its output. When the script ends, the kernel ends all
+        processes that it started."""
         pip = {name: os.environ[name] for name in PIP_SETTINGS if name in os.environ}
         return call("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", ENTER, "enter", self.base,
                     self.where, input=script, env=ENVIRONMENT | pip)
 
     def named(self, pattern):
-        """Return the paths with a name like `pattern`, without the caches and logs of apt and dpkg."""
+        """Return the paths whose name matches `pattern`, without caches and logs of apt and dpkg."""
         found = self.run(f"find / -xdev -name '{pattern}'").split()
         return [path for path in found if not path.startswith(("/src", "/proc", "/var/log/", "/var/cache/apt/"))]

@@ -1,4 +1,5 @@
-"""A node whose plugins are switched: a runtime on one plugin directory, pods with host ports, streams into them."""
+"""A node that switches its plugins: a runtime with one plugin directory, pods with host ports, and TCP streams to the
+pods."""
 
 import os
 import shutil
@@ -24,7 +25,7 @@ PAUSE_S = 0.01
 
 
 class Switched(Host):
-    """A host with the Go plugins in `bin`, in the calling thread's network namespace."""
+    """A host in the calling thread's network namespace. bin: a plugin directory with the Go plugins."""
 
     def __init__(self, where, pod_netns):
         self.bin = where / "bin"
@@ -38,14 +39,15 @@ class Switched(Host):
         run("sysctl", "-qw", "net.ipv4.ip_forward=1")
 
     def new_pod(self, container, port=0):
-        """ADD; return the name of the pod's namespace."""
+        """Add a pod with a host port, if `port` is not 0. Return the name of the pod's namespace."""
         pod = self.pod_netns()
         run("ip", "link", "set", "lo", "up", netns=pod)
         self.add(container, pod, ports=[(port, 80)] if port else ())
         return pod
 
     def goes(self, container, pod):
-        """Send DEL as runtimes do, which repeat it: Debian's Go plugins fail once, because a chain never existed."""
+        """Delete a pod and its namespace. Repeat a failed DEL, as runtimes do: the first DEL of Debian's Go plugins
+        fails if a chain never existed."""
         try:
             self.delete(container, pod)
         except Exception as e:
@@ -54,12 +56,12 @@ class Switched(Host):
         run("ip", "netns", "del", pod)
 
     def command(self, *words):
-        """The words of a fastcni command on this node, and its environment."""
+        """Return arguments of subprocess.run() for a fastcni command on this node: the words and the environment."""
         return {"args": [sys.executable, "-m", "fastcni", *map(str, words)], "text": True,
                 "env": {**os.environ, "CNI_PATH": str(self.bin), "FASTCNI_SOCKET": ""}}
 
     def fastcni(self, *words, ok=(0,)):
-        """Run a fastcni command that ends with one of these exit statuses; return its output."""
+        """Run a fastcni command, which must end with an exit status of `ok`. Return its output."""
         done = subprocess.run(**self.command(*words), capture_output=True, timeout=120, check=False)
         assert done.returncode in ok, done.stdout + done.stderr
         return done.stdout
@@ -76,7 +78,7 @@ class Switched(Host):
 
 
 class Stream:
-    """A TCP connection from outside to a host port that leads to a pod, with a line each way every 10 ms."""
+    """A TCP connection from outside to the host port of a pod. Both ends send a line every 10 ms."""
 
     def __init__(self, node, pod, port):
         self.answered, self.wrong, self.stopped = 0, "", False
@@ -108,7 +110,7 @@ class Stream:
             self.wrong = f"after {self.answered} lines: {e!r}"
 
     def check(self):
-        """Check that the connection is alive, and makes progress now."""
+        """Check that the connection still transfers lines."""
         before = self.answered
         deadline = time.monotonic() + 10
         while self.answered < before + 5 and not self.wrong:
@@ -132,7 +134,7 @@ def echo(sock):
 
 
 class Churn:
-    """Pods that are added and deleted all the time, by whatever plugins are installed; no call may fail."""
+    """A thread that adds and deletes pods repeatedly by the installed plugins. No call may fail."""
 
     def __init__(self, node):
         self.node, self.rounds, self.errors, self.stopped = node, 0, [], False
@@ -153,14 +155,14 @@ class Churn:
         try:
             act()
         except Exception as e:
-            # The first DEL by the Go plugins of Debian, about the masquerade chain that fastcni never made
+            # Debian's Go plugins fail at their first DEL, because fastcni never made the masquerade chain
             if command == "DEL" and "does not exist" in str(e):
                 act()
             else:
                 self.errors.append(f"{command}: {e}")
 
     def done(self, rounds=2):
-        """Let at least this many rounds begin and end, stop, and return the errors."""
+        """Wait until `rounds` more rounds have begun and ended. Stop the thread, and return the errors."""
         end, deadline = self.rounds + rounds, time.monotonic() + 60
         while self.rounds < end and time.monotonic() < deadline and not self.errors:
             time.sleep(PAUSE_S)

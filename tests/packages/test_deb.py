@@ -1,5 +1,5 @@
-"""The Debian packages: built, checked by lintian, installed by apt alone, also with containernetworking-plugins,
-purged."""
+"""The Debian packages: build, check by lintian, install by apt alone or together with containernetworking-plugins,
+purge."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from packages.clean_system import ROOT, CleanSystem, call
 
 GO = "containernetworking-plugins"
 CORE = "/usr/lib/python3/dist-packages/fastcni/launcher/python_core.elf"
-# Run VERSION without a pause until the file /stop exists. If VERSION fails once, create /failed.
+# Run VERSION repeatedly without a pause until the file /stop exists. If a VERSION fails, create /failed.
 LOOP = """
 ( while ! test -e /stop; do CNI_COMMAND=VERSION /usr/lib/cni/bridge > /dev/null || touch /failed; done ) &
 loop=$!
@@ -20,7 +20,7 @@ wait $loop
 rm /stop
 ! test -e /failed
 """
-# One request to the server of the package.
+# Make one request to the package's server.
 SERVE = """
 python3 -I -m fastcni serve --socket /run/test.sock 2> /log &
 until grep -q server_ready /log; do sleep 0.1; done
@@ -33,7 +33,7 @@ cat /log
 
 @pytest.fixture(scope="module")
 def debs():
-    """Return the packages, built from this checkout."""
+    """Return the paths of the packages, built from this checkout."""
     call("make", "deb", cwd=ROOT)
     return sorted((ROOT / "dist").glob("*.deb"))
 

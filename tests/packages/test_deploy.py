@@ -1,4 +1,5 @@
-"""The files of deploy/: the manifest by the schemas of Kubernetes, the scripts, and a Python for nodes without one."""
+"""The files of deploy/: check the manifests by Kubernetes' schemas, run the scripts, and test the Python for nodes
+without Python."""
 
 import os
 import re
@@ -13,11 +14,11 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip ins
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-SUPPORTED = 3                           # minor versions that Kubernetes supports at a time
+SUPPORTED = 3                           # Kubernetes supports its last three minor versions
 
 
 def newest():
-    """Return the newest minor versions that the validator has schemas of."""
+    """Return the newest minor versions of Kubernetes for which the validator has schemas."""
     schemas = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
     found = {tuple(map(int, found.groups())) for path in schemas.iterdir()
              if (found := re.match(r"v(\d+)\.(\d+)\.\d+-", path.name))}
@@ -82,8 +83,8 @@ def test_scripts_are_shell(name):
 @pytest.mark.skipif(not (shutil.which("patchelf") and os.path.exists("/usr/lib/python3.11/os.py")),
                     reason="needs patchelf and Debian 12's Python")
 def test_the_python_for_nodes_runs_in_an_empty_system(tmp_path):
-    """The system has no C library, no loader and no other file. Plugins find the packages for a cluster's store in
-    it."""
+    """The system has no C library, no loader and no other file. Plugins find the packages that the cluster's store
+    needs in the Python for nodes."""
     where = tmp_path / "opt/fastcni/python"
     where.mkdir(parents=True)
     (tmp_path / "packages/urllib3").mkdir(parents=True)

@@ -1,6 +1,6 @@
-"""Build the image of deploy/, and run its containers by podman as daemonset.yaml says, on a separate node.
+"""Build the image of deploy/, and run the containers of daemonset.yaml by podman, on a separate node.
 
-A kubelet does more. See docs/kubernetes.md for what is not tested.
+A kubelet does more than this test. docs/kubernetes.md lists the untested parts.
 """
 
 import os
@@ -19,13 +19,13 @@ pytestmark = [pytest.mark.needs("root"), pytest.mark.skipif(not shutil.which("po
 CONF = "/etc/cni/net.d/10-fastcni.conflist"
 DEBIAN = "docker.io/library/debian:12-slim"
 BUILD_S = 400
-LISTS = 2                               # for a pod; each list is one request to the server: loopback, and the network
-CALLS = 4                               # for a pod without a server: loopback and the three plugins of the network
-OTHER_USER = 1001                       # who owns the files in an archive of the Go plugins
+LISTS = 2  # requests to the server for a pod, one for each network list: loopback, and the network
+CALLS = 4                               # one-shot calls for a pod: loopback and the three plugins of the network
+OTHER_USER = 1001                       # the owner of the files in an archive of the Go plugins
 
 
 class Node:
-    """A node with the image, and with what a kubelet makes of the manifest."""
+    """A node with the image. Node runs the manifest's containers as a kubelet does."""
 
     def __init__(self, world, directory):
         self.world = world
@@ -43,7 +43,7 @@ class Node:
             world.path(path).write_text(text)
 
     def build(self, directory):
-        """Build the image by the commands of the Containerfile. Only this has the machine's network."""
+        """Build the image from the Containerfile. Only the build uses the machine's network."""
         call("sh", ROOT / "tests/copy-tree.sh", directory / "tree")
         for path in ("/etc/resolv.conf", CERTIFICATES):
             shutil.copy(os.path.realpath(path), directory / Path(path).name)
@@ -58,7 +58,7 @@ class Node:
              timeout=BUILD_S)
 
     def options(self, container):
-        """podman's options for a container of the manifest."""
+        """Yield podman's options for a container of the manifest."""
         rights = container["securityContext"]
         yield from ("--name", container["name"], "--network", "host")
         assert self.pod["hostNetwork"] and not rights["privileged"] and not rights["allowPrivilegeEscalation"]
@@ -74,7 +74,7 @@ class Node:
             yield f"--volume={source}:{it['mountPath']}:{','.join(flags)}"
 
     def source(self, host):
-        """Return the node's path; make it as a kubelet does."""
+        """Return the path of a hostPath volume on the node. Make the path as a kubelet does."""
         path = self.world.path(host["path"])
         if host.get("type") == "DirectoryOrCreate":
             path.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class Node:
         return self.world.call("podman", "exec", "server", *handler["exec"]["command"])
 
     def answered(self, command):
-        """Return the number of requests that the server has answered, before and after a restart."""
+        """Return the number of requests of this command that the servers before and after a restart have answered."""
         done = self.world.call("podman", "logs", "server")
         return sum(f"command={command} " in line for line in (done.stdout + done.stderr).splitlines()
                    if "event=request_done" in line)
@@ -118,7 +118,7 @@ def node(tmp_path_factory):
             node = Node(world, directory)
             node.build(directory)
             yield node
-    finally:                            # gigabytes; the mounts below the directory have ended with the node
+    finally:                            # the directory has gigabytes; its mounts have ended with the node
         assert str(directory) not in Path("/proc/self/mountinfo").read_text()
         shutil.rmtree(directory / "storage", ignore_errors=True)
 
@@ -131,7 +131,7 @@ def test_the_daemonset_on_a_node(node):
     node.run(install, "--rm")
     assert world.path("/opt/cni/bin/.fastcni-replaced/bridge").read_text() == "theirs\n"
     (python,) = world.path("/opt/fastcni/python").iterdir()
-    node.run(install, "--rm")           # a restart of the node
+    node.run(install, "--rm")           # as after a restart of the node
     assert [python] == list(world.path("/opt/fastcni/python").iterdir())
 
     node.run(server, "-d")

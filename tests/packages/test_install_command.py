@@ -1,5 +1,5 @@
-"""`fastcni install` and `fastcni uninstall` as processes: several at the same time, on a full file system, dry runs,
-JSON."""
+"""Run `fastcni install` and `fastcni uninstall` as processes: several at the same time, on a full file system, with
+--dry-run and --json."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_concurrent_installs_and_uninstalls_leave_one_of_both_states(bin_dir):
 
 
 def fastcni(*words):
-    """Run a command in an empty network namespace: uninstall removes fastcni's tables."""
+    """Run a command in an empty network namespace, because `uninstall` removes fastcni's tables."""
     done = subprocess.run(["unshare", "-n", sys.executable, "-m", "fastcni", *map(str, words), "--json"],
                           capture_output=True, text=True, timeout=60, check=False,
                           env={**os.environ, "CNI_PATH": "/nowhere", "FASTCNI_SOCKET": ""})
@@ -88,7 +88,7 @@ def test_the_reports_name_fastcnis_version_and_the_version_of_go_plugins(tmp_pat
     import fastcni as package
 
     go = b"\x7fELF\xff Go buildinf:"
-    write_executable(tmp_path / "bridge", go)           # cannot be run
+    write_executable(tmp_path / "bridge", go)           # a program that cannot run
     assert fastcni("install", "--bin-dir", tmp_path, "--plugin", "bridge")[1]["plugins"][0]["replaced"] == {
         "kind": "go", "size": len(go)}
     again = fastcni("install", "--bin-dir", tmp_path, "--plugin", "bridge")[1]["plugins"][0]

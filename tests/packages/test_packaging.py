@@ -1,4 +1,5 @@
-"""The wheel and the source archive: their files, their builds, and installed plugins that outlive both."""
+"""The wheel and the source archive: their files, their builds, and installed plugins that still work when both are
+removed."""
 
 import json
 import os
@@ -20,7 +21,8 @@ SOURCES = {*(f"fastcni/launcher/{name}" for name in (
     "launcher.c", "python_core.c", "autostart.h", "document.h", "machines.h", "one_shot_count.h", "programs.h",
     "system_call.h")),
            *(f"fastcni/{leaf}.pyx" for leaf in LEAVES)}
-# Flags that a distribution's build adds for programs with a libc. The launcher has no libc, and must build with them.
+# Compiler flags that distributions use for programs with a libc. The launcher has no libc, and must still build with
+# these flags.
 HARDENED = {
     "CFLAGS": "-O2 -g -fstack-protector-all -D_FORTIFY_SOURCE=2 -fPIE -fasynchronous-unwind-tables",
     "LDFLAGS": "-Wl,-z,relro -Wl,-z,now -Wl,--build-id",
@@ -36,7 +38,7 @@ def call(*command, cwd=None, env=None):
 
 @pytest.fixture(scope="module")
 def builder(tmp_path_factory):
-    """A separate Python that has only the requirements of [build-system]."""
+    """Return the path of a separate Python that has only the requirements of [build-system]."""
     directory = tmp_path_factory.mktemp("builder")
     requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     call(sys.executable, "-m", "venv", directory)
@@ -121,7 +123,8 @@ def test_launcher_keeps_its_mode_and_its_shape_in_the_wheel(wheel):
 
 
 def test_plugin_files_outlive_the_environment_that_wrote_them(wheel, tmp_path):
-    """The plugins are installed from a wheel in an environment, and work after the environment was removed."""
+    """`fastcni install` of a wheel's environment writes the plugins. They still work after the environment was
+    removed."""
     python = tmp_path / "env" / "bin" / "python"
     call(sys.executable, "-m", "venv", tmp_path / "env")
     call(python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel)

@@ -1,6 +1,6 @@
-"""README's commands install fastcni on a clean Debian 12, whose Python is externally managed, and remove it.
+"""README's commands install fastcni on a clean Debian 12, whose Python is externally managed, and remove fastcni again.
 
-SUITES="bookworm trixie" adds Debian 13: its Python 3.13 is managed as Ubuntu 24.04's is.
+SUITES="bookworm trixie" adds Debian 13, whose Python 3.13 is externally managed in the same way as Ubuntu 24.04's.
 """
 
 import json
@@ -20,7 +20,7 @@ def blocks():
 
 @pytest.fixture(params=os.environ.get("SUITES", "bookworm").split())
 def system(request, tmp_path):
-    """A clean system with the checkout in /src."""
+    """Return a clean system with the checkout in /src."""
     system = CleanSystem(request.param, tmp_path / "system")
     call("sh", ROOT / "tests/copy-tree.sh", system.files / "src")
     return system

@@ -1,4 +1,4 @@
-"""The units that repeat an install when the plugins' Python changes, and the removal of units."""
+"""The systemd units that repeat `fastcni install` when the plugins' Python changes, and the removal of units."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ ODD = "/opt/per%cent/$HOME dir/python3"
 
 @pytest.fixture
 def units(tmp_path):
-    """Write the units for plugins in tmp_path/bin whose interpreter has an odd path; return their paths."""
+    """Write the units for plugins in tmp_path/bin whose interpreter has an unusual path. Return the units' paths."""
     done = Installed(str(tmp_path / "bin"), ODD, {}, [])
     return systemd.install_units(tmp_path / "units", None, done, ["loopback"])
 
@@ -37,7 +37,7 @@ def test_the_path_unit_watches_the_interpreter(units):
 
 
 def reinstall(tmp_path, old, python, other):
-    """Run the commands of fastcni-reinstall.service, with `other` in place of the distribution's Pythons."""
+    """Run the commands of fastcni-reinstall.service with `other` in place of the distribution's Python programs."""
     script = systemd.REINSTALL.replace("/usr/bin/python3 /usr/local/bin/python3", str(other))
     assert script != systemd.REINSTALL
     words = ["/bin/sh", "-c", script, "fastcni-reinstall", old, python, "--bin-dir", tmp_path / "bin", "--plugin",
@@ -81,8 +81,8 @@ esac
 
 @pytest.fixture
 def systemctl(tmp_path, monkeypatch):
-    """Return a function systemctl(loaded, status) that puts a stand-in first in PATH. It returns a function that reads
-    the stand-in's log."""
+    """Return a function systemctl(loaded, status) that puts a fake systemctl first in PATH, and returns a function that
+    reads the fake's log."""
     def make(loaded="fastcni*", status=0):
         directory = tmp_path / "path"
         directory.mkdir()
@@ -102,7 +102,8 @@ def test_units_are_stopped_before_they_are_removed(units, systemctl):
 
 
 def test_units_that_systemd_has_from_elsewhere_are_not_stopped(units, systemctl):
-    """For example, the units belong to a package, and these units are in a directory that systemd does not read."""
+    """For example, systemd has loaded the units of a package, and the units to remove are in a directory that systemd
+    does not read."""
     log = systemctl(loaded="nothing")
     assert systemd.remove_units(units) == []
     assert log() == [] and not any(os.path.exists(unit) for unit in units)

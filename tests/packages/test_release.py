@@ -1,4 +1,5 @@
-"""`make release`: two builds of one commit write the same bytes, in another directory, later, with another umask."""
+"""`make release`: a second build of the same commit writes the same bytes, although its directory, time and umask
+differ."""
 
 import json
 import os
@@ -44,7 +45,8 @@ def test_a_release_has_archive_wheel_packages_and_components(first):
 
 
 def test_no_file_of_the_packages_names_the_directory_of_the_build(first):
-    """The Debian package's plugin files once listed the build's own interpreter, below the directory of the build."""
+    """The plugin files of the Debian package contained the path of the build's interpreter, which is below the build
+    directory."""
     directory, _ = first
     for deb in (directory / "dist").glob("*.deb"):
         unpacked = directory / "build" / deb.stem

@@ -1,4 +1,4 @@
-"""A node switches from the Go plugins to fastcni and back, while pods come and go and streams run."""
+"""A node switches from the Go plugins to fastcni and back, while pods are added and deleted and TCP streams run."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ def node(host_netns, pod_netns, tmp_path):
 
 
 def ids(report, key):
-    """Return the containers of a part of an uninstall's report."""
+    """Return the container ids in one part of the report of `fastcni uninstall --json`."""
     return {it["containerID"] for it in report["state"][key]}
 
 
@@ -44,7 +44,7 @@ def serving(node):
 def test_streams_through_host_ports_run_through_install_and_uninstall(node, mode, monkeypatch):
     with contextlib.ExitStack() as stack:
         server, path = stack.enter_context(serving(node)) if mode == "warm" else (None, "")
-        monkeypatch.setenv("FASTCNI_SOCKET", str(path))                 # of the plugins
+        monkeypatch.setenv("FASTCNI_SOCKET", str(path))                 # the plugins use this socket
         pods = {"go": node.new_pod("go", 18080)}
         streams = [stack.enter_context(contextlib.closing(Stream(node, pods["go"], 18080)))]
         churn = stack.enter_context(contextlib.closing(Churn(node)))
@@ -55,7 +55,7 @@ def test_streams_through_host_ports_run_through_install_and_uninstall(node, mode
         churn = stack.enter_context(contextlib.closing(Churn(node)))
         report = json.loads(node.uninstall("--json", "--socket", path))
         assert churn.done() == []
-        # A churning pod may exist, too, and a server that replays adds elements for Go's pod.
+        # A pod of Churn may exist, too. A server that replays also adds elements for Go's pod.
         assert {"ours"} <= ids(report, "needed") <= ({"ours", "churn", "go"} if server else {"ours", "churn"})
         for stream in streams:
             stream.check()
@@ -68,7 +68,7 @@ def test_streams_through_host_ports_run_through_install_and_uninstall(node, mode
             log = (node.where / "log").read_text()
             assert log.count("event=request_done") > 4 and "level=error" not in log
     node.goes("ours", pods["ours"])
-    assert "18081" in ruleset()                 # the Go plugins do not know fastcni's table
+    assert "18081" in ruleset()                 # the Go plugins do not change fastcni's table
     report = json.loads(node.uninstall("--json"))
     assert ids(report, "released") >= {"ours"} and ids(report, "needed") == set()
     assert "fastcni" not in ruleset()
@@ -83,7 +83,7 @@ def test_uninstall_that_waits_removes_what_each_pod_had_when_go_deletes_it(node)
         node.goes("one", pods["one"])
         assert eventually(lambda: "18080" not in ruleset()), "the elements of a deleted pod stay"
         assert "18081" in ruleset()
-        again = node.new_pod("three", 18080)            # the port is free for fastcni, but Go's rules have it
+        again = node.new_pod("three", 18080)            # fastcni accepts the port, which only Go's rules still map
         node.goes("two", pods["two"])
         report = json.loads(process.communicate(timeout=60)[0])
         assert process.returncode == 0
@@ -108,7 +108,8 @@ def test_a_pod_that_go_added_with_the_address_of_a_dead_one_does_not_keep_its_el
 
 
 def test_a_pod_that_only_its_elements_and_its_namespace_show_keeps_them(node):
-    """An ADD may be running. Its pod is not in the cache yet and, with another IPAM plugin, has no address file."""
+    """While an ADD runs, the cache does not have the pod yet. With an IPAM plugin of another project the pod has no
+    address file either."""
     node.install()
     node.new_pod("c1", 18080)
     for path in (*(node.cache / "results").iterdir(), *(node.data / "net1").glob("10.*")):
@@ -135,7 +136,8 @@ def test_rules_of_an_administrator_keep_the_table(node):
 
 @pytest.mark.parametrize("policy", ["iptables", "nftables"])
 def test_sets_and_rules_in_tables_of_others_go_with_the_last_pod(node, policy):
-    """For example, an ipset that CNI-FORWARD uses, or a set in an administrator's table that drops by policy."""
+    """For example, fastcni has an ipset that CNI-FORWARD uses, or a set in an administrator's table whose policy is
+    drop."""
     if policy == "iptables":
         run("iptables", "-P", "FORWARD", "DROP")
     else:

@@ -1,4 +1,4 @@
-"""The commands of docs/switch.md, in their order, on a node with pods of the Go plugins."""
+"""Run the commands of docs/switch.md in order, on a node with pods of the Go plugins."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from fastcni.launcher import systemd
 
 pytestmark = [pytest.mark.needs("root"), needs_peer]
 PAGE = Path(__file__).parents[2] / "docs/switch.md"
-SAMPLE = re.compile(r"^```\n.*?^```\n", re.MULTILINE | re.DOTALL)          # of output
+SAMPLE = re.compile(r"^```\n.*?^```\n", re.MULTILINE | re.DOTALL)          # a sample of a command's output
 COMMANDS = re.findall(r"^    (\S.*)$", SAMPLE.sub("", PAGE.read_text(encoding="utf-8")), re.MULTILINE)
 
 

@@ -1,4 +1,5 @@
-"""`make wheels`: the source archive has everything; a wheel from it passes its own fast tests."""
+"""`make wheels`: the source archive contains all files that a build needs, and a wheel built from it passes the fast
+tests."""
 
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from packages.clean_system import ROOT, call
 
 @pytest.fixture(scope="module")
 def output():
-    """Return the output of the build for this Python. The build runs the fast tests on the wheel."""
+    """Build the wheel for this Python, and return the build's output. The build runs the fast tests on the wheel."""
     return call("sh", "wheels/build.sh", sys.executable, cwd=ROOT)
 
 

@@ -1,4 +1,4 @@
-"""docs/write-a-plugin.md: run its commands in order, and compare its code with the example's."""
+"""Run the commands of docs/write-a-plugin.md in order, and compare the page's code with the example's code."""
 
 import os
 import re
@@ -26,8 +26,8 @@ def test_the_code_on_the_page_is_the_examples():
 
 @pytest.mark.needs("root")
 def test_the_commands_on_the_page_run(tmp_path, host_netns):
-    """The commands run as one script. fastcni and its dependencies are installed, so pip fetches nothing. /run and
-    /var/lib are empty, for names of pods, addresses and cached results."""
+    """The commands run as one script. fastcni and its dependencies are installed, so pip fetches nothing. The script
+    gets an empty /run and /var/lib for namespaces, addresses and cached results."""
     script = "set -e\nmount -t tmpfs none /run\nmount -t tmpfs none /var/lib\n" + "".join(blocks("sh"))
     packages = sysconfig.get_path("purelib")
     python = os.path.dirname(os.path.realpath(sys.executable))

@@ -1,9 +1,9 @@
 """`python -m policy_attacks [PART...]`: attack policies by real packets, and print a table; status 1 on any failure.
 
-    make test-policy                                            all of it, some 20 minutes
+    make test-policy                                            all parts, some 20 minutes
     make test-policy POLICY="--seconds 60"                      60 seconds a part
     make test-policy POLICY="differential --seed 7 --cluster 3" repeat one cluster that the output named
-    make test-policy POLICY="attacks --only broadcast"          the attacks with this in their name
+    make test-policy POLICY="attacks --only broadcast"          the attacks with "broadcast" in their name
 """
 
 import argparse
@@ -15,7 +15,7 @@ import time
 
 from faults.report import Row, table
 
-PARTS = {                       # module: (seconds without --seconds, what it does)
+PARTS = {                       # module: (seconds unless --seconds is given, description)
     "attacks": (600, "what a pod's root does to get past policies, each by bridge and ptp, IPv4 and IPv6"),
     "differential": (900, "random clusters and events, real packets against an oracle written from the documentation"),
 }
@@ -35,7 +35,8 @@ def main():
         sys.exit("needs root, to make network namespaces")
     if unknown := set(options.parts) - set(PARTS):
         sys.exit(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    for number in (signal.SIGINT, signal.SIGTERM):      # an exception, so that everything is removed
+    # The handler raises an exception, so that the part removes its objects
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     os.environ["FASTCNI_SOCKET"] = ""
     print(f"seed {options.seed}", flush=True)

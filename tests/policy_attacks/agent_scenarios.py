@@ -1,4 +1,5 @@
-"""Attacks in which another program or the agent's end plays a part: functions as in scenarios.py."""
+"""Attacks that need another program's change or the end of the agent. The functions return the same values as those of
+scenarios.py."""
 
 import signal
 import socket
@@ -15,7 +16,8 @@ FLUSHES = 20
 
 
 def flushed(arena):
-    """New flows, each from another port, while all tables are flushed. The kernel keeps the agent's since Linux 6.9."""
+    """Start new flows, each from a new port, while another program flushes all tables. Since Linux 6.9 the kernel keeps
+    the agent's table."""
     if not arena.node.owns_table():
         print("  flush: not tried, because this kernel lets other programs flush the agent's table (before Linux 6.9)")
         return 0, []
@@ -40,7 +42,7 @@ def flushed(arena):
 
 
 def added_without_agent(arena):
-    """ADD fails with code 11, and the pods that exist stay closed."""
+    """Without an agent, ADD fails with code 11, and the policies of existing pods stay in force."""
     texts, network = [], arena.networks[0]
     arena.node.end_agent()
     try:
@@ -61,7 +63,7 @@ def added_without_agent(arena):
 
 
 def forget_half(arena, pod, network):
-    """Send the DEL of a failed ADD, as the runtime does."""
+    """Send the DEL that a runtime sends after a failed ADD."""
     chain = arena.node.chain(network)
     netns = arena.node.netns[pod.key]
     for conf in reversed(chain):
@@ -70,8 +72,8 @@ def forget_half(arena, pod, network):
 
 
 def killed(arena):
-    """Pods stay closed while no agent runs, while the next agent starts, and afterwards; also a pod that was added just
-    before."""
+    """Kill the agent. The policies of all pods stay in force while no agent runs, while the next agent starts, and
+    afterwards, also for a pod that was added just before the kill."""
     texts, tried, found = [], 0, victims(arena)
     for network in arena.networks[:2]:
         arena.add("victim2", network)
@@ -90,7 +92,8 @@ def killed(arena):
 
 
 def added_again(arena):
-    """The newest ADD of a name counts: its labels select the pod, with or without the DEL of the earlier ADD."""
+    """Add a pod's name again with other labels. Policies select by the labels of the newest ADD, with or without a DEL
+    of the earlier ADD."""
     texts, tried = [], 0
     for network in arena.networks[:2]:
         before, after = (Pod("default", f"twice-{network}", {"role": each}) for each in ("peer", "victim"))

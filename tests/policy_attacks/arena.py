@@ -1,13 +1,13 @@
-"""A node with the pods that attacks need, and the search for frames that got through.
+"""Make a node with the pods that attacks need, send frames, and find the frames that got through.
 
     victim    takes datagrams and connections on port 80 from `peer` only
-    jailed    sends them to port 80 of `peer` only
-    intruder  no policy selects it; it attacks `victim`
-    peer, bystander: no policy selects them
-    loose, mark: for the control, without the plugin policy
+    jailed    may send datagrams and connect to port 80 of `peer` only
+    intruder  no policy selects this pod; it attacks `victim`
+    peer, bystander: no policy selects these pods
+    loose, mark: added without the plugin policy, for the control
 
-Each exists on each network: "victim@bridge". The control comes before the agent is started: a frame that does not get
-from `loose` to `mark` then is none that a policy stops.
+Each network has a pod of each role, such as "victim@bridge". The control runs before the agent starts: if a frame does
+not get from `loose` to `mark`, no policy is needed to stop this frame.
 """
 
 import contextlib
@@ -48,8 +48,8 @@ def policy(name, spec):
 
 @dataclass(frozen=True)
 class Target:
-    """A pod, or the host outside, as an attacker sees it. gateway: the MAC of the node's link. network: "" for the host
-    outside."""
+    """The addresses of a pod or of the outside host that an attacker can use. gateway: the MAC of the node's link.
+    network: the network's name, "" for the outside host."""
 
     name: str
     netns: str
@@ -62,7 +62,7 @@ class Target:
     link: str = "eth0"
 
     def via(self, to):
-        """The MAC to which frames for another target go."""
+        """Return the MAC to which this target sends frames for the target `to`."""
         return to.mac if self.bridged and to.network == self.network else self.gateway
 
     def other(self, number):
@@ -72,7 +72,7 @@ class Target:
 
 
 class Arena:
-    """with Arena() as arena: arena.pods["victim@bridge"]"""
+    """A node with pods of each role on each network: `with Arena() as arena: arena.pods["victim@bridge"]`."""
 
     def __init__(self, networks):
         self.node, self.networks, self.pods, self.closing = Node("files"), networks, {}, contextlib.ExitStack()
@@ -95,7 +95,7 @@ class Arena:
         return self
 
     def begin(self, agent="fastcni"):
-        """Start the agent, and add the pods of the roles. agent: the module that runs it."""
+        """Start the agent, and add the pods of the roles. agent: the Python module that runs the agent."""
         for name, spec in POLICIES.items():
             self.node.put(policy(name, spec))
         self.node.publish()
@@ -108,7 +108,7 @@ class Arena:
         self.closing.close()
 
     def add(self, name, network, *, host_port=0, policed=None):
-        """Add the pod `name` of a role to a network."""
+        """Add the pod of the role `name` to a network."""
         pod = Pod("default", f"{name}-{network}", {"role": name})
         chain = self.node.chain(network)
         plugins = chain if (name not in CONTROL if policed is None else policed) else chain[:-1]
@@ -122,24 +122,25 @@ class Arena:
                                                 self._gateway(network, link), network.startswith("bridge"), network)
 
     def _outside(self):
-        """Return the host at the node's uplink."""
+        """Return the outside host, which is connected to the node's uplink."""
         with Inside(self.node.outside):
             (theirs,) = ip_json("link", "show", "dev", "ext0")
         (ours,) = ip_json("link", "show", "dev", "up0")
         return Target("outside", self.node.outside, theirs["address"], *GATEWAY, ours["address"], False, "", "ext0")
 
     def _gateway(self, network, link):
-        """Return the MAC of the node's end: the bridge's, or that of the pod's peer."""
+        """Return the MAC of the node's end of the link: of the bridge, or of the pod's veth peer."""
         if network.startswith("bridge"):
             (found,) = ip_json("link", "show", "dev", self.node.chain(network)[0]["bridge"])
             return found["address"]
         return next(each["address"] for each in ip_json("link", "show") if each["ifindex"] == link["link_index"])
 
     def got_through(self, items):
-        """Send frames from pods; return the titles that the receiver's link received, for each item.
+        """Send frames from pods. Return, for each item, the titles of the frames that the receiver's link received.
 
-        items: [({title: [frame, ...]}, sender, receiver)]: the last frame of each list counts; the receiver recognizes
-        it by its MARK or by its bytes. After the frames, the node sends a datagram that always arrives.
+        items: [({title: [frame, ...]}, sender, receiver)]. Only the last frame of each list counts; the receiver
+        recognizes this frame by its MARK or by its bytes. After the frames, the node sends a datagram that always
+        arrives.
         """
         numbers = itertools.count()
         wanted = [{title: numbered(each[-1], next(numbers)) for title, each in sequences.items()}
@@ -149,7 +150,7 @@ class Arena:
             for (sequences, sender, _), last in zip(items, wanted, strict=True):
                 for title, each in sequences.items():
                     frames.send(sender.netns, *each[:-1], last[title])
-            run("ip", "neigh", "flush", "all")          # forged frames may have changed the node's entries
+            run("ip", "neigh", "flush", "all")          # forged frames may have changed the node's neighbour entries
             for _, _, receiver in items:
                 self.announce(receiver)
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as it:
@@ -158,7 +159,8 @@ class Arena:
             return [self.read(it, last, until) for it, last in zip(listeners, wanted, strict=True)]
 
     def announce(self, pod):
-        """Let the bridge learn the pod's port again: a forged MAC may have moved it."""
+        """Let the bridge learn the port of the pod's MAC again, because a forged frame may have moved the MAC to
+        another port."""
         frames.send(pod.netns, frames.ipv4(pod.mac, pod.ip4, NODE[0], frames.udp(b"here I am"), pod.gateway),
                     link=pod.link)
 
@@ -169,7 +171,8 @@ class Arena:
         return it
 
     def read(self, listener, wanted, until):
-        """Return the titles of the received frames, when END has arrived and the time `until` has passed."""
+        """Wait until the datagram END has arrived and the time `until` has passed. Return the titles of the received
+        frames."""
         limit, found, ended = time.monotonic() + ARRIVES_S, set(), False
         while (left := (until if ended else limit) - time.monotonic()) > 0 or ended:
             listener.settimeout(max(left, 0))
@@ -186,6 +189,6 @@ class Arena:
 
 
 def recognized(data, frame):
-    """Return whether received bytes are those of a frame. The node may have changed its headers on the way."""
+    """Return whether the received bytes are this frame. The node may have changed the frame's headers."""
     number = frame[-16:]
     return number in data if number.startswith(b"frame ") else data[14:] == frame[14:]

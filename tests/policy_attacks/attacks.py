@@ -1,7 +1,7 @@
-"""The attacks of a pod's root, each with the expectation that nothing gets through. docs/reliability-tests.md has them.
+"""Attacks by root in a pod. The policies must stop each attack. docs/reliability-tests.md lists the attacks.
 
-Attacks by frames run from `intruder` to `victim`, and from `jailed` to `bystander` and to a host outside, on each
-network. scenarios.py has those that need connections, other programs or the agent's end.
+Attacks by frames run from `intruder` to `victim`, and from `jailed` to `bystander` and to an outside host, on each
+network. scenarios.py and agent_scenarios.py have the attacks that need connections, other programs or the agent's end.
 """
 
 import itertools
@@ -16,12 +16,12 @@ from policy_attacks.node import NETWORKS
 from fastcni.testing.namespaces import Inside
 
 PAIRS = (("intruder", "victim"), ("jailed", "bystander"), ("jailed", "outside"))
-ROUNDS = 3                      # at least, if the time suffices: an earlier round's neighbours and flows may help
+ROUNDS = 3  # rounds, if the time suffices: neighbour entries and flows of earlier rounds may help an attack
 
 
 @dataclass(frozen=True)
 class Attack:
-    """frames: see forged.py; or scenario: see scenarios.py."""
+    """An attack by frames (see forged.py) or by a scenario (see scenarios.py)."""
 
     name: str
     what: str
@@ -110,7 +110,7 @@ def campaign(row, options):
 
 
 def just_added(row, networks, possible):
-    """Repeat the attacks by frames on pods that the agent has just added, before it writes their rules. possible:
+    """Repeat the attacks by frames on pods that were just added, before the agent writes the pods' own rules. possible:
     {attack: the result of control()}."""
     with Arena(networks) as arena, Inside(arena.node.name):
         arena.begin("policy_attacks.held_agent")
@@ -120,9 +120,11 @@ def just_added(row, networks, possible):
 
 
 def control(arena, attack):
-    """{(network, to): titles of the frames that get through without policies}; to: "" for a pod, or "outside"."""
+    """Return {(network, to): titles of the frames that get through without policies}. to: "" for a pod, or
+    "outside"."""
     found = {}
-    for network in arena.networks:          # one network after the other, because the stolen MACs would be confused
+    # One network after another, so that stolen MACs of different networks are not confused
+    for network in arena.networks:
         loose, mark = (arena.pods[f"{name}@{network}"] for name in ("loose", "mark"))
         for name, to in (("", mark), ("outside", arena.pods["outside"])):
             (found[network, name],) = arena.got_through([(attack.frames(loose, to, loose), loose, to)])
@@ -130,8 +132,8 @@ def control(arena, attack):
 
 
 def alive(arena, row):
-    """Check that the allowed peer reaches the victim, and that the jailed pod reaches the peer. Otherwise the attacks
-    prove nothing."""
+    """Check that allowed packets arrive: from the peer to the victim, and from the jailed pod to the peer. Otherwise
+    the attacks prove nothing."""
     for network in arena.networks:
         for source, to in (("peer", "victim"), ("jailed", "peer")):
             one, other = (arena.pods[f"{name}@{network}"] for name in (source, to))
@@ -141,7 +143,7 @@ def alive(arena, row):
 
 
 def run(arena, row, attack, possible):
-    """Yield the frames that got through."""
+    """Run an attack. Yield a text for each target that frames reached."""
     if attack.scenario:
         tried, texts = attack.scenario(arena)
         row.attempt(tried)
@@ -152,7 +154,7 @@ def run(arena, row, attack, possible):
         attacker, peer = (arena.pods[f"{name}@{network}"] for name in (source, "peer"))
         victim = arena.pods.get(to) or arena.pods[f"{to}@{network}"]
         titles = possible[network, to if to == "outside" else ""]
-        if titles or to != "outside":               # else the node forwards no such frame
+        if titles or to != "outside":               # otherwise the node does not forward such frames
             what = f"({len(titles)} without policies) from {source} to {to} on {network}"
             tried.append((what, (attack.frames(attacker, victim, peer), attacker, victim)))
     row.attempt(sum(len(sequences) for _, (sequences, _, _) in tried))

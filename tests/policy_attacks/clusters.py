@@ -1,4 +1,4 @@
-"""Random clusters: namespaces, pods with labels and named ports, and policies with every feature of the API."""
+"""Make random namespaces, pods with labels and named ports, and policies with every feature of the API."""
 
 import ipaddress
 
@@ -24,7 +24,7 @@ def named_ports(rng):
 
 
 def pod_document(pod, node="here", **status):
-    """Return a Pod as the API server shows it."""
+    """Return the Pod object that the API server has for a pod. status: more fields of the Pod's status."""
     ports = [{"name": name, "protocol": protocol, "containerPort": number}
              for (name, protocol), number in pod.ports.items()]
     return {"apiVersion": "v1", "kind": "Pod",
@@ -33,13 +33,14 @@ def pod_document(pod, node="here", **status):
 
 
 def ended_twin(rng, pod):
-    """Return a Pod that has ended, with the address of a living pod. Its labels have no effect."""
+    """Return a Pod object that has ended and still names the address of a living pod. The ended Pod's labels must have
+    no effect."""
     return pod_document(Pod(pod.namespace, f"ended-{pod.name}", labels(rng)), phase="Succeeded",
                         podIP=pod.addresses[0], podIPs=[{"ip": each} for each in pod.addresses])
 
 
 def selector(rng):
-    """Return a random selector: sometimes {}, which selects everything."""
+    """Return a random label selector, sometimes {}, which selects everything."""
     if rng.random() < 0.15:
         return {}
     found = {}
@@ -125,7 +126,7 @@ def policy(rng, name, namespace, addresses):
 
 
 def policies(rng, addresses):
-    """NetworkPolicies; in two of three clusters also ClusterNetworkPolicies."""
+    """Return random NetworkPolicies, and in two of three clusters also ClusterNetworkPolicies."""
     found = [policy(rng, f"p{number}", rng.choice(NAMESPACES), addresses)
              for number in range(rng.choice([1, 2, 3, 5, 8]))]
     return found + [cluster_policy(rng, f"c{number}", addresses) for number in range(rng.choice([0, 2, 4]))]
@@ -141,7 +142,7 @@ def cluster_policy(rng, name, addresses):
 
 
 def group(rng):
-    """Return a subject or a peer, by namespaces or by pods."""
+    """Return a random subject or peer, which selects by namespaces or by pods."""
     if rng.random() < 0.4:
         return {"namespaces": namespace_selector(rng)}
     return {"pods": {"namespaceSelector": namespace_selector(rng) if rng.random() < 0.6 else {},
@@ -149,13 +150,13 @@ def group(rng):
 
 
 def ordered_rule(rng, direction, addresses):
-    """Return a rule with an action. Named ports occur only in rules for pods."""
+    """Return a random rule of a ClusterNetworkPolicy. Named ports occur only in rules for pods."""
     by_pods = direction == "ingress" or rng.random() < 0.4
     peers = [group(rng) if by_pods else cluster_peer(rng, addresses) for _ in range(rng.choice([1, 1, 2]))]
     found = {"action": rng.choice(["Accept", "Deny", "Deny", "Pass"]),
              "from" if direction == "ingress" else "to": peers}
     if rng.random() < 0.05:
-        peers.append({"later": {}})             # of a later version of the API
+        peers.append({"later": {}})             # a peer of a later version of the API
     if rng.random() < 0.6:
         found["protocols"] = [cluster_protocol(rng, by_pods) for _ in range(rng.choice([1, 1, 2, 3]))]
     return found

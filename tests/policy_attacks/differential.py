@@ -1,8 +1,9 @@
-"""The differential test: random clusters on a node, probes by real packets, and an oracle from the documentation.
+"""The differential test: make random clusters on a node, send real packets as probes, and compare with an oracle that
+follows the documentation.
 
-A cluster lives through events: labels and policies change, one by one and in bursts, pods come and go with the same
-addresses, the agent is restarted and killed, tables are flushed. After each event the probes must arrive as the oracle
-says. During the event, a probe that is denied before and after the event must not arrive.
+Each cluster has events: labels and policies change, one by one and in bursts, pods are deleted and added with the same
+addresses, the agent is restarted and killed, tables are flushed. After each event exactly the probes that the oracle
+allows must arrive. During an event, a probe that is denied before and after the event must not arrive.
 """
 
 import itertools
@@ -20,11 +21,11 @@ from fastcni.testing.namespaces import Inside, enter
 
 EVENTS = 6
 SETTLED_S = 30.0                # on a busy machine
-SHRINK_S = 3.0                  # for a smaller cluster
+SHRINK_S = 3.0                  # for each smaller cluster of shrink()
 SWEEP = 3000                    # random probes in one sweep
-ASKED = 200                     # connections that are checked by `policy test`
-WATCHED = 150                   # probes that are sent all the time during an event
-UNWATCHED = {"burst", "reuse_address"}  # a connection denied before and after these events may pass in between
+ASKED = 200                     # connections that are also given to `fastcni policy test`
+WATCHED = 150                   # probes that are sent repeatedly during an event
+UNWATCHED = {"burst", "reuse_address"}  # events during which connections may pass that are denied before and after
 
 
 def campaign(row, options):
@@ -46,7 +47,7 @@ def campaign(row, options):
 
 
 def one_cluster(row, node, number):
-    """Make a cluster, and let it live through its events."""
+    """Make a random cluster, and run its events."""
     it = RandomCluster(node, f"{row.seed} {number}", PODS)
     try:
         it.make()
@@ -66,8 +67,8 @@ def one_cluster(row, node, number):
 
 
 def shrink(it):
-    """Remove the policies without which the oracle and the kernel still differ. Return the remaining difference, or ""
-    if the mismatch did not last."""
+    """Remove policies as long as the oracle and the kernel still differ without them. Return the remaining difference,
+    or "" if the difference disappeared."""
     if not (problem := settle(it, "another look", SHRINK_S)[1]):
         return ""
     for each in list(it.policies):
@@ -84,7 +85,8 @@ def shrink(it):
 
 
 def settle(it, event, seconds=None):
-    """Probe until the probes arrive as the oracle says, at most for SETTLED_S. Return (probes, problem or "")."""
+    """Send probes until exactly those arrive that the oracle allows, at most for SETTLED_S. Return (probes, problem or
+    "")."""
     seconds = seconds or SETTLED_S
     until, probed = time.monotonic() + seconds, 0
     it.prober.forget()
@@ -129,7 +131,8 @@ def mismatch(expected, arrived, answered):
 
 
 def live_through(it, event):
-    """Run an event, while probes that are denied before and after it are sent. Return (probes, problem or "")."""
+    """Run an event. During the event, send probes that are denied before and after it. Return (probes, problem or
+    "")."""
     before = it.verdicts(it.probes())
     denied = [probe for probe, verdict in before.items() if not verdict][:WATCHED * 4]
     ended, failure = threading.Event(), []

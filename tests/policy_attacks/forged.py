@@ -1,6 +1,8 @@
-"""Forged frames of each attack: functions of (attacker, victim, peer), which return {title: [frame, ...]}.
+"""Make the forged frames of each attack. Each function takes (attacker, victim, peer) and returns {title: [frame,
+...]}.
 
-The last frame of each list counts; those before it prepare something. peer: the pod that may reach the victim.
+Only the last frame of each list must not arrive. The frames before it prepare the attack. peer: the pod that may reach
+the victim.
 """
 
 import itertools
@@ -25,7 +27,7 @@ EXTENSIONS = {"hop by hop": (0, PADDING), "destination options": (60, PADDING),
 
 
 def plain(attacker, victim, peer):
-    """Return a datagram without any forgery."""
+    """Return datagrams without forged fields."""
     via = attacker.via(victim)
     return {"IPv4": [ipv4(attacker.mac, attacker.ip4, victim.ip4, udp(), via)],
             "IPv6": [ipv6(attacker.mac, attacker.ip6, victim.ip6, udp(), via)]}
@@ -58,7 +60,7 @@ def forged_sources(attacker, victim, peer):
 
 
 def forged_macs(attacker, victim, peer):
-    """Return frames with another pod's MAC as source, and with the attacker's own or the peer's address."""
+    """Return frames with another pod's source MAC, and with the source address of the attacker or of the peer."""
     via = attacker.via(victim)
     return {f"{title} as {address}": [ipv4(mac, address, victim.ip4, udp(), via)]
             for title, mac in (("the peer", peer.mac), ("nobody", "02:00:00:00:00:99"))
@@ -66,7 +68,7 @@ def forged_macs(attacker, victim, peer):
 
 
 def misdirected(attacker, victim, peer):
-    """Return a packet to the peer, which a jailed pod's policies allow, in a frame to another MAC than the peer's."""
+    """Return packets to the peer, which a jailed pod's policies allow, in frames to a MAC that is not the peer's."""
     return {f"{title} to {name}": [make(attacker.mac, own, to, udp(), mac)]
             for title, make, own, to in (("IPv4", ipv4, attacker.ip4, peer.ip4), ("IPv6", ipv6, attacker.ip6, peer.ip6))
             for name, mac in (("the victim's MAC", victim.mac), ("all", frames.BROADCAST), ("a group's MAC", GROUP4),
@@ -74,7 +76,8 @@ def misdirected(attacker, victim, peer):
 
 
 def reversed_flow(attacker, victim, peer):
-    """Return a forged packet from the victim that makes a connection of the victim, and the attacker's "answer"."""
+    """Return a forged packet with the victim's source address, for which conntrack makes a flow, and the attacker's
+    "answer" to this packet."""
     via = attacker.via(attacker) if attacker.bridged else attacker.gateway
     forward = attacker.via(victim)
     found = {}
@@ -93,7 +96,7 @@ def reversed_flow(attacker, victim, peer):
 
 
 def stacked_tags(attacker, victim, peer):
-    """Return one to four tags with VLAN 0, in all mixes of 802.1Q and 802.1ad, around a datagram."""
+    """Return a datagram in one to four tags of VLAN 0, in all mixes of 802.1Q and 802.1ad."""
     found = {}
     for count in (1, 2, 3, 4):
         for kinds in itertools.product(TAGS, repeat=count):
@@ -113,7 +116,8 @@ def ethertypes(attacker, victim, peer):
 
 
 def poisoning(attacker, victim, peer):
-    """ARP and neighbour advertisements that give the peer's address, or the gateway's, to the attacker."""
+    """Return ARP replies and neighbour advertisements that map the address of the peer or of the gateway to the
+    attacker's MAC."""
     found = {}
     for title, (four, six) in (("the peer", (peer.ip4, peer.ip6)), ("the gateway", attacker.other(1))):
         for operation in (1, 2):
@@ -132,7 +136,8 @@ def poisoning(attacker, victim, peer):
 
 
 def poisoning_in_tags(attacker, victim, peer):
-    """Return the same frames within VLAN 0, and duplicate address detection for other pods' addresses."""
+    """Return the frames of poisoning() in tags of VLAN 0, and frames of duplicate address detection for other pods'
+    addresses."""
     found = {}
     for title, (each, *_) in poisoning(attacker, victim, peer).items():
         for name, tags in (("802.1Q", [0]), ("802.1ad", [(frames.ETH_P_8021AD, 0)]), ("two tags", [0, 0])):
@@ -146,7 +151,8 @@ def poisoning_in_tags(attacker, victim, peer):
 
 
 def source_routes(attacker, victim, peer):
-    """Return source routes of IPv4 and routing headers of IPv6, by the peer to the victim, and by the gateway."""
+    """Return packets to the victim with IPv4 source routes and IPv6 routing headers, through the peer and through the
+    gateway."""
     via, (gateway4, gateway6) = attacker.via(victim), attacker.other(1)
     found = {}
     for (kind, option), (name, hop4, _) in itertools.product(
@@ -165,7 +171,7 @@ def source_routes(attacker, victim, peer):
 
 
 def routers(attacker, victim, peer):
-    """Router advertisements and redirects."""
+    """Return router advertisements and redirects."""
     source, found = link_local(attacker.mac), {}
     for title, to, mac in (("all", ALL_NODES, GROUP6), ("the victim", victim.ip6, victim.mac)):
         for name, kind in (("advertisement", frames.ROUTER_ADVERT), ("redirect", frames.REDIRECT)):
@@ -177,7 +183,7 @@ def routers(attacker, victim, peer):
 
 
 def behind_arp(attacker, victim, peer):
-    """Padding ends 46 bytes behind the Ethernet header; ARP has 28."""
+    """Return ARP frames with data after the padding. An ARP packet has 28 bytes; padding fills it up to 46 bytes."""
     request = arp(attacker.mac, attacker.mac, attacker.ip4, victim.ip4, operation=1)
     reply = arp(attacker.mac, attacker.mac, attacker.ip4, victim.ip4, to=victim.mac)
     return {f"{title}, {count} bytes": [frame[:42] + bytes(count - len(MARK)) + MARK]
@@ -198,7 +204,7 @@ def dhcp(attacker, victim, peer):
 
 
 def reports(attacker, victim, peer):
-    """MLD (RFC 3810) and IGMP, with data behind the groups."""
+    """Return MLD (RFC 3810) and IGMP messages with data after the groups."""
     found = {}
     for title, kind in (("report", frames.MLD_REPORT), ("version 2 report", frames.MLD2_REPORT),
                         ("query", frames.MLD_QUERY)):
@@ -213,7 +219,7 @@ def reports(attacker, victim, peer):
 
 
 def behind_neighbour_discovery(attacker, victim, peer):
-    """Return frames with data behind a solicitation or an advertisement, or in its options."""
+    """Return neighbour solicitations and advertisements with data after the message or in its options."""
     found = {}
     for name, kind in (("solicitation", frames.NEIGHBOUR_SOLICIT), ("advertisement", frames.NEIGHBOUR_ADVERT)):
         target = victim.ip6 if kind == frames.NEIGHBOUR_SOLICIT else attacker.ip6
@@ -240,7 +246,7 @@ def extension_headers(attacker, victim, peer):
 
 
 def fragments(attacker, victim, peer):
-    """Return a datagram in two fragments, also with an overlap, and a fragment alone."""
+    """Return a datagram in two fragments, also with overlapping fragments, and a single later fragment."""
     via, whole = attacker.via(victim), udp(bytes(32) + MARK)[1]
     found = {}
     for title, parts in (("two", [(0, whole[:24], True), (24, whole[24:], False)]),
@@ -281,13 +287,14 @@ def odd_flags(attacker, victim, peer):
 
 
 def tcp(source, destination, flags, source_port, port, data=MARK):
-    """(6, segment)"""
+    """Return (6, TCP segment). 6 is the IP protocol number of TCP."""
     segment = struct.pack("!HHIIBBHHH", source_port, port, 1, 1, 5 << 4, flags, 64000, 0, 0) + data
     return frames.TCP, with_checksum(frames.ip_bytes(source) + frames.ip_bytes(destination), frames.TCP, segment)
 
 
 def with_checksum(ends, protocol, data):
-    """Return the bytes of TCP, UDP or ICMPv6 with their checksum. ends: both addresses."""
+    """Return the bytes of a TCP, UDP or ICMPv6 packet with its checksum. ends: (source address, destination
+    address)."""
     at = {frames.TCP: 16, frames.UDP: 6, frames.ICMPV6: 2}[protocol]
     data = data[:at] + bytes(2) + data[at + 2:]
     pseudo = ends + (struct.pack("!HH", protocol, len(data)) if len(ends) == 8 else
@@ -296,7 +303,7 @@ def with_checksum(ends, protocol, data):
 
 
 def numbered(frame, number):
-    """Return the frame with a number in place of MARK, and with the matching checksum."""
+    """Return the frame with `number` in place of MARK, and with the matching checksum."""
     if not frame.endswith(MARK):
         return frame
     frame = frame[:-len(MARK)] + f"frame {number:10}".encode()

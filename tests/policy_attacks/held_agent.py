@@ -1,7 +1,8 @@
-"""`python -m policy_attacks.held_agent ARGUMENTS`: `fastcni ARGUMENTS` with an agent that is stopped in each ADD.
+"""`python -m policy_attacks.held_agent ARGUMENTS`: run `fastcni ARGUMENTS` with an agent that stops writing rules
+within each ADD.
 
-The agent writes its rules before an ADD's answer. It never writes the pod's own rules, which follow the answer. Attacks
-can then use the time between the answer and the rules, which is otherwise some milliseconds.
+The agent still writes the rules that precede an ADD's answer. It never writes the pod's own rules, which normally
+follow some milliseconds after the answer. So attacks run as if in these milliseconds.
 """
 
 from fastcni.agent.policy.engine import Engine
@@ -9,7 +10,7 @@ from fastcni.cli import main
 
 
 class Held:
-    """Replaces the methods of Engine: after the first protect(), only protect() writes."""
+    """Methods that replace those of Engine: after the first protect(), only protect() writes rules."""
 
     protect, commit = Engine.protect, Engine.commit
     writes = True

@@ -1,5 +1,5 @@
-"""A node with a real agent process: pods by real plugin calls, hosts outside, and policies from files or from the API
-mock. All of it is removed at the end, also after Ctrl-C."""
+"""A node with a real agent process, pods that real plugin calls add, outside hosts, and policies in files or in the API
+mock. Everything is removed at the end, also after Ctrl-C."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from fastcni.testing.namespaces import Inside, run
 from fastcni.testing.real_runtime import RealRuntime
 from fastcni.testing.witnesses import set_sysctl
 
-NAME = "here"                                               # of the node
+NAME = "here"                                               # the node's name
 NODE, GATEWAY = ("192.0.2.1", "2001:db8::1"), ("192.0.2.9", "2001:db8::9")
 OUTSIDE = ("198.51.100.7", "2001:db8:51::7", "203.0.113.5", "2001:db8:113::5")
 METADATA = "169.254.169.254"
@@ -35,7 +35,8 @@ PLURALS = {"Pod": "pods", "Namespace": "namespaces", "Node": "nodes", "NetworkPo
 
 
 class Node:
-    """source: "files" or "api". pods: {key: Pod that was added}; netns of a pod: `netns[key]`."""
+    """The node. source: the agent reads policies from "files" or from the "api". pods: {key: added Pod}. netns: {key:
+    the pod's namespace}."""
 
     def __init__(self, source):
         self.source, self.closing = source, contextlib.ExitStack()
@@ -85,7 +86,7 @@ class Node:
         return name
 
     def _wire(self):
-        """Connect the node with the hosts outside."""
+        """Connect the node with the outside hosts."""
         for name in ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"):
             set_sysctl(name, "1")
         run("ip", "link", "add", "up0", "type", "veth", "peer", "ext0", "netns", self.outside)
@@ -116,7 +117,7 @@ class Node:
         self.await_agent()
 
     def await_agent(self):
-        """Wait until the agent answers that the policies are in force."""
+        """Wait until the agent's answer says that the policies are in force."""
         until = time.monotonic() + READY_S
         while True:
             try:
@@ -128,7 +129,8 @@ class Node:
             time.sleep(0.02)
 
     def owns_table(self):
-        """Whether the kernel keeps the agent's table when another program flushes all tables: Linux 6.9."""
+        """Return whether the kernel keeps the agent's table when another program flushes all tables, as Linux does
+        since 6.9."""
         return "flags owner" in run("nft", "list", "table", "inet", "fastcni-policy", check=False)
 
     def end_agent(self, number=signal.SIGTERM):
@@ -140,7 +142,8 @@ class Node:
     def log(self):
         return (self.directory / "log").read_text() if (self.directory / "log").exists() else ""
 
-    # -- what the cluster says -----------------------------------------------------------------------------------------
+    # -- objects of the cluster
+    # -----------------------------------------------------------------------------------------
 
     def put(self, document):
         """Add or replace an object of the cluster."""
@@ -164,7 +167,8 @@ class Node:
         self.drop(document["kind"], metadata.get("namespace", ""), metadata["name"])
 
     def publish(self):
-        """Write the files, one for each kind and namespace. The API mock already has each change."""
+        """With files: write one file for each kind and namespace. With the API: do nothing, because the API mock
+        already has each change."""
         if self.api:
             return
         wanted = {}
@@ -182,7 +186,7 @@ class Node:
     # -- pods ----------------------------------------------------------------------------------------------------------
 
     def add_pod(self, pod, network, *, documented=True, host_port=0, plugins=None, container=""):
-        """Add a pod by the plugins of a network, in a new namespace. Return its Endpoint."""
+        """Add a pod by the plugins of a network, in a new namespace. Return the pod's Endpoint."""
         key = pod.key
         self.netns[key] = self.spare.pop() if self.spare else self._namespace(self.closing, "pod")
         if documented or self.api:
@@ -206,7 +210,7 @@ class Node:
         return Endpoint(key, self.netns[key], pod.addresses)
 
     def chain(self, network):
-        """The configurations of a network's plugins."""
+        """Return the configurations of a network's plugins, in order."""
         kind = network.partition("-")[0]
         common = {"cniVersion": "1.1.0", "name": network}
         first = {"bridge": {"bridge": f"br-{len(network)}", "isGateway": True, "isDefaultGateway": True}, "ptp": {
@@ -219,12 +223,13 @@ class Node:
                 {**common, "type": "policy", "agentSocketPath": str(self.socket)}]
 
     def begin_addresses_again(self):
-        """Let the next pod of a network get its lowest free address, as if it were the first one."""
+        """Remove the record of the last allocated addresses, so that the next pod of a network gets the lowest free
+        address."""
         for path in (self.directory / "networks").glob("*/last_reserved_ip.*"):
             path.unlink()
 
     def delete_pod(self, key, *, forget=True):
-        """DEL by all plugins, the last one first. The namespace is kept for another pod."""
+        """Call DEL of all plugins, the last one first. Keep the namespace for another pod."""
         pod = self.pods.pop(key)
         chain, result, env, container = self.results.pop(key)
         for conf in reversed(chain):

@@ -1,21 +1,23 @@
-"""What the documentation of Kubernetes and of the Network Policy API says of a connection. No code here comes from
-fastcni.
+"""Decide whether policies allow a connection, by the documentation of Kubernetes and of the Network Policy API. This
+module uses no code of fastcni.
 
-https://kubernetes.io/docs/concepts/services-networking/network-policies/, and for policyTypes and endPort
-https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/network-policy-v1/. A Cluster has plain documents
-as `kubectl get -o json` prints them. ClusterNetworkPolicy, v1alpha2: https://network-policy-api.sigs.k8s.io/reference/spec/
+NetworkPolicy: https://kubernetes.io/docs/concepts/services-networking/network-policies/, and for policyTypes and
+endPort https://kubernetes.io/docs/reference/kubernetes-api/policy-resources/network-policy-v1/. ClusterNetworkPolicy,
+v1alpha2: https://network-policy-api.sigs.k8s.io/reference/spec/. A Cluster has the JSON documents that `kubectl get -o
+json` prints.
 """
 
 import ipaddress
 from dataclasses import dataclass, field
 
 TCP, UDP, SCTP, ICMP = "TCP", "UDP", "SCTP", "ICMP"
-NAME_LABEL = "kubernetes.io/metadata.name"              # the control plane gives it to each namespace
+NAME_LABEL = "kubernetes.io/metadata.name"              # the control plane gives each namespace this label
 
 
 @dataclass
 class Pod:
-    """A pod. addresses: texts. ports: {(name, protocol): number}. here: its node is the node under test."""
+    """A pod. addresses: strings. ports: {(name, protocol): number}. here: whether the pod runs on the node under
+    test."""
 
     namespace: str
     name: str
@@ -31,9 +33,9 @@ class Pod:
 
 @dataclass
 class Cluster:
-    """namespaces: {name: labels}. policies: documents of NetworkPolicies and ClusterNetworkPolicies. everywhere:
-    whether this node enforces the policies of all pods, as an agent with files does, or only of its own pods. nodes:
-    {name: (labels, addresses)}."""
+    """The cluster. namespaces: {name: labels}. policies: documents of NetworkPolicies and ClusterNetworkPolicies.
+    everywhere: whether the node under test enforces the policies of all pods, as an agent with files does, or only
+    those of its own pods. nodes: {name: (labels, addresses)}."""
 
     namespaces: dict
     pods: list
@@ -46,8 +48,8 @@ class Cluster:
 
 
 def allowed(cluster, source, destination, protocol, port):
-    """Return whether a connection passes: the egress policies of the source and the ingress policies of the destination
-    have to allow it. Addresses are texts; the protocol ICMP has no port."""
+    """Return whether a connection passes: the source's egress policies and the destination's ingress policies must
+    allow the connection. source, destination: addresses as strings. port is ignored for ICMP."""
     for address, other, direction in ((source, destination, "Egress"), (destination, source, "Ingress")):
         pod = cluster.pod_at(address)
         if pod and (pod.here or cluster.everywhere) and not direction_allows(
@@ -57,15 +59,15 @@ def allowed(cluster, source, destination, protocol, port):
 
 
 def allowed_to_node(cluster, source, destination, protocol, port):
-    """Return whether a connection of a pod to its own node passes. NetworkPolicies always allow it; rules by networks
-    and nodes of ClusterNetworkPolicies do not."""
+    """Return whether a connection from a pod to its own node passes. NetworkPolicies always allow this connection;
+    rules of ClusterNetworkPolicies by networks and nodes can deny it."""
     pod = cluster.pod_at(source)
     return direction_allows(cluster, pod, "Egress", destination, None, protocol, port, own_node=True)
 
 
 def direction_allows(cluster, pod, direction, peer, destination, protocol, port, own_node=False):
-    """Return whether tier Admin, then the NetworkPolicies, which are final for the pods that they select, then tier
-    Baseline allow a connection. Without a decision, the connection passes."""
+    """Return whether the policies of one direction allow a connection. Tier Admin decides first, then the
+    NetworkPolicies that select the pod, then tier Baseline. Without a decision, the connection passes."""
     asked = cluster, pod, direction, peer, destination, protocol, port
     decided = tier_decides("Admin", *asked)
     if decided is None:
@@ -85,15 +87,17 @@ def network_policies_decide(cluster, pod, direction, peer, destination, protocol
 
 
 def tier_decides(tier, cluster, pod, direction, peer, destination, protocol, port):
-    """Return the decision of the first rule that matches, by priority: Accept, Deny, or Pass, which leaves the tier;
-    None if no rule matches. The order of equal priorities is undefined; here it is the order of names."""
+    """Return the action of the matching rule with the highest priority: Accept, Deny, or Pass, which leaves the tier.
+    Return None if no rule matches. The API leaves the order of equal priorities undefined; fastcni orders them by
+    name."""
     policies = sorted((policy for policy in cluster.policies if policy["kind"] == "ClusterNetworkPolicy"
                        and policy["spec"]["tier"] == tier and in_group(cluster, policy["spec"]["subject"], pod)),
                       key=lambda policy: (policy["spec"]["priority"], policy["metadata"]["name"]))
     for rule in (rule for policy in policies for rule in policy["spec"].get(direction.lower()) or []):
         action, protocols = rule["action"], rule.get("protocols")
         peers = rule["from" if direction == "Ingress" else "to"]
-        if any(each.keys() - {"namespaces", "pods", "networks", "nodes"} for each in peers):    # a peer of a later API
+        # A peer of a later version of the API
+        if any(each.keys() - {"namespaces", "pods", "networks", "nodes"} for each in peers):
             if action != "Accept":
                 return False
         elif any(is_cluster_peer(cluster, each, peer) for each in peers) and (
@@ -103,7 +107,7 @@ def tier_decides(tier, cluster, pod, direction, peer, destination, protocol, por
 
 
 def in_group(cluster, group, pod):
-    """Whether a pod is in a subject or peer by namespaces or by pods."""
+    """Return whether a subject or peer selects a pod, by namespaces or by pods."""
     labels = {**cluster.namespaces.get(pod.namespace, {}), NAME_LABEL: pod.namespace}
     if "namespaces" in group:
         return selects(group["namespaces"], labels)
@@ -121,7 +125,8 @@ def is_cluster_peer(cluster, peer, address):
 
 
 def is_protocol(each, destination, protocol, port):
-    """Return whether a protocol matches. A named port is a port of the destination pod, of any protocol."""
+    """Return whether an entry of `protocols` matches. A named port is a port of the destination pod, of any
+    protocol."""
     if "destinationNamedPort" in each:
         return destination is not None and destination.ports.get((each["destinationNamedPort"], protocol)) == port
     wanted = each.get(protocol.lower(), {}).get("destinationPort")
@@ -132,7 +137,8 @@ def is_protocol(each, destination, protocol, port):
 
 
 def applies(policy, pod, direction):
-    """Without policyTypes, Ingress always, and Egress if the policy has any egress rules."""
+    """Return whether a policy applies to a pod in a direction. Without policyTypes, a policy applies to Ingress, and to
+    Egress if the policy has egress rules."""
     spec = policy["spec"]
     types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
     return (policy["metadata"]["namespace"] == pod.namespace and direction in types
@@ -140,7 +146,7 @@ def applies(policy, pod, direction):
 
 
 def rule_allows(cluster, namespace, rule, direction, peer, destination, protocol, port):
-    """Return whether peers and ports both match. An empty or missing list matches everything."""
+    """Return whether a rule's peers and ports both match. An empty or missing list matches everything."""
     peers, ports = rule.get("from" if direction == "Ingress" else "to") or [], rule.get("ports") or []
     return (not peers or any(is_peer(cluster, namespace, each, peer) for each in peers)) and (
         not ports or any(is_port(each, destination, protocol, port) for each in ports))
@@ -168,7 +174,8 @@ def inside(ip, cidr):
 
 
 def is_port(each, destination, protocol, port):
-    """Return whether a port matches. The default protocol is TCP; an entry without a port matches all ports."""
+    """Return whether an entry of `ports` matches. The default protocol is TCP. An entry without a port matches all
+    ports."""
     if each.get("protocol", TCP) != protocol:
         return False
     wanted = each.get("port")
@@ -180,13 +187,14 @@ def is_port(each, destination, protocol, port):
 
 
 def selects(selector, labels):
-    """All of matchLabels and matchExpressions have to hold; an empty selector matches everything."""
+    """Return whether a label selector matches. All of matchLabels and matchExpressions must match. An empty selector
+    matches everything."""
     return all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items()) and all(
         meets(each, labels) for each in selector.get("matchExpressions") or [])
 
 
 def meets(requirement, labels):
-    """NotIn also matches objects without the label."""
+    """Return whether labels meet a requirement of matchExpressions. NotIn also matches objects without the label."""
     key, values = requirement["key"], requirement.get("values") or []
     return {"In": key in labels and labels[key] in values, "NotIn": key not in labels or labels[key] not in values,
             "Exists": key in labels, "DoesNotExist": key not in labels}[requirement["operator"]]

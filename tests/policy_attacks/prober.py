@@ -3,8 +3,8 @@
     prober = Prober([Endpoint("a", netns, ("10.0.0.1", "fd00::1")), ...])
     arrived, answered = prober.sweep([Probe(a, "10.0.0.1", "10.0.0.2", "TCP", 80), ...], expected)
 
-Sockets of all namespaces are in this process, so a sweep of thousands takes less than a second. A probe has a number,
-by which a packet that comes late is recognized, too.
+This process has the sockets of all namespaces, so a sweep of thousands of probes takes less than a second. Each probe's
+packet contains the probe's number, so late packets are recognized, too.
 """
 
 import contextlib
@@ -22,14 +22,15 @@ NUMBERS = {"TCP": socket.IPPROTO_TCP, "UDP": socket.IPPROTO_UDP, "SCTP": 132}
 MAGIC = b"probe of a policy"
 BUFFER_BYTES = 8 << 20
 SO_RCVBUFFORCE, IP_PKTINFO = 33, 8      # asm-generic/socket.h, linux/in.h
-IPV6_CHECKSUM = 7               # linux/in6.h: of a raw socket
+IPV6_CHECKSUM = 7               # linux/in6.h: an option of raw sockets
 ARRIVES_S, AGAIN_S, GRACE_S = 10.0, 0.25, 0.06
 SYN, RST_ACK = 0x02, 0x14
 
 
 @dataclass(eq=False)
 class Endpoint:
-    """A namespace that sends and receives; None: the node's own. sockets: {(family, protocol): raw socket}."""
+    """A namespace that sends and receives. netns: None for the node's namespace. sockets: {(family, protocol): raw
+    socket}."""
 
     name: str
     netns: str | None
@@ -56,8 +57,8 @@ class Endpoint:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A packet of a connection. source: an Endpoint. The packet goes from `address` to `to`; `port` is 0 for ICMP.
-    receiver: the Endpoint that receives the packet if it passes."""
+    """The first packet of a connection from `address` to `to`. source: the Endpoint that sends. port: 0 for ICMP.
+    receiver: the Endpoint that receives the packet if the policies allow it."""
 
     source: Endpoint
     address: str
@@ -72,11 +73,11 @@ class Probe:
 
 
 class Prober:
-    """Endpoints may be added and removed between sweeps."""
+    """Sender and receiver of probes. Endpoints may be added and removed between sweeps."""
 
     def __init__(self):
         self.endpoints, self.poll, self.number = [], select.epoll(), 0
-        self.by_descriptor, self.sent = {}, {}          # {number: Probe} of all sweeps that are remembered
+        self.by_descriptor, self.sent = {}, {}          # {number: Probe} of all sweeps since the last forget()
 
     def add(self, endpoint):
         endpoint.open()
@@ -98,7 +99,7 @@ class Prober:
         self.poll.close()
 
     def send(self, probe):
-        """Send one packet. If the kernel rejects the packet at the sender, it has not passed."""
+        """Send one packet. An error of the kernel is ignored: the packet does not arrive."""
         self.number = self.number % 0x7FFFFFFF + 1
         self.sent[self.number] = probe
         family = 6 if ":" in probe.to else 4
@@ -113,7 +114,7 @@ class Prober:
             sock.sendmsg([data], [source], 0, (probe.to, 0))
 
     def receive(self, seconds=0.0):
-        """Yield (Probe, whether this is its answer) of all received packets."""
+        """Yield (Probe, whether the packet is an answer) for each received packet."""
         for descriptor, _ in self.poll.poll(seconds):
             endpoint, family, protocol, it = self.by_descriptor[descriptor]
             with contextlib.suppress(BlockingIOError):
@@ -128,8 +129,8 @@ class Prober:
                         yield probe, answer
 
     def sweep(self, probes, expected, seconds=ARRIVES_S):
-        """Send all probes; those of `expected` are sent again until they have arrived, or for some seconds. Return
-        (arrived, answered) as sets of probes; `arrived` also has late probes of earlier sweeps."""
+        """Send all probes. Repeat probes of `expected` until they have arrived, at most for `seconds`. Return (arrived,
+        answered), two sets of probes. `arrived` also has late probes of earlier sweeps."""
         arrived, answered, missing = set(), set(), list(probes)
         until, first = time.monotonic() + min(seconds, ARRIVES_S), True
         while missing and (first or time.monotonic() < until):
@@ -171,12 +172,12 @@ def packet(probe, family, number):
             "!BBHIIHHI", 1, 0, 20, number, 64000, 1, 1, number)
         return data[:8] + struct.pack("<I", crc32c(data)) + data[12:]
     data = struct.pack("!BBHHHI", 128 if family == 6 else 8, 0, 0, number & 0xFFFF, 1, number) + MAGIC
-    return data if family == 6 else data[:2] + checksum(data) + data[4:]        # the kernel computes that of ICMPv6
+    return data if family == 6 else data[:2] + checksum(data) + data[4:]        # the kernel computes ICMPv6's checksum
 
 
 def read(family, protocol, data):
-    """Return (number, whether the packet is an answer) of a packet without its IP header; (0, False) for a packet of
-    another program."""
+    """Return (the probe's number, whether the packet is an answer), or (0, False) for another program's packet. data:
+    the packet without its IP header."""
     if protocol == "TCP" and len(data) >= 20:
         sequence, acknowledged, _, flags = struct.unpack("!IIBB", data[4:14])
         return (sequence, False) if flags == SYN else (acknowledged - 1, True) if flags == RST_ACK else (0, False)
@@ -190,13 +191,13 @@ def read(family, protocol, data):
 
 
 def with_checksum(probe, data, at, number):
-    """Return the bytes of TCP or UDP over IPv4, with the checksum."""
+    """Return the bytes of a TCP or UDP packet over IPv4, with the checksum at offset `at`."""
     pseudo = socket.inet_aton(probe.address) + socket.inet_aton(probe.to) + struct.pack("!HH", number, len(data))
     return data[:at] + checksum(pseudo + data) + data[at + 2:]
 
 
 def crc32c(data):
-    """RFC 9260, appendix A."""
+    """Return the checksum of SCTP. Source: RFC 9260, appendix A."""
     value = 0xFFFFFFFF
     for byte in data:
         value ^= byte

@@ -1,4 +1,4 @@
-"""A random cluster on a node, and random events for it. All choices come from a seed."""
+"""A random cluster on a node, and random events of this cluster. A seed determines all choices."""
 
 import random
 import signal
@@ -16,7 +16,7 @@ FLUSHES = ("flush ruleset", "delete table inet fastcni-policy")
 
 
 class RandomCluster:
-    """A random cluster on a Node. All choices come from `seed`."""
+    """A random cluster on a Node. `seed` determines all choices."""
 
     def __init__(self, node, seed, count=PODS):
         self.node, self.rng, self.seed, self.count = node, random.Random(seed), seed, count
@@ -24,7 +24,7 @@ class RandomCluster:
         self.namespaces, self.policies, self.remote = {}, [], []
         self.networks, self.twins, self.host_ports, self.named, self.nodes = {}, {}, {}, 0, {}
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- objects -------------------------------------------------------------------------------------------------
 
     def make(self):
         self.node.begin_addresses_again()
@@ -51,7 +51,7 @@ class RandomCluster:
         self.node.publish()
 
     def put_node(self, name):
-        """Give a node labels, and all or some of its addresses."""
+        """Write a Node object with random labels, and with all or some of the node's addresses."""
         addresses = [each for each in NODES[name] if self.rng.random() < 0.8]
         self.nodes[name] = clusters.labels(self.rng), addresses
         self.node.put(clusters.node_document(name, *self.nodes[name]))
@@ -81,7 +81,7 @@ class RandomCluster:
         del self.networks[key]
 
     def addresses(self):
-        """Return the addresses that blocks may name."""
+        """Return the addresses that ipBlocks may name."""
         pods = [address for pod in (*self.node.pods.values(), *self.remote) for address in pod.addresses]
         return [*pods, *OUTSIDE, *GATEWAY, *NODE]
 
@@ -102,7 +102,7 @@ class RandomCluster:
     # -- probes --------------------------------------------------------------------------------------------------------
 
     def probes(self):
-        """All probes, from and to pods of this node, in random order."""
+        """Return all probes from and to pods of this node, in random order."""
         found = []
         pods = list(self.endpoints.values())
         others = [(self.outside, address) for address in (*OUTSIDE, *(each for pod in self.remote
@@ -114,7 +114,7 @@ class RandomCluster:
                     found += [Probe(source, address, to, protocol, port, receiver)
                               for protocol in ("TCP", "UDP", "SCTP") for port in clusters.PORTS]
                     found.append(Probe(source, address, to, "ICMP", 0, receiver))
-        for port, key in self.host_ports.items():       # a hostPort is judged by the true source
+        for port, key in self.host_ports.items():       # policies see the client's address at a hostPort
             for source, address in [*((pod, pod.addresses[0]) for pod in pods), (self.outside, OUTSIDE[0])]:
                 if source is not self.endpoints[key]:
                     found += [Probe(source, address, NODE[0], protocol, port, self.endpoints[key])
@@ -140,13 +140,13 @@ class RandomCluster:
     # -- events --------------------------------------------------------------------------------------------------------
 
     def event(self):
-        """Choose and return an event: (name, function)."""
+        """Choose a random event. Return (its name, its function)."""
         choices = [self.relabel, self.change_policy, self.burst, self.reuse_address, self.move_namespace,
                    self.change_node, self.restart, self.kill, self.change_while_down, self.flush]
         return self.rng.choice(choices)
 
     def relabel(self):
-        """Labels of a pod that has a document change."""
+        """Change the labels of a pod that has a Pod object."""
         keys = [key for key, (_, documented) in self.networks.items() if documented]
         if keys:
             pod = self.node.pods[self.rng.choice(keys)]
@@ -173,7 +173,7 @@ class RandomCluster:
         self.node.publish()
 
     def burst(self):
-        """Make many changes, one after the other. Some connections may be allowed in between."""
+        """Make many changes, one after the other. Between two changes, some connections may be allowed."""
         for _ in range(20):
             self.rng.choice([self.relabel, self.change_policy])()
 
@@ -186,7 +186,7 @@ class RandomCluster:
         self.add_pod(network=network)
 
     def move_namespace(self):
-        """Labels of a namespace change."""
+        """Change the labels of a namespace."""
         name = self.rng.choice(clusters.NAMESPACES)
         self.namespaces[name] = clusters.namespaces(self.rng)[name]
         self.node.put({"kind": "Namespace", "apiVersion": "v1",
@@ -194,7 +194,7 @@ class RandomCluster:
         self.node.publish()
 
     def change_node(self):
-        """Labels and addresses of a node change."""
+        """Change the labels and addresses of a node."""
         self.put_node(self.rng.choice(list(NODES)))
         self.node.publish()
 
@@ -203,7 +203,7 @@ class RandomCluster:
         self.node.start_agent()
 
     def kill(self):
-        """Kill -9 while the agent reads and writes a change."""
+        """Kill the agent with SIGKILL while the agent reads and writes a change."""
         self.rng.choice([self.relabel, self.change_policy])()
         time.sleep(self.rng.choice([0, 0.002, 0.02]))
         self.node.end_agent(signal.SIGKILL)
@@ -221,4 +221,4 @@ class RandomCluster:
         words = self.rng.choice(FLUSHES)
         if "ruleset" in words:
             self.host_ports = {}
-        subprocess.run(["nft", words], capture_output=True, check=False)        # the kernel may refuse it
+        subprocess.run(["nft", words], capture_output=True, check=False)        # the kernel may reject the command

@@ -1,5 +1,5 @@
-"""Attacks that need connections, other programs, or the agent's end: functions of an Arena that return (number of
-attempts, texts on what got through)."""
+"""Attacks that need connections or other programs. Each function takes an Arena and returns (number of attempts, texts
+about packets that got through)."""
 
 import contextlib
 import functools
@@ -20,11 +20,11 @@ from fastcni.testing.witnesses import eventually
 
 CHANGE_S = 3.0                  # until a change of a file is in force on a busy machine
 WATCH_S = 0.5
-TIGHT = (("bystander", "Ingress"), ("intruder", "Egress"))      # the pod that is closed, and in which direction
+TIGHT = (("bystander", "Ingress"), ("intruder", "Egress"))      # (the pod that the policy closes, the direction)
 
 
 def probes(arena, source, to, address, receiver, port=80):
-    """TCP, UDP and ICMP from a pod, or from outside, to an address."""
+    """Return probes from a pod, or from the outside host, to an address. to: the protocols."""
     end = arena.endpoints.get(source) or arena.outside
     family = 6 if ":" in address else 4
     own = next(each for each in end.addresses if (":" in each) == (family == 6))
@@ -32,14 +32,15 @@ def probes(arena, source, to, address, receiver, port=80):
 
 
 def sweep(arena, found):
-    """Return the probes that arrived, as texts."""
+    """Send the probes. Return texts that describe the probes that arrived."""
     arena.node.forget_flows()
     arena.prober.forget()
     return [str(each) for each in arena.prober.sweep(found, set())[0]]
 
 
 def victims(arena):
-    """Probes that the victims' policies deny, from pods, from outside; jailed pods' to hosts outside."""
+    """Return probes that policies deny: from pods and from outside to the victims, and from jailed pods to outside
+    hosts."""
     found = []
     for network in arena.networks:
         victim = arena.endpoints[f"victim@{network}"]
@@ -53,8 +54,8 @@ def victims(arena):
 
 
 def stolen_mac(arena):
-    """The bridge must not learn the peer's port from the forged frame: the node's datagrams to the peer still reach the
-    peer."""
+    """Send a frame with the peer's source MAC. The bridge must not move the MAC to the attacker's port: the node's
+    datagrams to the peer must still reach the peer."""
     texts, tried = [], 0
     for network in (each for each in arena.networks if each.startswith("bridge")):
         thief, peer = (arena.pods[f"{name}@{network}"] for name in ("intruder", "peer"))
@@ -73,7 +74,7 @@ def stolen_mac(arena):
 
 
 def caught(listener, data):
-    """Return whether a packet with these bytes arrives within WATCH_S."""
+    """Return whether the listener receives a packet with these bytes within WATCH_S."""
     until = time.monotonic() + WATCH_S
     while (left := until - time.monotonic()) > 0:
         listener.settimeout(left)
@@ -85,7 +86,8 @@ def caught(listener, data):
 
 
 def icmp_errors(arena):
-    """The victim sends a datagram to a host outside; the intruder sends errors about that flow from its own address."""
+    """The victim sends a datagram to an outside host. The intruder sends ICMP errors about this flow from the
+    intruder's own address."""
     texts, tried = [], 0
     for network in arena.networks:
         intruder, victim = (arena.pods[f"{name}@{network}"] for name in ("intruder", "victim"))
@@ -108,8 +110,8 @@ def icmp_errors(arena):
 
 
 def host_port(arena):
-    """The victim's policy applies to the host that connects to the node's port, not to the node that translates the
-    address."""
+    """Connect to the victim's host port. The victim's policy must see the address of the connecting host, although the
+    node translates addresses."""
     texts, tried = [], 0
     for network in (each for each in arena.networks if each.endswith("full")):
         name = f"published@{network}"
@@ -140,7 +142,7 @@ def remove(arena, name, network):
 
 
 def metadata(arena):
-    """A host at the address answers pods that may send to it."""
+    """Send to the metadata address. Only pods whose policies allow the address may reach the host there."""
     denied, allowed = [], []
     for network in arena.networks:
         denied += probes(arena, f"jailed@{network}", ("TCP", "UDP", "ICMP"), METADATA, arena.outside)
@@ -151,7 +153,8 @@ def metadata(arena):
 
 
 def tightened(arena):
-    """Send datagrams and answers all the time, then close one direction by a policy at one of the two pods."""
+    """Start a flow that never pauses between two pods. Then a policy for one of the pods closes one direction, which
+    must end the flow."""
     texts, tried = [], 0
     for network, version, (closed, direction) in itertools.product(arena.networks, ("ip4", "ip6"), TIGHT):
         client, server = (arena.pods[f"{name}@{network}"] for name in ("intruder", "bystander"))
@@ -213,7 +216,8 @@ def echoes(client, server, address_of):
 
 
 def answers(sock, seconds):
-    """Whether a datagram comes in that was not waiting already."""
+    """Return whether a new datagram arrives within `seconds`. Datagrams that already wait in the socket do not
+    count."""
     sock.setblocking(False)
     flood.received(sock)
     sock.settimeout(seconds)

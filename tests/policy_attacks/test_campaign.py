@@ -1,4 +1,4 @@
-"""A sample of `make test-policy`: one cluster with files. Also, the campaign finds a wrong verdict."""
+"""Run a sample of `make test-policy`: one cluster with files. Also check that the campaign finds a wrong verdict."""
 
 import shutil
 
@@ -34,7 +34,7 @@ def test_a_random_cluster_is_as_the_documentation_says(node):
 
 
 def test_a_verdict_that_is_not_the_documentations_is_found_and_shown_small(node, monkeypatch):
-    """The oracle of this test is wrong: it takes NotIn for In."""
+    """The test gives the oracle an error: the oracle evaluates NotIn as In."""
     right = oracle.meets
     monkeypatch.setattr(oracle, "meets", lambda requirement, labels: right(
         {**requirement, "operator": {"NotIn": "In"}.get(requirement["operator"], requirement["operator"])}, labels))

@@ -1,4 +1,5 @@
-"""The oracle by examples of Kubernetes' documentation; the generator; the attacks in docs/reliability-tests.md."""
+"""Test the oracle by examples of Kubernetes' documentation, test the generator of clusters, and compare the attacks
+with docs/reliability-tests.md."""
 
 import functools
 import random
@@ -78,7 +79,7 @@ EVERYBODY = {"namespaces": {}}
 
 
 def cluster_policy(tier, priority, *rules, direction="ingress", name="c"):
-    """Return a policy of pods with the label role: db. rules: (action, peer, protocols or None)."""
+    """Return a ClusterNetworkPolicy for pods with the label role: db. rules: (action, peer, protocols or None)."""
     key = "from" if direction == "ingress" else "to"
     return {"kind": "ClusterNetworkPolicy", "metadata": {"name": name}, "spec": {
         "tier": tier, "priority": priority, "subject": {"pods": {"namespaceSelector": {}, **DB}},
@@ -169,7 +170,7 @@ def test_the_generator_uses_every_feature():
 
 
 def features(document):
-    """The keys, names and empty values in a document."""
+    """Return the keys, names and empty values that occur in a document."""
     if isinstance(document, dict):
         empty = {f"{key} {value}" for key, value in document.items() if value in ([], {})}
         return set(document) | empty | {each for value in document.values() for each in features(value)}

@@ -1,4 +1,4 @@
-"""Real runtimes on a node of their own, each test one-shot and warm. `make test-runtimes` runs them."""
+"""Fixtures of `make test-runtimes`: real runtimes on a separate node. Each test runs one-shot and warm."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ PROGRAMS = {"containerd": "containerd", "ctr": "containerd", "runc": "runc", "po
 
 
 def pytest_collection_modifyitems(items):
-    """In the lane, a missing program is a failure. Elsewhere it is a reason to skip."""
+    """Skip tests whose program is missing. In `make test-runtimes` a missing program is a failure."""
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     reason = "needs root: makes namespaces" if os.geteuid() else f"needs the packages {', '.join(missing)}"
     if not (missing or os.geteuid()):
@@ -34,7 +34,7 @@ def mode(request):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, mode):
-    """Yield a node with its own directories. At the end, check that the requests used the mode of the parameter."""
+    """Yield a node with separate directories. At the end, check that all requests used the mode of the parameter."""
     with World(tmp_path_factory.mktemp("node")) as world:
         yield world
         done = world.requests()
@@ -43,24 +43,24 @@ def world(tmp_path_factory, mode):
 
 @pytest.fixture(scope="module")
 def containerd(world, mode):
-    """containerd on a node that was set up by the commands of the page."""
+    """Yield containerd on a node that the commands of docs/runtimes.md have set up."""
     set_up(world)
     if mode == "warm":
         world.serve()
     with Containerd(world) as containerd:
-        containerd.run("first", "true", "--rm")         # the bridge and the tables exist from here on
+        containerd.run("first", "true", "--rm")         # makes the bridge and the tables, which stay
         yield containerd
 
 
 def set_up(world):
-    """Run the page's commands for containerd and Kubernetes."""
+    """Run the commands of docs/runtimes.md for containerd and Kubernetes."""
     for block in page.commands("Install the plugins") + page.commands("containerd")[:1]:
         world.shell(block)
 
 
 @contextlib.contextmanager
 def nothing_left(world):
-    """Check at the end of the block that its pods have left nothing."""
+    """Check at the end of the block that the block's pods have left nothing."""
     before = world.left()
     yield
     assert world.residue(before) == ""

@@ -1,4 +1,4 @@
-"""Run containerd on a test node: its configuration, the test image, ctr."""
+"""Run containerd on a test node: write its configuration, import the test image, call ctr."""
 
 import signal
 from uuid import uuid4
@@ -19,7 +19,8 @@ SOCKET = "/run/containerd/containerd.sock"
 
 
 class Containerd:
-    """`with Containerd(world) as containerd:` the daemon, with the image in the namespaces of ctr and of CRI."""
+    """`with Containerd(world) as containerd:` runs the daemon, with the image in containerd's namespaces for ctr and
+    for CRI."""
 
     def __init__(self, world):
         self.world = world
@@ -41,22 +42,22 @@ class Containerd:
         assert eventually(self.answers), self.daemon.log.read_text()
 
     def kill(self):
-        """kill -9. Containers and their shims go on."""
+        """Kill containerd with SIGKILL. Containers and their shims continue."""
         self.daemon.end(signal.SIGKILL)
 
     def answers(self):
         return self.world.call("ctr", "version").returncode == 0
 
     def run(self, name, script, *options, check=True):
-        """Run a container of the test image with CNI; return its output."""
+        """Run a container of the test image with CNI. Return the container's output."""
         return self.world.run("ctr", "run", "--cni", *options, image.NAME, name, "sh", "-c", script, check=check)
 
     def exec(self, name, *words):
-        """Run a program in a running container; return whether it succeeds."""
+        """Run a program in a running container. Return whether the program succeeds."""
         return self.world.call("ctr", "task", "exec", "--exec-id", f"x{uuid4().hex[:8]}", name, *words).returncode == 0
 
     def remove(self, name):
-        """Kill a detached container and remove it. ctr sends no DEL for it."""
+        """Kill a detached container and remove it. ctr does not call DEL for detached containers."""
         self.world.run("ctr", "task", "kill", "-s", "SIGKILL", name)
         assert eventually_slow(lambda: self.world.call("ctr", "task", "rm", name).returncode == 0)
         self.world.run("ctr", "container", "rm", name)

@@ -1,4 +1,4 @@
-"""A client of the Container Runtime Interface, in the part of kubelet: pods and their containers."""
+"""A client of the Container Runtime Interface that makes pods and containers as kubelet does."""
 
 import json
 import re
@@ -8,14 +8,14 @@ import grpc
 from runtimes import image
 
 messages, services = grpc.protos_and_services("runtimes/cri.proto")
-# containerd, killed while it makes a snapshot, may leave the snapshot's directory. The next pod's snapshot has the same
-# number: it fails and removes the directory. kubelet tries again, too.
+# If containerd is killed while it makes a snapshot, it may leave the snapshot's directory. The next pod's snapshot has
+# the same number, so this pod fails and containerd removes the directory. kubelet tries again, too.
 LEFT_SNAPSHOT = re.compile(r"failed to rename: .*/snapshots/\d+: file exists")
 LIMIT_S = 120           # for one call, on a busy machine
 
 
 class Cri:
-    """`with Cri(path) as cri:` a connection to the runtime's socket."""
+    """`with Cri(path) as cri:` connects to the runtime's socket."""
 
     def __init__(self, path):
         self.channel = grpc.insecure_channel(f"unix://{path}", [("grpc.max_reconnect_backoff_ms", 100)])
@@ -28,20 +28,20 @@ class Cri:
         self.channel.close()
 
     def answers(self):
-        """Return whether the runtime answers."""
+        """Return whether the runtime answers a request."""
         try:
             return bool(self.conditions())
         except grpc.RpcError:
             return False
 
     def network(self):
-        """Return the name of the network of pods, as the runtime has read it."""
+        """Return the name of the pod network that the runtime has read from the conflist."""
         info = self.stub.Status(messages.StatusRequest(verbose=True), timeout=LIMIT_S).info
         networks = (json.loads(info["cniconfig"]) or {}).get("Networks") or ()
         return next((it["Config"]["Name"] for it in networks if it["IFName"] == "eth0"), "")
 
     def conditions(self):
-        """Return {"RuntimeReady", "NetworkReady": (is it so, message)}."""
+        """Return {condition: (status, message)} for the conditions "RuntimeReady" and "NetworkReady"."""
         status = self.stub.Status(messages.StatusRequest(), timeout=LIMIT_S).status
         return {it.type: (it.status, it.message) for it in status.conditions}
 
@@ -50,7 +50,7 @@ class Cri:
         return [it.id for it in self.stub.ListPodSandbox(messages.Empty(), timeout=LIMIT_S).items]
 
     def remove_all(self, but=""):
-        """Stop and remove all pods except the one with the id `but`."""
+        """Stop and remove all pods except the pod with the id `but`."""
         for pod in self.pods():
             if pod == but:
                 continue
@@ -59,7 +59,7 @@ class Cri:
 
 
 class Pod:
-    """`with Pod(cri, "web", ports={8080: 80}) as pod:` a pod, removed at the end. Raises grpc.RpcError."""
+    """`with Pod(cri, "web", ports={8080: 80}) as pod:` makes a pod, and removes it at the end. Raises grpc.RpcError."""
 
     def __init__(self, cri, name, ports=None, annotations=None):
         self.cri = cri

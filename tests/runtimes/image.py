@@ -1,4 +1,4 @@
-"""An image of busybox for tests, made from Debian's busybox-static: an archive that ctr and podman import."""
+"""Write an image archive for ctr and podman, made from Debian's busybox-static."""
 
 import hashlib
 import io
@@ -13,7 +13,7 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def write_archive(path):
-    """Write the archive with the image NAME, whose command is a shell, and PAUSE, which sleeps."""
+    """Write the archive with two images: NAME, whose command is a shell, and PAUSE, whose command sleeps."""
     layer = _layer()
     digest = hashlib.sha256(layer).hexdigest()
     files, manifest = {"layer.tar": layer}, []
@@ -32,7 +32,8 @@ def write_archive(path):
 
 
 def _layer():
-    """The bytes of a layer: busybox, a hard link for each of its commands, and the directories that runtimes mount."""
+    """Return the bytes of a layer: busybox, a hard link for each busybox command, and the directories on which runtimes
+    mount."""
     commands = subprocess.run([BUSYBOX, "--list"], capture_output=True, text=True, check=True).stdout.split()
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as layer:

@@ -1,4 +1,4 @@
-"""PID 1 of a test node: gives the node its own directories, then reaps processes until its standard input ends.
+"""PID 1 of a test node: mount separate directories for the node, then reap processes until standard input ends.
 
     unshare --net --mount --pid --fork --mount-proc --kill-child python init.py [BASE UPPER DIRECTORY...]
 
@@ -15,7 +15,7 @@ import signal
 import sys
 
 MS_BIND, MS_REC, MNT_DETACH = 0x1000, 0x4000, 2      # sys/mount.h
-# The directories in which containerd, podman, runc, conmon and fastcni write by default. POSIX locks of podman are in
+# The directories in which containerd, podman, runc, conmon and fastcni write by default. podman's POSIX locks are in
 # /dev/shm.
 OWN = ("/run", "/dev/shm", "/etc/cni", "/etc/containerd", "/etc/containers", "/opt/cni", "/opt/fastcni",
        "/var/lib/cni", "/var/lib/containerd", "/var/lib/containers")
@@ -29,8 +29,8 @@ def mount(source, target, kind="", flags=0, data=""):
 
 
 def make_own(path):
-    """Mount an empty file system at `path`. If the directory does not exist, mount the file system at its nearest
-    existing parent, and fill it with the parent's present entries, so that nothing is created on the machine."""
+    """Mount an empty file system at `path`. If `path` does not exist, mount the file system at the nearest existing
+    parent directory, and fill it with the parent's entries. So make_own() creates nothing on the machine."""
     at = path
     while not os.path.isdir(at):
         at = os.path.dirname(at)
@@ -52,8 +52,8 @@ def make_own(path):
 
 
 def unmount_below(paths):
-    """Unmount the machine's mounts below these paths, which would keep network namespaces of the machine's pods
-    alive."""
+    """Unmount the machine's mounts below these paths in this mount namespace. They would keep network namespaces of the
+    machine's pods alive."""
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         found = [line.split()[4] for line in file]
     for path in reversed(found):
@@ -62,7 +62,8 @@ def unmount_below(paths):
 
 
 def enter_system(base, upper, directories):
-    """Change the root to an overlay above the system `base`."""
+    """Change the root directory to an overlay of the system `base`. Writes go to `upper`. directories: the machine's
+    directories to mount into the overlay."""
     root = f"{upper}/root"
     for name in ("upper", "work", "root"):
         os.mkdir(f"{upper}/{name}")
@@ -76,7 +77,7 @@ def enter_system(base, upper, directories):
 
 
 def own_sysfs():
-    """/sys of the node's network namespace, with the machine's cgroups."""
+    """Mount a /sys that shows the node's network namespace and the machine's cgroups."""
     cgroups = os.open("/sys/fs/cgroup", os.O_PATH)
     mount("none", "/sys", "sysfs")
     mount(f"/proc/1/fd/{cgroups}", "/sys/fs/cgroup", flags=MS_BIND | MS_REC)
@@ -84,7 +85,7 @@ def own_sysfs():
 
 
 def reap():
-    """Reap the processes that have no other parent, until standard input ends."""
+    """Reap processes that have lost their parent, until standard input ends."""
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
@@ -97,7 +98,7 @@ def reap():
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
         except ChildProcessError:
-            continue                                # no child at the moment
+            continue                                # there is no child now
 
 
 if __name__ == "__main__":

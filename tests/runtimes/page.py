@@ -1,4 +1,4 @@
-"""The commands of docs/runtimes.md: tests run what the page shows."""
+"""Read the commands of docs/runtimes.md, which the tests run."""
 
 from pathlib import Path
 

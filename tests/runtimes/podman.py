@@ -1,4 +1,4 @@
-"""podman on a node of tests: its configuration, the test image, containers."""
+"""Run podman on a test node: write its configuration, load the test image, run containers."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import json
 from runtimes import image, page
 from runtimes.world import WEB, eventually_slow
 
-# podman works in a container, too: without systemd, overlayfs and the capability to raise limits.
+# With these settings podman also works in a container, without systemd, overlayfs and the capability to raise limits.
 CONTAINERS = """
 [containers]
 default_ulimits = []
@@ -30,7 +30,7 @@ FILES = {
 
 
 class Podman:
-    """`Podman(world)` sets podman up, for CNI by the commands of the page, and loads the image."""
+    """`Podman(world)` sets podman up by the commands for CNI of docs/runtimes.md, and loads the image."""
 
     def __init__(self, world, cni=True):
         self.world = world
@@ -47,7 +47,7 @@ class Podman:
 
     @contextlib.contextmanager
     def network(self, name, *options):
-        """Make a network by podman; remove it at the end."""
+        """Make a network by podman, and remove the network at the end."""
         self("network", "create", *options, name)
         try:
             yield name
@@ -56,7 +56,8 @@ class Podman:
 
     @contextlib.contextmanager
     def container(self, name, *options):
-        """Run a container with the server WEB; remove it at the end. Yield the value of networks()."""
+        """Run a container with the server WEB, and remove the container at the end. Yield the return value of
+        networks()."""
         self("run", "-d", "--cap-add", "NET_RAW", "--name", name, *options, image.NAME, *WEB)
         try:
             yield self.networks(name)
@@ -67,13 +68,13 @@ class Podman:
         self("rm", "-f", "-t", "0", name)
 
     def networks(self, name):
-        """Return podman's data of a container's networks, {network: {"IPAddress", "MacAddress", ...}}."""
+        """Return {network: {"IPAddress": ..., "MacAddress": ..., ...}} of a container, as podman inspect prints it."""
         return json.loads(self("inspect", name))[0]["NetworkSettings"]["Networks"]
 
     def exec(self, name, *words):
-        """Run a program in a container; return whether it succeeds."""
+        """Run a program in a container. Return whether the program succeeds."""
         return self.world.call("podman", "exec", name, *words).returncode == 0
 
     def reaches(self, name, address):
-        """Return whether a ping from the container is answered."""
+        """Return whether `address` answers a ping from the container."""
         return eventually_slow(lambda: self.exec(name, "ping", "-c", "1", "-W", "1", address))

@@ -22,10 +22,10 @@ def test_the_container_of_the_page_has_an_address(world, containerd):
 
 
 def test_fifty_containers_eight_at_once(world, containerd):
-    """Each has a different address, and reaches the gateway and another node.
+    """Each container has a different address, and reaches the gateway and another node.
 
-    The containers write their addresses to files: containerd may lose the output of a container, since 1.3.2
-    (containerd/containerd#5741, once in some hundred containers). In this test, one of 3,300 containers lost it.
+    The containers write their addresses to files, because containerd since 1.3.2 sometimes loses a container's output
+    (containerd/containerd#5741). In this test, one of 3,300 containers lost its output.
     """
     answers = world.directory / "answers"
     answers.mkdir(exist_ok=True)
@@ -47,7 +47,8 @@ def test_fifty_containers_eight_at_once(world, containerd):
 
 
 def test_flushed_rules_of_running_containers_are_restored(world, containerd, mode):
-    """containerd 1.6 (libcni 1.1) caches no path of the namespace, so that `fastcni restore` restored nothing."""
+    """The result caches of containerd 1.6 (libcni 1.1) do not contain the namespace's path, so `fastcni restore`
+    restored nothing."""
     before = world.left()
     names = [f"flushed-{number}" for number in range(10)]
     for name in names:
@@ -64,8 +65,9 @@ def test_flushed_rules_of_running_containers_are_restored(world, containerd, mod
     finally:
         for name in names:
             containerd.remove(name)
-    assert len(world.left()["files"]) == len(before["files"]) + 3 * len(names)      # ctr sends no DEL
-    # Processes of another pid namespace than the node's prove nothing: without --all, gc keeps these pods.
+    assert len(world.left()["files"]) == len(before["files"]) + 3 * len(names)      # ctr does not call DEL
+    # gc runs in another pid namespace than the machine's init, so it cannot prove that the pods have ended. Without
+    # --all, gc keeps these pods.
     done = json.loads(world.run("fastcni", "gc", "k8s-pod-network", "--all", "--yes", "--json"))
     assert [len(done["deleted"]), done["kept"]] == [len(names), []]
     assert world.residue(before) == ""
@@ -79,7 +81,7 @@ def test_gc_releases_what_detached_containers_left(world, containerd):
             containerd.run("detached", "sleep 1000", "--detach")
             containerd.remove("detached")
             cached = world.path("/var/lib/cni/results/k8s-pod-network-default-detached-eth0")
-            cached.unlink()                     # containerd's state was lost: only the plugins can know
+            cached.unlink()  # containerd has lost its state, so only the plugins' files name the pods
             done = json.loads(world.shell(f"{block.rstrip()} --json"))
             assert [it["containerID"] for it in done["kept"]] == ["default-living"] and done["deleted"] == []
         assert containerd.exec("living", "ping", "-c", "1", OUTSIDE)

@@ -1,4 +1,5 @@
-"""The Container Runtime Interface of containerd, as kubelet uses it: ports, bandwidth, readiness, containerd killed."""
+"""The Container Runtime Interface of containerd, used as kubelet uses it: ports, bandwidth, readiness, and a killed
+containerd."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ BANDWIDTH = {"kubernetes.io/ingress-bandwidth": "10M", "kubernetes.io/egress-ban
 @pytest.fixture(scope="module")
 def cri(world, containerd):
     with Cri(world.path(SOCKET)) as cri:
-        with Pod(cri, "first", {8099: 80}, BANDWIDTH):      # the bridge and the tables exist from here on
+        with Pod(cri, "first", {8099: 80}, BANDWIDTH):      # makes the bridge and the tables, which stay
             pass
         yield cri
 
@@ -30,7 +31,8 @@ def test_host_port_passes_traffic(world, cri):
         assert [address.partition(":")[0].rpartition(".")[0] for address in pod.addresses()] == ["10.85.0", ""]
         pod.start(*WEB)
         assert eventually_slow(lambda: answers(world, 8080))
-        assert eventually_slow(lambda: answers(world, 8080, f"[{ADDRESS6}]"))      # the bridge's addresses: after DAD
+        # The bridge's IPv6 address works only after DAD
+        assert eventually_slow(lambda: answers(world, 8080, f"[{ADDRESS6}]"))
         assert answers(world, 8080, "127.0.0.1", netns=None) and answers(world, 8080, netns=None)
     assert not answers(world, 8080)
 
@@ -45,7 +47,8 @@ def test_the_commands_of_the_page_see_the_pod(world, cri):
 
 
 def test_bandwidth_annotations_become_qdiscs(world, cri):
-    """In bytes a second: the pod's host end limits what the pod receives, an ifb device limits what the pod sends."""
+    """The qdisc of the pod's host end limits the bytes that the pod receives. The qdisc of an ifb device limits the
+    bytes that the pod sends."""
     assert all(f"{key}: {value}" in page.PAGE.read_text() for key, value in BANDWIDTH.items())
     with nothing_left(world), Pod(cri, "shaped", annotations=BANDWIDTH):
         found = json.loads(world.run("tc", "-j", "qdisc"))
@@ -56,7 +59,8 @@ def test_bandwidth_annotations_become_qdiscs(world, cri):
 
 @pytest.fixture
 def multus(world, cri):
-    """Write a first configuration of multus, with the network that the node had before. Pods can select `storage`."""
+    """Write a configuration of multus that sorts before the node's conflist and has the same network. Pods can also
+    select the network `storage`."""
     conf = {"cniVersion": "1.0.0", "name": "all", "type": "multus", "clusterNetwork": CONFLIST, "capabilities": {
         "io.kubernetes.cri.pod-annotations": True, "portMappings": True, "bandwidth": True}}
     storage = {"cniVersion": "1.0.0", "name": "storage", "type": "ptp", "ipam": {
@@ -112,7 +116,8 @@ def test_pods_are_deleted_after_containerd_was_killed(world, containerd, cri):
 
 
 def test_pods_that_start_while_containerd_is_killed_leave_nothing(world, containerd, cri):
-    """The plugins continue, and complete the ADD. gc releases pods that containerd no longer knows."""
+    """After the kill the plugins continue and complete the ADD. gc releases pods that the restarted containerd does not
+    list."""
     before = world.left()
     with Pod(cri, "survivor", {8199: 80}) as survivor:
         survivor.start(*WEB)
@@ -131,7 +136,7 @@ def test_pods_that_start_while_containerd_is_killed_leave_nothing(world, contain
         done = json.loads(world.run("fastcni", "gc", "k8s-pod-network", "--json"))
         assert [it["containerID"] for it in done["kept"]] == [survivor.id.pod_sandbox_id]
         assert eventually_slow(lambda: answers(world, 8199))
-    assert world.residue(before, but="processes") == ""         # containerd 1.6 loses shims that were starting
+    assert world.residue(before, but="processes") == ""  # a killed containerd 1.6 leaves shims that it was starting
 
 
 def test_host_ports_work_again_after_a_flush(world, cri, mode):
@@ -149,7 +154,8 @@ def test_host_ports_work_again_after_a_flush(world, cri, mode):
 
 
 def test_readiness_follows_the_conflist_and_not_the_addresses(world, cri):
-    """Kubernetes evicts the pods of a node that is not ready: a full range may fail the next pod only."""
+    """Kubernetes evicts the pods of a node that is not ready. So a full range must not make the node unready: only the
+    next pod fails."""
     conf = json.loads((ROOT / "examples/net.d/30-kubernetes.conflist").read_text())
     conf["plugins"][0] |= {"bridge": "small0", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.86.0.0/30"}]]}}
     path, whole = world.path(CONFLIST), world.path(CONFLIST).read_text()

@@ -14,7 +14,7 @@ from runtimes.conftest import nothing_left
 PROGRAM = os.environ.get("FASTCNI_TEST_KUBELET", "")
 pytestmark = pytest.mark.skipif(not PROGRAM, reason="needs a kubelet: real-api-server.sh")
 SOCKET = "unix:///run/containerd/containerd.sock"
-START_S, END_S = 150, 90                # the kubelet waits in vain for its Node, for some 40 s
+START_S, END_S = 150, 90                # the kubelet first waits some 40 s for a Node object that does not exist
 CONFIG = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "failSwapOn": False,
           "cgroupDriver": "cgroupfs", "cgroupsPerQOS": False, "enforceNodeAllocatable": [],
           "authentication": {"webhook": {"enabled": False}}, "authorization": {"mode": "AlwaysAllow"},
@@ -25,7 +25,7 @@ POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace
 
 
 def running(world):
-    """Return how many containers of Kubernetes run."""
+    """Return the number of running containers in containerd's namespace for Kubernetes."""
     return world.run("ctr", "-n", "k8s.io", "tasks", "ls", check=False).count("RUNNING")
 
 

@@ -1,4 +1,4 @@
-"""podman 5 and netavark of Debian 13, unmodified, with the network driver fastcni; one-shot and warm."""
+"""Debian 13's unmodified podman 5 and netavark, with the network driver fastcni, one-shot and warm."""
 
 import json
 import sys
@@ -34,15 +34,15 @@ def podman(world, mode):
         world.serve()
     podman = Podman(world, cni=False)
     podman("network", "create", "-d", "fastcni", "--subnet", "10.87.0.0/16", "first")
-    with podman.container("first", "--network", "first", "-p", "8099:80"):      # the bridge and the tables are made
+    with podman.container("first", "--network", "first", "-p", "8099:80"):      # makes the bridge and the tables
         pass
     return podman
 
 
 @pytest.fixture
 def network(podman):
-    """Return a function network(name, *options) that makes a network of the driver fastcni. The network and its bridge
-    are removed at the end."""
+    """Return a function network(name, *options) that makes a network of the driver fastcni. The fixture removes the
+    network and its bridge at the end."""
     with ExitStack() as made:
         def make(name, *options):
             made.enter_context(podman.network(name, "-d", "fastcni", "--interface-name", f"br-{name}", *options))
@@ -147,14 +147,14 @@ def test_ten_containers_at_once(world, podman):
 
 
 def test_the_benchmark_beside_netavarks_bridge_runs(world, podman, mode):
-    """With two rounds; no time is asserted."""
+    """Run the benchmark with two rounds. The test asserts no time."""
     if mode == "warm":
         table = world.run(sys.executable, ROOT / "benchmarks/bench_netavark.py", "--inside", "--rounds", "2")
         assert [line[:20].rstrip() for line in table.splitlines()[1:]] == [*bench_netavark.SIDES]
 
 
 def test_containers_go_on_and_end_without_the_server(world, podman, mode):
-    """The server ends while a container runs: teardown is one-shot, and leaves nothing."""
+    """The server ends while a container runs. The teardown then runs one-shot, and leaves nothing."""
     with nothing_left(world), podman.container("web", "--network", "first", "-p", "8088:80"):
         assert eventually_slow(lambda: answers(world, 8088))
         if mode == "warm":
@@ -167,8 +167,8 @@ def test_containers_go_on_and_end_without_the_server(world, podman, mode):
 
 
 def test_a_container_beside_netavarks_own_bridge(world, podman):
-    """Both networks have their rules, and the published port of a container is reachable through the other network's
-    host address."""
+    """A container in fastcni's network and one in netavark's network run at the same time. Each published port is
+    reachable through the other network's host address."""
     with podman.container("theirs", "-p", "8085:80"), podman.container("ours", "--network", "first", "-p", "8086:80"):
         assert eventually_slow(lambda: answers(world, 8085) and answers(world, 8086))
         assert podman.exec("theirs", "wget", "-q", "-O", "-", f"http://{ADDRESS}:8086/passwd")

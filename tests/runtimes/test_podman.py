@@ -1,4 +1,5 @@
-"""podman with CNI: its own conflists, published ports, fixed addresses, IPv6, many at once, and a switch of plugins."""
+"""podman with CNI: podman's own conflists, published ports, fixed addresses, IPv6, many containers at the same time,
+and a switch of plugins."""
 
 import json
 import shutil
@@ -13,13 +14,13 @@ from runtimes.conftest import nothing_left
 from runtimes.podman import Podman
 from runtimes.world import ADDRESS, ADDRESS6, OUTSIDE, OUTSIDE6, answers, eventually_slow
 
-CONFLIST = "/etc/cni/net.d/87-podman-bridge.conflist"       # of Debian's package
+CONFLIST = "/etc/cni/net.d/87-podman-bridge.conflist"       # a file of Debian's package
 AT_ONCE = 20
 
 
 @pytest.fixture(scope="module")
 def podman(world, mode):
-    """Return podman on a node with the conflist of its package."""
+    """Return podman on a node with the conflist of Debian's podman package."""
     for block in page.commands("Install the plugins"):
         world.shell(block)
     world.path("/etc/cni/net.d").mkdir()
@@ -27,7 +28,7 @@ def podman(world, mode):
     if mode == "warm":
         world.serve()
     podman = Podman(world)
-    with podman.container("first", "-p", "8099:80"):        # the bridge and the tables exist from here on
+    with podman.container("first", "-p", "8099:80"):        # makes the bridge and the tables, which stay
         pass
     return podman
 
@@ -88,7 +89,7 @@ def test_reload_restores_the_rules_of_running_containers(world, podman):
 
 
 def test_flushed_rules_are_restored(world, podman, mode):
-    """The result caches of podman 4 do not name the namespace, so `fastcni restore` restored nothing."""
+    """The result caches of podman 4 do not contain the namespace's path, so `fastcni restore` restored nothing."""
     with nothing_left(world), podman.container("web", "-p", "8084:80"):
         assert eventually_slow(lambda: answers(world, 8084))
         before = world.left()
@@ -112,8 +113,8 @@ def test_twenty_containers_at_once(world, podman):
 
 @needs_peer
 def test_plugins_are_switched_under_running_containers(world, podman, mode):
-    """The plugins are Go's, fastcni's, and Go's again: each deletes what the other added, and no mapping of a deleted
-    pod stays.
+    """The node's plugins are Go's, then fastcni's, then Go's again. Each implementation deletes pods that the other
+    added, and no port mapping of a deleted pod stays.
 
     `fastcni uninstall` ends the node's server, so this test is the last one of its node."""
     world.run("fastcni", "uninstall")
@@ -121,7 +122,7 @@ def test_plugins_are_switched_under_running_containers(world, podman, mode):
         world.serve()
     for path in Path(PEER).iterdir():
         world.run("cp", "--remove-destination", path, f"/opt/cni/bin/{path.name}")
-    with podman.container("by-go", "-p", "8401:80"):            # the chains that stay, of Go
+    with podman.container("by-go", "-p", "8401:80"):            # Go makes chains, which stay
         pass
     with nothing_left(world):
         with ExitStack() as old, ExitStack() as new:
@@ -138,5 +139,5 @@ def test_plugins_are_switched_under_running_containers(world, podman, mode):
         assert uninstall.popen.wait(60) == 0, uninstall.log.read_text()     # Go deleted what fastcni added
         with podman.container("last", "-p", "8404:80"):
             assert eventually_slow(lambda: answers(world, 8404))
-        # The first DEL by Go's 1.1 fails, because it misses an iptables chain. podman does not repeat it.
+        # The first DEL by Go 1.1 fails, because an iptables chain does not exist. podman does not repeat this DEL.
         world.run("fastcni", "gc", "podman")

@@ -1,4 +1,4 @@
-"""The server under a runtime: killed in the middle of load, and in a container with its own namespaces."""
+"""The server with a runtime: the server is killed under load, or runs in a container with separate namespaces."""
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from runtimes.cri import Cri, Pod  # noqa: E402
 
 PODS, AT_ONCE, KILLS = 48, 8, 6
 ATTEMPTS = 4                            # kubelet tries for ever
-# The server's container sees neither the node's processes nor the names of the pods' namespaces.
+# Start the server in namespaces in which it sees neither the node's processes nor the names of the pods' namespaces.
 CONTAINER = ("unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child",
              "sh", "-c", 'mount -t tmpfs none /run/netns && exec "$@"', "sh")
 
@@ -36,7 +36,7 @@ def cri(world):
 
 
 def test_the_server_is_killed_in_the_middle_of_load(world, cri):
-    """An ADD that the server had begun fails, and the runtime tries again. No pod stays half made."""
+    """An ADD that the killed server had begun fails, and the runtime tries again. No pod remains incomplete."""
     errors = []
 
     def run(number):

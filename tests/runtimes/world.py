@@ -2,15 +2,14 @@
 
     with World() as world:
         world.run("ctr", "version")             # a program on the node
-        world.start("containerd")               # a daemon there
+        world.start("containerd")               # a daemon on the node
         world.path("/run/netns")                # the node's directory, for this process
         world.left()                            # what pods could have left
 
-With World(directory, system) the node's root is that system, unchanged, and programs are of the system.
+With World(directory, system) the node's root directory is an overlay of `system`, and programs are those of `system`.
 
-Nothing of the machine is changed: see init.py for the directories. A second namespace, "outside",
-is linked to the node:
-OUTSIDE is its address, and the node's is ADDRESS.
+World changes nothing on the machine; init.py lists the separate directories. A veth connects the node, which has
+ADDRESS, with a second network namespace "outside", which has OUTSIDE.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ ADDRESS, OUTSIDE = "192.0.2.1", "192.0.2.2"
 ADDRESS6, OUTSIDE6 = "2001:db8::1", "2001:db8::2"
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 CGROUPS = [f"/sys/fs/cgroup/{below}{name}" for name in ("default", "k8s.io", "libpod_parent") for below in ("", "*/")]
-MOUNTS = ("/run/", "/var/lib/cni", "/var/lib/containe")      # where runtimes mount
+MOUNTS = ("/run/", "/var/lib/cni", "/var/lib/containe")      # paths below which runtimes mount
 LOG = "/run/one-shot.log"               # the log of one-shot requests, see World.requests()
 SOCKET = "/run/fastcni/fastcni.sock"
 LINKS = """
@@ -45,11 +44,11 @@ ip route add default via {OUTSIDE}; ip -6 route add default via {OUTSIDE6}
 """
 WEB = ("httpd", "-f", "-p", "80", "-h", "/etc")      # a server in a container, see answers()
 ANSWER_S = 120                  # for one program, on a busy machine
-REMOVAL_S = 15                  # until runtimes and kernel have removed what they delete in the background
+REMOVAL_S = 15                  # until runtimes and the kernel have completed removals in the background
 
 
 class Daemon:
-    """A program that runs on the node: `pid` is its process, as this process sees it."""
+    """A program that runs on the node. pid: its process id in this process's pid namespace."""
 
     def __init__(self, world, words, log, env):
         self.log = Path(log)
@@ -59,7 +58,7 @@ class Daemon:
         self.pid = int(eventually(lambda: children(self.popen.pid))[0])
 
     def end(self, number=signal.SIGTERM):
-        """Send a signal and wait for the end."""
+        """Send a signal to the program, and wait until it has ended."""
         if self.popen.poll() is None:
             os.kill(self.pid, number)
             self.popen.wait(ANSWER_S)
@@ -94,7 +93,7 @@ class World:
         return self
 
     def __exit__(self, *_):
-        self.init.stdin.close()                     # pid 1 of the node ends, and all its processes with it
+        self.init.stdin.close()                     # the node's pid 1 ends, so the kernel ends all its processes
         self.init.wait(ANSWER_S)
         self.init.stdout.close()
         assert eventually(self._without_cgroups), f"cannot be removed: {self.cgroups()}"
@@ -103,12 +102,12 @@ class World:
         """Remove the containers' cgroups. Return whether all are removed."""
         for top in self.cgroups():
             for directory, _, _ in os.walk(top, topdown=False):
-                with contextlib.suppress(OSError):      # its processes are ending
+                with contextlib.suppress(OSError):      # processes of the cgroup are still ending
                     os.rmdir(directory)
         return not self.cgroups()
 
     def cgroups(self):
-        """Return the cgroups of runtimes that did not exist before the node."""
+        """Return the runtimes' cgroups that did not exist before the node was made."""
         return [path for path in runtime_cgroups() if path not in self.cgroups_before]
 
     def command(self, *words):
@@ -117,18 +116,18 @@ class World:
                 *(str(word) for word in words)]
 
     def run(self, *words, check=True, stdin="", limit=ANSWER_S, **env):
-        """Run a program on the node; return its output. Raise AssertionError with all output if it fails."""
+        """Run a program on the node. Return its output. Raise AssertionError with all output if the program fails."""
         done = self.call(*words, stdin=stdin, limit=limit, **env)
         assert not check or done.returncode == 0, f"{words}: status {done.returncode}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def call(self, *words, stdin="", limit=ANSWER_S, **env):
-        """Run a program on the node; return the CompletedProcess."""
+        """Run a program on the node. Return the CompletedProcess."""
         return subprocess.run(self.command(*words), capture_output=True, text=True, input=stdin, timeout=limit,
                               env={**self.env, **env}, check=False)
 
     def shell(self, script, **env):
-        """Run commands of a page or a test by sh, up to the first that fails, in the tree's directory."""
+        """Run shell commands on the node, in the directory of the checkout. Stop at the first command that fails."""
         return self.run("sh", "-e", "-c", f"cd {ROOT}\n{script}", **env)
 
     def start(self, *words, log="", **env):
@@ -158,14 +157,15 @@ class World:
         return self.servers[-1]
 
     def requests(self):
-        """Return the numbers of requests so far, {"one-shot", "warm"}."""
+        """Return {"one-shot": number of requests so far, "warm": number of requests so far}."""
         log = self.path(LOG)
         warm = sum(len(server.lines(f"event={name}")) for server in self.servers
                    for name in ("request_done", "request_failed"))
         return {"one-shot": len(log.read_text().splitlines()) if log.exists() else 0, "warm": warm}
 
     def left(self):
-        """Return what pods could have left: links, rules, files, processes, mounts. Bridges stay, as by CNI."""
+        """Return objects that pods could have left: links, rules, files, processes, mounts. Bridges are left out,
+        because DEL keeps them."""
         with self.inside():
             found = {"links": sorted(name for name, link in links().items()
                                      if link.get("linkinfo", {}).get("info_kind") != "bridge"),
@@ -179,13 +179,15 @@ class World:
         return found
 
     def _files(self, directory):
-        """Return address files, result caches and others, without the files that belong to no pod."""
+        """Return the files below a directory, such as address files and result caches, without the files that belong to
+        no pod."""
         top = self.path(directory)
         return sorted(f"{path.relative_to(top)}" for path in top.rglob("*")
                       if path.is_file() and not path.name.startswith((*COMMON_FILES, "cni.lock")))
 
     def residue(self, before, but=""):
-        """Return the differences between left() and `before` as text, except in `but`. Wait for removals."""
+        """Wait for removals. Return the differences between left() and `before` as text, "" for none. but: a key of
+        left() to ignore."""
         found = []
 
         def none():
@@ -197,7 +199,7 @@ class World:
 
 
 def of_python():
-    """Return the directories and files of this Python that another system needs."""
+    """Return the directories and files that this Python needs to run in another system."""
     if sys.base_prefix != "/usr":
         return [sys.base_prefix]
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -205,15 +207,17 @@ def of_python():
 
 
 def differences(key, before, now):
-    """Return the differences as lines. A process that has ended since, or a link that the kernel has removed since, is
-    not a difference: ctr sends DEL without a namespace, and the kernel removes the namespace's links a little later."""
+    """Return the differences of one key of left() as lines. Processes and links that have disappeared are no
+    differences: ctr calls DEL after the namespace was removed, and the kernel removes the namespace's links a little
+    later."""
     was, has = Counter(map(str, before)), Counter(map(str, now))
     return [*(f"+ {key}: {item}" for item in has - was),
             *(f"- {key}: {item}" for item in was - has if key not in ("processes", "links"))]
 
 
 def answers(world, port, host=ADDRESS, netns="outside"):
-    """Return whether WEB, in a pod, answers at the node's port. netns: of the client; None: the node itself."""
+    """Return whether the server WEB of a pod answers at the node's port. netns: the client's namespace; None: the
+    node."""
     inside = ("ip", "netns", "exec", netns) if netns else ()
     return "root:" in world.call(*inside, "timeout", "2", "busybox", "wget", "-q", "-O", "-",
                                  f"http://{host}:{port}/passwd").stdout
@@ -224,7 +228,8 @@ def runtime_cgroups():
 
 
 def eventually_slow(claim, seconds=REMOVAL_S):
-    """eventually() for a claim that starts programs."""
+    """Repeat claim() until it is true, at most for `seconds`, with longer pauses than eventually(). claim() may start
+    programs."""
     return eventually(claim, seconds, pause=0.3)
 
 
@@ -235,7 +240,7 @@ def children(pid):
 
 
 def comm(process):
-    """Return the name of a process of /proc, or "" if the process has ended."""
+    """Return the name of a process from /proc, or "" if the process has ended."""
     with contextlib.suppress(OSError):
         if "\nState:\tZ" not in (process / "status").read_text():
             return (process / "comm").read_text().strip()

@@ -8,9 +8,9 @@ NO_NETNS = "/run/netns/fcni-is-not-there"
 
 
 class Bad:
-    """One call that fails. conf: a dict, or bytes for `plugin`; before: commands on the host, or in the pod when they
-    start with "pod:", or "fill" for another pod's ADD; twice: the same ADD was called before. The other arguments are
-    variables of the call, see Side.environment; None omits a variable.
+    """A call that must fail. conf: a dict, or bytes for `plugin`. before: commands that run first, on the host, or in
+    the pod if they begin with "pod:"; "fill": the ADD of another pod. twice: make the same ADD first. variables:
+    environment variables of the call, see Side.environment; None omits a variable.
 
     differs: why the two error texts differ, or "" if they are equal. taken_by: the implementation ("go", "fastcni")
     that accepts the request; `differs` says why.
@@ -28,7 +28,7 @@ def hostdev(**keys):
 
 
 def ipam(**keys):
-    """Return a configuration of host-local without a main plugin."""
+    """Return a configuration of host-local as the called plugin, without an interface plugin."""
     return {"cniVersion": "1.0.0", "name": "net-a", "type": "host-local",
             "ipam": {"type": "host-local", "dataDir": "@here", **keys}}
 
@@ -38,15 +38,15 @@ def ranges(*subnets, **keys):
 
 
 def alone(*addresses, **keys):
-    """Return a configuration of static without a main plugin."""
+    """Return a configuration of static as the called plugin, without an interface plugin."""
     return {"cniVersion": "1.0.0", "name": "net-a", "type": "static", "ipam": static(*addresses), **keys}
 
 
 IN_THE_WAY = "pod:ip link add eth0 type veth peer name other"
-# A bridge in use: its port gives it a carrier, and its MAC is fixed, so ports do not change it.
+# A bridge in use: a port gives the bridge a carrier. The bridge's MAC is fixed, so ports do not change the MAC.
 BRIDGE = ("ip link add br0 address 02:00:00:00:00:01 type bridge", "ip link set br0 up",
           "ip link add port0 master br0 up type veth peer name ext0", "ip link set ext0 up")
-CABLE = UPLINK[:1]                              # down: the carrier of a link that is up changes after a delay
+CABLE = UPLINK[:1]  # the link stays down, because the carrier of a link that is up changes after a delay
 FULL = ranges("10.22.0.0/30")
 JSON = "fastcni names the key and the value, and Go its own types; the text before is the same"
 OLDER = "1.1.1 has an older text; fastcni has the reference's"

@@ -1,4 +1,4 @@
-"""Configurations of chained plugins, each after a plugin that adds the pod's link."""
+"""Configurations of chained plugins. Each follows an interface plugin that adds the pod's link."""
 
 from side_by_side.stories import DEFAULT4, MAC, V4, V6, Story, bridge, ptp, static
 

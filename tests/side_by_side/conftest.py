@@ -1,7 +1,7 @@
-"""Both implementations as runtimes start them: fastcni's real launchers, and the Go plugins of Debian.
+"""Run both implementations as runtimes do: fastcni's installed plugin files, and the Go plugins of Debian.
 
-Everything here needs root and the Go plugins. Each side has a separate host namespace with separate pods. fastcni is
-called one-shot, and once more through a server, to which all these hosts are other namespaces than its own.
+The tests need root and the Go plugins. Each implementation has a separate host namespace with separate pods. Tests call
+fastcni one-shot, and again warm by one server, whose own namespace is none of these hosts.
 """
 
 import os
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def launchers(tmp_path_factory):
-    """Return the directory of fastcni's plugin files."""
+    """Return the directory with fastcni's installed plugin files."""
     directory = tmp_path_factory.mktemp("bin")
     install(directory)
     return str(directory)
@@ -51,7 +51,7 @@ def server(tmp_path_factory):
         assert process.wait(30) == 0
         log = (directory / "log").read_text()
         assert "command=" in log, log
-        assert "level=error" not in log, log       # otherwise a request of the test had a fault
+        assert "level=error" not in log, log       # an error line shows a defect in a request of the test
     finally:
         process.kill()
         process.wait()
@@ -59,7 +59,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(params=["one-shot", "warm"])
 def sides(request, launchers, tmp_path):
-    """Yield (fastcni, go): two Sides, each on a fresh host. Hosts, pods and processes are removed at the end."""
+    """Yield (fastcni, go), two Sides, each on a new host. The fixture removes hosts, pods and processes at the end."""
     socket = request.getfixturevalue("server") if request.param == "warm" else ""
     with (Side("fastcni", launchers, tmp_path / "fastcni", socket) as fastcni,
           Side("go", shared.PEER, tmp_path / "go") as go):

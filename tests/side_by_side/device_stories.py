@@ -1,4 +1,4 @@
-"""Configurations of the plugins that add one link to a pod and nothing to the host."""
+"""Configurations of the plugins that add one link to a pod, and change nothing else on the host."""
 
 from side_by_side.stories import DEFAULT4, DEFAULT6, MAC, V4, V6, Story, host_local, static
 
@@ -15,7 +15,7 @@ def device(kind, *subnets, routes=None, **keys):
 
 
 def stories(kind, needs, own, **more):
-    """Return the stories of these plugins. own: keys that every configuration of this kind has."""
+    """Return the stories of the plugin `kind`. own: keys that every configuration of this plugin has."""
     def on(*subnets, pods=1, before=UPLINK, check=True, why="", args="", **keys):
         return Story(device(kind, *subnets, **{**own, **keys}), pods=pods, before=before, check=check, why=why,
                      quick_dad=True, needs=needs, **({"args": args} if args else {}))

@@ -1,4 +1,5 @@
-"""Run one implementation of the plugins on a separate host: its processes, its pods, and calls by the protocol."""
+"""Run one implementation of the plugins on a separate host: make pods, start processes, and call plugins by the CNI
+protocol."""
 
 import ctypes
 import json
@@ -81,7 +82,7 @@ class Side:
             self.host = self.netns("host")
             with Inside(self.host):
                 set_lo_up()
-            # No test reads the host's duplicate address detection, which would take two seconds a test.
+            # No test needs duplicate address detection on the host, which would take two seconds a test.
             set_sysctl(self.host, "net/ipv6/conf/default/accept_dad", "0")
         except BaseException:
             self.__exit__()
@@ -98,7 +99,7 @@ class Side:
         return name
 
     def pod(self, quick_dad=False):
-        """Add a pod's namespace. Return its path, for CNI_NETNS. quick_dad: without duplicate address detection."""
+        """Add a pod's namespace. Return its path, for CNI_NETNS. quick_dad: switch off duplicate address detection."""
         name = self.netns("pod")
         if quick_dad:
             set_sysctl(name, "net/ipv6/conf/default/accept_dad", "0")
@@ -109,11 +110,11 @@ class Side:
             return run(*command, **more)
 
     def own(self, conf):
-        """Return the configuration with this side's directory in place of @here."""
+        """Return the configuration with this Side's directory in place of @here."""
         return json.loads(json.dumps(conf).replace("@here", self.directory))
 
     def environment(self, command, netns="", *, cid="pod-1", ifname="eth0", args="", **more):
-        """Return the variables of one call, without those that are None."""
+        """Return the environment variables of one call, without variables whose value is None."""
         found = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_NETNS": netns, "CNI_IFNAME": ifname,
                  "CNI_ARGS": args, "CNI_PATH": self.bin_dir, "PATH": os.environ["PATH"],
                  "FASTCNI_SOCKET": self.socket, **more}
@@ -131,7 +132,7 @@ class Side:
         return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def ok(self, command, conf, netns="", **more):
-        """Make a call that must succeed. Return its document, or None."""
+        """Make a call that must succeed. Return the JSON document on stdout, or None if stdout is empty."""
         answer = self.call(command, conf, netns, **more)
         assert answer.status == 0, f"{self.name} {command}: {answer}"
         return answer.document
@@ -146,7 +147,7 @@ class Side:
         assert self.ok("DEL", conf, netns, **more) is None
 
     def held(self, network, data_dir=None):
-        """Return {address: content} of a host-local directory, and its last_reserved_ip files."""
+        """Return {file name: content} of the address files and last_reserved_ip files of a host-local directory."""
         directory = f"{data_dir or self.directory}/{network}"
         names = os.listdir(directory) if os.path.isdir(directory) else []
         return {name: open(f"{directory}/{name}", newline="").read() for name in names
@@ -159,8 +160,8 @@ def addresses(held):
 
 
 def seen_at_each_delete(side, pods, read_state):
-    """Delete pods, [(path, configuration)], with the container ids pod-0, pod-1, ... Return [read_state(side) before
-    the first, and after each]."""
+    """Delete pods one after another. pods: [(path, configuration)], with the container ids pod-0, pod-1, ... Return
+    [read_state(side)] before the first DEL and after each DEL."""
     seen = [read_state(side)]
     for i, (pod, conf) in enumerate(pods):
         side.delete(conf, pod, cid=f"pod-{i}")
@@ -169,6 +170,6 @@ def seen_at_each_delete(side, pods, read_state):
 
 
 def at_once(function, sides):
-    """Return [function(side) for each side]. They run at the same time."""
+    """Run function(side) for all sides at the same time. Return the results in order."""
     with ThreadPoolExecutor(len(sides)) as pool:
         return list(pool.map(function, sides))

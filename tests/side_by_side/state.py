@@ -1,7 +1,7 @@
-"""The state that a plugin leaves in the kernel, read by ip(8) and from /proc, without random parts.
+"""Read the state that a plugin leaves in the kernel, by ip(8) and from /proc, and replace its random parts.
 
-Random names and MACs become roles ("host end", "MAC of eth0"), paths and link indexes are removed, so that two hosts
-can be compared key by key.
+Roles replaces random names and MACs by placeholders ("host end", "MAC of eth0"). Paths and link indexes are left out.
+So tests can compare two hosts key by key.
 """
 
 import json
@@ -14,7 +14,7 @@ from side_by_side.sides import Inside, run
 IFA_F_TENTATIVE = 0x40                  # linux/if_addr.h
 RANDOM_NAME = re.compile(r"veth[0-9a-f]{8}")
 LINK_LOCAL = re.compile(r"fe80::[0-9a-f:]+:[0-9a-f:]+")
-# Random numbers and times in `ip -d link`, and fields that repeat others.
+# Fields of `ip -d link` that are random, that are times, or that repeat other fields.
 CHANCE = {"ifindex", "link_index", "link_netnsid", "hello_timer", "tcn_timer", "topology_change_timer", "gc_timer",
           "hold_timer", "message_age_timer", "forward_delay_timer", "valid_life_time", "preferred_life_time", "link",
           "bridge_id", "root_id", "designated_bridge", "designated_port", "designated_root", "id", "port_no", "no",
@@ -35,18 +35,18 @@ def roles_of(side, *pods, borrowed=False):
 
 
 def has_tentative(side, *pods):
-    """Return whether duplicate address detection (DAD) goes on, for an address of a host or its pods."""
+    """Return whether duplicate address detection (DAD) is still running for an address of the host or of its pods."""
     return any(of_each(tentative, side, pods).values())
 
 
 def tentative():
-    """Return the lines of /proc/net/if_inet6 of tentative addresses in this thread's namespace."""
-    with open("/proc/thread-self/net/if_inet6") as file:        # address, index, prefix length, scope, flags, name
+    """Return the lines of /proc/net/if_inet6 with tentative addresses, in this thread's namespace."""
+    with open("/proc/thread-self/net/if_inet6") as file:  # fields: address, index, prefix length, scope, flags, name
         return [line for line in file if int(line.split()[4], 16) & IFA_F_TENTATIVE]
 
 
 def of_each(read, side, pods):
-    """Return {"host", "pod0", ...: read() in that namespace}."""
+    """Return {"host": read(), "pod0": read(), ...}, each called in that namespace."""
     found = {}
     for role, netns in [("host", side.host), *((f"pod{i}", os.path.basename(p)) for i, p in enumerate(pods))]:
         with Inside(netns):
@@ -80,7 +80,7 @@ def read_links():
 
 
 def by_name(found):
-    """Return the output of `ip -j -d addr` as read_links() does."""
+    """Return {name: link} of the output of `ip -j -d addr`, the oldest link first."""
     links = {item.pop("ifname"): item for item in sorted(found, key=lambda item: item["ifindex"])}
     for item in links.values():
         item["addr_info"] = {f"{each.pop('local')}/{each.pop('prefixlen')}": each for each in item["addr_info"]}
@@ -114,7 +114,7 @@ def sysctl(name):
             return os.read(fd, 4096).decode().strip()
         finally:
             os.close(fd)
-    except OSError as e:                        # stable_secret without one
+    except OSError as e:                        # reading stable_secret fails while no secret is set
         return e.strerror
 
 
@@ -127,10 +127,10 @@ def sysctls(link):
 
 
 class Roles:
-    """Placeholders for random names: {"veth1a2b3c4d": "<host end 0>", "0a:..": "<MAC of host br0>"}.
+    """Placeholders for random names and MACs, such as {"veth1a2b3c4d": "<host end 0>", "0a:..": "<MAC of host br0>"}.
 
-    borrowed: whether the bridge has a port's MAC in one implementation, and a fixed MAC in the other. If so, the MACs
-    of the host have the same placeholder.
+    borrowed: whether one implementation's bridge uses a port's MAC, and the other implementation's bridge has a fixed
+    MAC. Then all MACs of the host have the same placeholder.
     """
 
     def __init__(self, found, namespaces, borrowed=False):
@@ -147,7 +147,7 @@ class Roles:
                 self.placeholders[mac] = f"<MAC of {', '.join(sorted(set(names)))}>"
                 self.placeholders[link_local(mac)] = f"<link-local of {', '.join(sorted(set(names)))}>"
         if borrowed:
-            self.placeholders[(6 * ":00")[1:]] = "<MAC of host link>"      # of the bridge, when the port is gone
+            self.placeholders[(6 * ":00")[1:]] = "<MAC of host link>"  # a bridge whose port was removed has the MAC 0
         for things in found.values():
             ends = [name for name in things["links"] if RANDOM_NAME.fullmatch(name)]
             self.placeholders.update({name: f"<host end {i}>" for i, name in enumerate(ends)})
@@ -155,7 +155,7 @@ class Roles:
         self.pattern = re.compile("|".join(map(re.escape, sorted(self.placeholders, key=len, reverse=True))))
 
     def of(self, value):
-        """Return the value with placeholders in place of names, also in keys."""
+        """Return `value` with placeholders in place of names, also in keys."""
         if isinstance(value, dict):
             return {self.of(key): self.of(item) for key, item in value.items() if key not in CHANCE}
         if isinstance(value, list):
@@ -183,6 +183,6 @@ def flat(value, path=""):
 
 
 def difference(*states):
-    """Return {path: the value of each} where flat dicts differ."""
+    """Return {path: [each state's value]} for the paths at which flat dicts differ."""
     values = {path: tuple(it.get(path) for it in states) for path in sorted({path for it in states for path in it})}
     return {path: found for path, found in values.items() if any(it != found[0] for it in found)}

@@ -1,4 +1,4 @@
-"""Configurations for both sides, and the runtime's calls with each."""
+"""Configurations that both implementations run, and the calls that the runtime makes with each."""
 
 V4, V6 = "10.22.0.0/24", "fd00:22::/64"
 DEFAULT4, DEFAULT6 = {"dst": "0.0.0.0/0"}, {"dst": "::/0"}
@@ -34,11 +34,12 @@ def static(*addresses, **more):
 
 
 class Story:
-    """ADD of `pods` pods, CHECK, DEL. before: commands on the host; variables: more of CNI_*; behind: the configuration
-    of the plugin that this one is chained to.
+    """A configuration, with which the runtime does ADD of `pods` pods, CHECK and DEL. before: commands that run on the
+    host first. variables: more CNI_* variables. behind: the configuration of the plugin before this one in the chain.
 
-    quick_dad: whether the pods skip duplicate address detection, which the story does not test. check: False where Go's
-    CHECK is known to fail (`why` has the reason) and only fastcni's must succeed. needs: features of the kernel.
+    quick_dad: whether to switch off the pods' duplicate address detection, which this story does not test. check: False
+    if Go's CHECK is known to fail for the reason `why`, so that only fastcni's CHECK must succeed. needs: required
+    kernel features.
     """
 
     def __init__(self, conf, *, pods=1, before=(), quick_dad=False, check=True, why="", needs=(), behind=None,
@@ -48,7 +49,8 @@ class Story:
 
     @property
     def borrowed(self):
-        """Go's bridge has the MAC of a port. Go fixes a bridge's MAC only if the bridge gets a gateway address."""
+        """Return whether Go's bridge has the MAC of a port. Go fixes a bridge's MAC only if the bridge gets a gateway
+        address."""
         gateway = any(self.conf.get(key) for key in ("isGateway", "isDefaultGateway", "isgateway"))
         return (self.conf.get("type") == "bridge" and "br0" not in str(self.before)
                 and (not gateway or bool(self.conf.get("vlan"))))
@@ -90,7 +92,7 @@ STORIES = {
                 "ip addr add fd00:9::7/64 dev br0 nodad"]),
     "bridge, two IPv6 gateways": Story(bridge(V6, "fd00:23::/64", isDefaultGateway=True)),
     "bridge macspoofchk": Story(bridge(V4, V6, isGateway=True, macspoofchk=True), pods=2),
-    # 1.1.1 always keeps the VLAN that a port has by default, and knows no trunks.
+    # Go 1.1.1 always keeps a port's default VLAN, and does not support vlanTrunk.
     "bridge vlan": Story(bridge(vlan=100, preserveDefaultVlan=True), needs=VLANS),
     "bridge vlan, isGateway": Story(bridge(V4, V6, vlan=100, preserveDefaultVlan=True, isGateway=True), needs=VLANS),
     "bridge vlan, without addresses": Story(l2(vlan=4094, preserveDefaultVlan=True), needs=VLANS, check=False,

@@ -1,4 +1,5 @@
-"""A node changes plugins under running pods: each side CHECKs and DELetes the other one's pods."""
+"""A node changes its plugins while pods run: each implementation CHECKs and deletes pods that the other implementation
+added."""
 
 import os
 
@@ -8,7 +9,7 @@ from side_by_side.device_stories import UPLINK, device
 from side_by_side.sides import addresses, run
 from side_by_side.state import state_of
 from side_by_side.stories import DEFAULT4, DEFAULT6, V4, V6, bridge, loopback, ptp, static
-from side_by_side.test_masquerade import private, pytestmark  # noqa: F401 (iptables is looked at here too)
+from side_by_side.test_masquerade import private, pytestmark  # noqa: F401 (these tests read iptables, too)
 
 CONFS = {
     "bridge": bridge(V4, V6, isDefaultGateway=True),
@@ -22,20 +23,21 @@ CONFS = {
     "ptp, ipMasq by iptables": ptp(V4, V6, ipMasq=True, ipMasqBackend="iptables"),
     "loopback": loopback(),
 }
-# Go does not know fastcni's nftables table. Go 1.1.1 does not know the message of newer iptables about a missing chain,
-# so its first DEL reports an error after its work; the newest Go plugins do not.
+# Go does not delete elements of fastcni's nftables table. Go 1.1.1 also takes newer iptables' message about a missing
+# chain for an error, so its first DEL fails after its work. The newest Go plugins have no such error.
 GO_LEAVES_ELEMENTS = ("bridge, ipMasq", "ptp, ipMasq")
 
 
 class Handover:
-    """One host on which `first` adds pods and `second` takes over, with the same data directory and paths."""
+    """A host on which the implementation `first` adds pods, and `second` then takes over with the same data directory
+    and paths."""
 
     def __init__(self, first, second):
         self.first, self.second = first, second
         self.host, self.directory = first.host, first.directory
 
     def by_second(self, command, conf, pod, **more):
-        """Make a call by the second side's plugins on the first side's host."""
+        """Call a plugin of the second implementation on the first implementation's host."""
         home, directory = self.second.host, self.second.directory
         self.second.host, self.second.directory = self.host, self.directory
         try:
@@ -63,7 +65,7 @@ def test_each_side_checks_and_deletes_pods_of_the_other(title, handover):
     assert "pod-0" not in first.held("net-a").values()
     if title != "loopback":
         assert "pod0/links/eth0/mtu" not in state
-    for i, pod in enumerate(pods[1:], 1):       # the other pod has kept its state
+    for i, pod in enumerate(pods[1:], 1):       # the DEL of the first pod changed no other pod
         assert {"loopback": "pod1/links/lo/mtu"}.get(title, "pod1/links/eth0/mtu") in state
         first.check(conf, pod, results[i], cid=f"pod-{i}")
         delete(handover, conf, pod, f"pod-{i}", results[i], title)
@@ -77,7 +79,7 @@ def test_each_side_checks_and_deletes_pods_of_the_other(title, handover):
 
 
 def delete(handover, conf, pod, cid, result, title):
-    """DEL by the second side, twice as runtimes do."""
+    """Delete a pod by the second implementation. Call DEL twice, as runtimes do."""
     conf = {**conf, "prevResult": result}
     answer = handover.by_second("DEL", conf, pod, cid=cid)
     if handover.second.name == "go" and title in GO_LEAVES_ELEMENTS:
@@ -90,7 +92,8 @@ def delete(handover, conf, pod, cid, result, title):
 
 @pytest.mark.parametrize("title", ["bridge, ipMasq", "ptp, ipMasq"])
 def test_fastcni_deletes_gos_rules_although_the_namespace_is_gone(title, sides):
-    """Go leaves these rules, because its plugins read the addresses from the link."""
+    """Go's DEL leaves these rules if the namespace no longer exists, because Go's plugins read the addresses from the
+    link."""
     fastcni, go = sides
     conf, pod = CONFS[title], go.pod(quick_dad=True)
     result = go.add(conf, pod)
@@ -154,7 +157,7 @@ def test_each_side_deletes_the_rules_of_the_other(handover):
 
 
 def rules_of(pod):
-    """Return the rules for one address."""
+    """Return the routing rules for one address of the pod."""
     return [line for family in ("-4", "-6") for line in
             run("ip", family, "rule", netns=os.path.basename(pod)).splitlines() if "from all" not in line]
 
@@ -199,7 +202,7 @@ def test_each_side_moves_back_the_device_of_the_other(handover, ifname):
     for command in UPLINK:
         first.on_host(*command.split())
     pod, before = first.pod(quick_dad=True), first.on_host("ip", "-d", "link", "show", "dev", "up0")
-    for _ in range(2):                  # and moves the link into the pod once more
+    for _ in range(2):                  # the second time, the link moves into the pod again
         result = first.add(conf, pod, ifname=ifname)
         answer = handover.by_second("CHECK", {**conf, "prevResult": result}, pod, ifname=ifname)
         assert answer.status == 0, str(answer)

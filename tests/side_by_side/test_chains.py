@@ -1,6 +1,7 @@
-"""The chains that people run, as conflists in examples/net.d: podman's, Kubernetes' with bandwidth, the spec's dbnet.
-Two pods each, by the runtime library, at every version that all plugins of the chain know: the same results, the same
-packets, and nothing left. Only fastcni runs 1.1.0: Go 1.1.1 does not know it.
+"""Common chains of plugins (conflists in examples/net.d): podman's, Kubernetes' with bandwidth, the spec's dbnet. The
+runtime library adds two pods with each, at every CNI version that all plugins of the chain support. Both
+implementations give the same results and the same packets, and leave nothing. Only fastcni runs version 1.1.0, which Go
+1.1.1 lacks.
 """
 
 import json
@@ -25,7 +26,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "net.d"
 PODS = "pod-0", "pod-1"
 RATE = {"ingressRate": 10**8, "ingressBurst": 10**6, "egressRate": 10**8, "egressBurst": 10**6}
 MAC = "02:00:00:00:00:05"
-CHAINS = {                      # conflist: (oldest version, subnet, does the node have an address there, capabilities)
+CHAINS = {  # conflist: (oldest version, subnet, whether the node has an address in the subnet, capabilities)
     "20-podman": ("0.4.0", "10.88", True, {}),
     "30-kubernetes": ("0.3.0", "10.85", True, {"bandwidth": RATE}),
     "40-dbnet": ("0.1.0", "10.1", False, {"mac": MAC}),
@@ -35,7 +36,7 @@ CASES = [pytest.param(name, each, marks=[pytest.mark.needs("ifb")] if "kubernete
 
 
 class Chain:
-    """A conflist at one version on one side's host."""
+    """A conflist at one CNI version, on the host of one implementation."""
 
     def __init__(self, side, name, cni_version):
         self.side, self.version = side, cni_version
@@ -61,7 +62,8 @@ class Chain:
             return getattr(self.cni, command)(self.net, *args)
 
     def answers(self):
-        """Return the source addresses that the first pod's server (by its host port) and a server outside see."""
+        """Return the source addresses that two servers see: the first pod's server, asked by its host port, and a
+        server outside."""
         pod = Path(self.attached["pod-0"].netns).name
         if not self.reached:
             return None
@@ -69,12 +71,12 @@ class Chain:
             return ask(self.external, NODE[4], 8080), ask(self.side.host, NODE[4], 8080), ask(pod, OUTSIDE[4], 80)
 
     def state(self):
-        """Return what the pods have in nftables and in qdiscs, without what differs with each ADD."""
+        """Return the pods' nftables rules and qdiscs, without the parts that differ with each ADD."""
         text = self.side.on_host("nft", "list", "ruleset") + self.side.on_host("tc", "qdisc")
         return sorted(re.sub(r"link: \d+|veth\w+|counter .*|[0-9a-f]+: ", "", text).splitlines())
 
     def left(self):
-        """Return the state of deleted pods."""
+        """Return traces of deleted pods that are left."""
         links = self.side.on_host("ip", "-o", "link")
         rules = self.side.on_host("nft", "list", "ruleset")
         traces = *PODS, f"{self.subnet}.0.2", f"{self.subnet}.0.3", "CNI-DN", "bwp", "veth"
@@ -83,7 +85,7 @@ class Chain:
 
 
 def without_chance(result):
-    """Return a result without random names and addresses."""
+    """Return an ADD's result without random names and MACs."""
     text = {**result}
     for interface in text.get("interfaces", ()):
         if interface.get("sandbox"):
@@ -101,7 +103,7 @@ def story(side, name, cni_version):
     outputs.append(chain.answers())
     if name == "40-dbnet":
         outputs.append(sysctl("net/core/somaxconn", Path(chain.attached["pod-0"].netns).name))
-    if cni_version >= "0.4.0" and side.name != "go":            # Go's portmap searches IPv6's chain for IPv4's rules
+    if cni_version >= "0.4.0" and side.name != "go":  # CHECK of Go's portmap searches the IPv6 chain for IPv4 rules
         for rt in chain.attached.values():
             chain.do("check", rt)
     chain.do("gc", [("pod-0", "eth0")])
@@ -127,7 +129,7 @@ def test_both_run_the_chain_with_the_same_results_and_packets(name, cni_version,
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.needs("ifb")] if "kubernetes" in name else []) for name in CHAINS])
 def test_a_fused_list_gives_the_same_bytes_and_each_deletes_the_others_pods(name, sides, monkeypatch):
-    """The mode is warm at every version; one-shot, where each call takes longer, it is the oldest version and two
+    """The test runs warm at every version. One-shot, where each call takes longer, it runs the oldest version and two
     others."""
     fastcni, _ = sides
     monkeypatch.setenv("FASTCNI_SOCKET", fastcni.socket)

@@ -1,5 +1,5 @@
-"""Send bad input to both implementations: each prints one error with the same text. fastcni's error has the spec's
-code, and nothing changes."""
+"""Send bad input to both implementations. Both print one error with the same text. fastcni's error has the spec's code,
+and the failed call changes nothing."""
 
 import json
 import os
@@ -13,13 +13,14 @@ from side_by_side.state import difference, state_of
 
 from fastcni.testing.witnesses import eventually
 
-# Permanent changes of a failed ADD in both implementations: sysctls, shared tables, the round-robin cursor.
-# lo that was up keeps its address.
+# Changes that a failed ADD leaves in both implementations: sysctls, shared tables, the round-robin cursor, and lo's
+# address if lo was up.
 LASTING = re.compile(r"host/sysctls/net/.*/(ip_forward|forwarding|br0/accept_ra)|last_reserved_ip\.."
                      r"|pod0/.*(127\.0\.0\.|links/lo/qdisc|links/lo/operstate).*|.*/tentative")
 
 
-BARE = ("bandwidth", "bridge", "macvlan", "sbr")        # programs compare the complete error text with the reference's
+# Plugins whose complete error text must equal the reference's, because programs compare it
+BARE = ("bandwidth", "bridge", "macvlan", "sbr")
 
 
 def plugin_of(bad):
@@ -27,7 +28,7 @@ def plugin_of(bad):
 
 
 class Try:
-    """A bad request on one side."""
+    """A bad request to one implementation."""
 
     def __init__(self, side, bad):
         self.side, self.bad, self.pod = side, bad, side.pod()
@@ -49,7 +50,7 @@ class Try:
         return {**state_of(self.side, self.pod), **self.side.held("net-a")}
 
     def changed_since(self, before, seconds=20.0):
-        """Return the differences to the earlier state, once the kernel has removed deleted links."""
+        """Wait until the kernel has removed deleted links. Return the differences from the state `before`."""
         deadline = time.monotonic() + seconds
         while True:
             changed = {path: pair for path, pair in difference(before, self.state()).items()
@@ -63,11 +64,11 @@ class Try:
         return self.side.call(bad.command, bad.conf, self.pod, plugin=bad.plugin, **bad.variables)
 
     def plain(self, answer):
-        """Return (code, msg, details) with placeholders for this side's names."""
+        """Return (code, msg, details) of an answer with placeholders for this implementation's names."""
         document = answer.document
         assert set(document) <= {"code", "msg", "details"}, str(answer)
         names = {self.side.directory: "<directory>", self.side.bin_dir: "<plugins>", self.pod: "<pod>",
-                 ' "1.1.0"': "", " 1.1.0]": "]"}           # a version that the peer does not know
+                 ' "1.1.0"': "", " 1.1.0]": "]"}           # a version that Go 1.1.1 lacks
         pattern = re.compile("|".join(map(re.escape, names)))
         return document["code"], *(re.sub("veth[0-9a-f]{8}", "<host end>", pattern.sub(lambda m: names[m[0]], text))
                                    for text in (document["msg"], document.get("details", "")))
@@ -93,14 +94,14 @@ def compare(bad, title, ours, theirs):
     (code, msg, details), (their_code, their_msg, their_details) = ours, theirs
     assert code
     assert (msg == their_msg) is not bool(bad.differs), f"{ours}\n{theirs}"
-    assert their_code in (code, 999)        # the Go plugins use no plugin-specific codes
+    assert their_code in (code, 999)        # the Go plugins answer 999 instead of plugin-specific codes
     assert not their_details or details == their_details
     if msg == their_msg and plugin_of(bad) in BARE and title != "a delegate's error":
         assert details == their_details
 
 
 def test_an_unknown_plugin_type_of_a_launcher_does_not_matter(sides):
-    """Both implementations use the name of their file, not the key `type`."""
+    """Both implementations choose the plugin by the name of the called file, not by the key `type`."""
     for side in sides:
         answer = side.call("VERSION", b"", plugin="ptp")
         assert answer.status == 0

@@ -1,7 +1,8 @@
-"""firewall on both sides, on a host that drops what it forwards: the same packets get through; by iptables the rules
-are the same, but that fastcni's are about a set of addresses; and what the other made by iptables is deleted.
+"""The plugin firewall of both implementations, on a host that drops forwarded packets. The same packets get through.
+With iptables the rules are the same, except that fastcni's rules match a set of addresses. Each implementation deletes
+the other's iptables rules.
 
-The peer, 1.1.1, knows same-bridge and not yet isolated, and says only same-bridge in the comments that both share.
+Go 1.1.1 supports same-bridge but not isolated, so its comments name only same-bridge.
 """
 
 import re
@@ -45,21 +46,21 @@ def add(side, conf, first=FIRST, cid="pod-0"):
 
 
 def saved(side):
-    """Return the filter table of both families, in its order. Words that the reference plugins are too old for are
-    replaced by theirs."""
+    """Return the lines of the filter table of both families, in order, with comments as Go 1.1.1 writes them."""
     text = "".join(side.on_host(f"{program}-save", "-t", "filter") for program in ("iptables", "ip6tables"))
     text = re.sub(r" \[\d+:\d+\]", "", text).replace("same-bridge|isolated", "same-bridge")
     return [line for line in text.splitlines() if line[:1] in ("-", ":")]
 
 
 def members(side):
-    """Return the addresses in fastcni's ipsets, as rules print them."""
+    """Return the addresses in fastcni's ipsets, in the format of iptables-save."""
     found = re.findall(r"^add fastcni-\S+ (\S+)$", side.on_host("ipset", "save"), re.M)
     return [f"{address}/{128 if ':' in address else 32}" for address in found]
 
 
 def spelled_out(side):
-    """Return saved() with rules for each address in place of rules with a set. Rules of pods are last."""
+    """Return saved() with two rules for each address in place of the rules that match a set. The pods' rules are
+    last."""
     lines = [line for line in saved(side) if "--match-set" not in line]
     lines += [f"-A CNI-FORWARD {way} {address} {then}" for address in members(side) for way, then in (
         ("-d", "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"), ("-s", "-j ACCEPT"))]
@@ -69,7 +70,8 @@ def spelled_out(side):
 
 @pytest.mark.parametrize("backend", ["", "iptables", "nftables"])
 def test_the_same_packets_get_through(backend, three_sides):
-    """With nftables on a host that drops with nftables: the peer does not support this."""
+    """With the backend nftables, fastcni runs on a host that drops by nftables. Go 1.1.1 does not support this
+    backend."""
     def story(side):
         fastcni = side.name != "go"
         drop(side, "nftables" if backend == "nftables" and fastcni else "iptables")
@@ -83,7 +85,7 @@ def test_the_same_packets_get_through(backend, three_sides):
         def seen():
             asked = [(source, target, family) for source in names for target in targets for family in (4, 6)
                      if source != target]
-            with ThreadPoolExecutor(len(asked)) as pool:     # because a client without an answer waits
+            with ThreadPoolExecutor(len(asked)) as pool:     # in threads, because a client without an answer waits
                 return dict(zip(asked, pool.map(lambda it: ask(names[it[0]], targets[it[1]][it[2]], 80, wait=WAIT),
                                                 asked), strict=True))
 
@@ -125,8 +127,8 @@ def test_fastcni_checks_and_deletes_the_iptables_rules_of_go(keys, sides):
 
 
 def test_gc_removes_a_pod_that_go_has_deleted_from_the_set(sides):
-    """Go's plugin does not read ipsets. Its CHECK fails, because the pod has no rules in iptables. Its DEL succeeds and
-    leaves the address in the set, so the rules accept the next pod with this address."""
+    """Go's firewall does not read ipsets. Its CHECK fails, because the pod has no iptables rules of its own. Its DEL
+    succeeds and leaves the address in the set, so the rules accept the next pod with this address."""
     fastcni, go = sides
     pod, conf = add(fastcni, firewall(backend="iptables"))
     handover = Handover(fastcni, go)
@@ -141,8 +143,8 @@ def test_gc_removes_a_pod_that_go_has_deleted_from_the_set(sides):
 
 
 def test_an_add_of_fastcni_repeats_no_rules_of_a_pod_of_go(sides):
-    """A repeated ADD by the other implementation adds nothing. Its DEL deletes the pod's rules of both
-    implementations."""
+    """If fastcni repeats the ADD of a pod that Go added, fastcni adds no rules. fastcni's DEL deletes the pod's rules
+    of both implementations."""
     fastcni, go = sides
     pod, conf = add(go, firewall(ingressPolicy="same-bridge"))
     before, handover = saved(go), Handover(go, fastcni)
@@ -171,11 +173,12 @@ def test_both_refuse_with_the_same_text(what, three_sides):
 
 
 def test_fastcni_deletes_rules_that_go_added_again(sides):
-    """fastcni adds by nftables, Go deletes and adds again: fastcni's DEL checked only its own elements."""
+    """fastcni adds a pod by nftables, then Go deletes the pod and adds it again. fastcni's DEL deleted only fastcni's
+    elements, and left Go's rules."""
     fastcni, go = sides
     handover = Handover(fastcni, go)
     pod, conf = add(fastcni, firewall())
-    assert not [line for line in saved(fastcni) if "10.33" in line or "10.22" in line]         # ADD used nftables
+    assert not [line for line in saved(fastcni) if "10.33" in line or "10.22" in line]  # because ADD used nftables
     for command in ("DEL", "ADD"):
         answer = handover.by_second(command, conf, pod, cid="pod-0")
         assert answer.status == 0, str(answer)

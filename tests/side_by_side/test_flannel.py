@@ -29,7 +29,7 @@ STORIES = {
 
 @pytest.fixture
 def delegates(sides):
-    """Return two sides with fastcni's flannel. The second side has Go's delegates."""
+    """Return two Sides with fastcni's flannel. The second Side has Go's delegates."""
     fastcni, go = sides
     go.bin_dir, go.socket, environment = fastcni.bin_dir, fastcni.socket, go.environment
     go.environment = lambda *args, **more: {**environment(*args, **more), "CNI_PATH": shared.PEER}
@@ -47,7 +47,7 @@ def test_both_delegates_give_the_same_result_and_state(title, delegates):
     assert kept(runs[0]) == kept(runs[1]) != []
     assert not same_state(title, runs)
     if story.check:
-        runs[0].check()         # the older peer's fails, as in "a route through the first gateway"
+        runs[0].check()         # CHECK of Go 1.1.1 fails, as in "a route through the first gateway"
     at_once(Run.delete, runs)
     assert not same_state(title, runs)
     assert kept(runs[0]) == kept(runs[1]) == []
@@ -66,7 +66,7 @@ def test_a_node_changes_its_bridge_under_running_pods(first, delegates):
 
 
 def kept(run):
-    """Return the configurations that delegates received, without directories."""
+    """Return the configurations that flannel gave to its delegates, without directories."""
     directory = f"{run.side.directory}/flannel"
     found = []
     for name in sorted(os.listdir(directory)):

@@ -1,4 +1,5 @@
-"""ipMasq on both sides: the same traffic looks the same from outside; with the same backend, the same rules."""
+"""ipMasq of both implementations: an outside host sees the same source addresses. With the same backend, the rules are
+the same."""
 
 import re
 import shutil
@@ -17,7 +18,7 @@ CONFS = {"bridge": bridge(V4, V6, isGateway=True, ipMasq=True, routes=[DEFAULT4,
 
 
 def add_external(side):
-    """Add a network namespace outside the host, with routes to the pods. Return its name."""
+    """Add a network namespace outside the host, with routes to the pods. Return the namespace's name."""
     name = side.netns("external")
     side.on_host("ip", "link", "add", "up0", "type", "veth", "peer", "name", "ext0", "netns", name)
     for family, length in ((4, 24), (6, 64)):
@@ -38,7 +39,7 @@ def saved(side):
 
 
 def private(side):
-    """Return the lines of iptables-save with a pod's chain."""
+    """Return the lines of iptables-save that name the chain of a pod."""
     return [line for line in saved(side) if "CNI-" in line]
 
 

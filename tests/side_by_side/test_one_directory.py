@@ -1,4 +1,5 @@
-"""Both sides' host-local on one directory, as processes: results in turn, and many at once without a clash."""
+"""Processes of both implementations' host-local use one directory: in turn with the expected results, and many at the
+same time without a duplicate address."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +8,7 @@ import pytest
 from side_by_side.sides import addresses, at_once
 from side_by_side.stories import V4, V6
 
-WRITERS, ADDS = 4, 12                           # of each side
+WRITERS, ADDS = 4, 12                           # processes of each implementation; ADDs of each process
 
 
 def conf(directory, *subnets, version="1.0.0", **keys):
@@ -43,7 +44,8 @@ def test_many_processes_of_both_sides_give_no_address_twice(sides, tmp_path):
 
 
 def test_each_side_continues_behind_the_last_address_of_the_other(sides, tmp_path):
-    """Both implementations use one cursor for round-robin. An address file of one is a held address for the other."""
+    """Both implementations use the same round-robin cursor. Each treats the other's address files as allocated
+    addresses."""
     shared = conf(str(tmp_path), "10.22.0.0/29")
     given = [sides[i % 2].add(shared, "/run/netns/none", cid=f"pod-{i}")["ips"][0]["address"] for i in range(5)]
     assert given == [f"10.22.0.{i}/29" for i in range(2, 7)]
@@ -107,7 +109,7 @@ def test_both_give_the_same_addresses_in_the_same_order(title, version, three_si
 
 
 def plain(answer):
-    """Return the result without an empty dns, which 1.1.1 prints in 1.x, or the text of an error."""
+    """Return an ADD's result without the empty `dns` that Go 1.1.1 prints in versions 1.x, or the text of an error."""
     found = answer.document
     if answer.status:
         return found["msg"]

@@ -1,7 +1,7 @@
-"""portmap on both sides: the same packets get through and look the same; by iptables the rules are the same; and each
-side deletes the other one's iptables rules.
+"""portmap of both implementations: the same packets get through, with the same addresses. With iptables the rules are
+the same, and each implementation deletes the other's iptables rules.
 
-The peer, 1.1.1, does not know masqAll yet, and its CHECK looks for the rules of IPv4 in the chain of IPv6.
+Go 1.1.1 lacks masqAll, and its CHECK searches the IPv6 chain for IPv4 rules.
 """
 
 import shutil
@@ -60,11 +60,11 @@ def test_the_same_packets_get_through(first, backend, keys, three_sides):
             asked = [(client, NODE[family], *port) for client in clients for family in (4, 6) for port in (
                 (8080, "tcp"), (5353, "udp"), (8081, "tcp"), (8082, "tcp"), (8083, "tcp"))]
             asked += [("the host", "127.0.0.1", 8080, "tcp"), ("outside", NODE[4], 80, "tcp")]
-            with ThreadPoolExecutor(len(asked)) as pool:     # because a client without an answer waits
+            with ThreadPoolExecutor(len(asked)) as pool:     # in threads, because a client without an answer waits
                 answers = pool.map(lambda it: ask(clients[it[0]], *it[1:], wait=wait), asked)
             return dict(zip(asked, answers, strict=True))
 
-        ask(external, NODE[6], 8080, wait=2)             # neighbours are found
+        ask(external, NODE[6], 8080, wait=2)             # so that neighbour discovery is complete
         with listen(name_of(pod), 80), listen(name_of(pod), 53, "udp"):
             before = seen(WAIT)
             if side.name != "go":
@@ -132,7 +132,8 @@ BAD = {
 
 @pytest.mark.parametrize("first", FIRST)
 def test_a_host_port_is_free_after_go_has_deleted_its_pod(first, sides):
-    """Go does not delete fastcni's elements, and no further DEL follows: the port was never free again."""
+    """Go deletes a pod that fastcni added, but not fastcni's nftables elements. No further DEL follows, so the port was
+    never free again."""
     fastcni, go = sides
     handover, conf = Handover(fastcni, go), portmap(PORTS[0])
     (pod, gone), = add(fastcni, FIRST[first], conf)

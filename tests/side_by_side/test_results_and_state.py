@@ -15,7 +15,7 @@ from fastcni.testing.witnesses import eventually
 
 DAD_S = 5.0         # the kernel's duplicate address detection takes up to two seconds
 ALL_STORIES = STORIES | DEVICE_STORIES | CHAINED_STORIES
-# (path, titles, why): the known differences. "Older" is Go 1.1.1.
+# known differences: (path, titles of stories, reason). "Older" means Go 1.1.1.
 DELIBERATE = (
     ("pod./dns", r"(?!.* in 0\.)(?!.*without a version).*",
      "older: prints an empty dns in 1.x, which the reference leaves away"),
@@ -57,7 +57,7 @@ def unexplained(title, differs):
 
 
 class Run:
-    """A run of a story by one implementation, step by step."""
+    """The steps of one story, run by one implementation."""
 
     def __init__(self, side, story):
         self.side, self.story = side, story
@@ -98,7 +98,7 @@ class Run:
 
 
 def listed(value):
-    """Return lists as dicts by position, so that a difference has a path."""
+    """Return the value with lists replaced by {position: item}, so that each difference has a path."""
     if isinstance(value, dict):
         return {key: listed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -107,8 +107,8 @@ def listed(value):
 
 
 def same_state(title, runs, seconds=30.0):
-    """Wait until all states are the same: carriers and DAD take time. Return the differences that remain. Reading a
-    state takes 20 processes, so same_state() waits for DAD first."""
+    """Wait until the states of all runs are the same, because carriers and DAD take time. Return the differences that
+    remain. Reading a state takes 20 processes, so wait for the end of DAD first."""
     deadline = time.monotonic() + seconds
     eventually(lambda: not any(has_tentative(run.side, *run.pods) for run in runs), DAD_S, pause=0.05)
     while True:

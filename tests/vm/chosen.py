@@ -1,7 +1,7 @@
-"""Print the files of the tests that the host lane could not run, and of those that both lanes run, for the VM lane. To
-collect all tests takes an emulated processor minutes.
+"""Print the test files for the VM lane: files with tests that the host lane could not run, and with tests that both
+lanes run. The list saves minutes, because an emulated processor collects all tests slowly.
 
-    chosen.py .lanes/host.json      prints nothing without that record: then all tests are collected
+    chosen.py .lanes/host.json      prints nothing if the record does not exist: the VM lane then collects all tests
 """
 
 import json

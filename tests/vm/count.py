@@ -1,6 +1,7 @@
-"""List the tests that no lane ran, each with its reasons. Exit status 1 if tests/features.py does not allow a reason.
+"""List the tests that no lane ran, each with the reasons for its skips. Exit status 1: tests/features.py does not allow
+a reason.
 
-    count.py OTHER... LAST  the records of the lanes (tests/features.py); the last one has to be there
+    count.py OTHER... LAST  the records of the lanes (tests/features.py); only the last record must exist
 """
 
 import json
@@ -38,7 +39,7 @@ def main(*paths):
 
 
 def prefix_of(why):
-    """Return the key of ALLOWED with which the reason begins, or ""."""
+    """Return the key of ALLOWED with which the reason `why` begins, or ""."""
     return next((prefix for prefix in ALLOWED if why.startswith(prefix)), "")
 
 
