@@ -1,4 +1,4 @@
-"""Fixtures and reasons to skip, for all tests."""
+"""Fixtures for all tests, and marks that skip tests."""
 
 import contextlib
 import gc
@@ -10,15 +10,16 @@ import pytest
 from modes import WarmInProcess
 
 pytest_plugins = ["fastcni.testing"]
-collect_ignore = ["cluster", "observability", "packages", "runtimes"]      # lanes: `pytest tests/runtimes` runs one
+# these need their own lane; for instance, `pytest tests/runtimes` runs one of them
+collect_ignore = ["cluster", "observability", "packages", "runtimes"]
 PEER = os.environ.get("PEER", "/usr/lib/cni")
 
-os.environ.setdefault("FASTCNI_SOCKET", "")     # tests use no server of this node, unless one is named
+os.environ.setdefault("FASTCNI_SOCKET", "")     # tests use no server of this node, unless the environment names one
 
 with contextlib.suppress(ImportError):           # tests of a wheel have no hypothesis
     import hypothesis
 
-    # An example may take long on a busy machine.
+    # One example can take long on a busy machine, so there is no deadline.
     hypothesis.settings.register_profile("any machine", deadline=None,
                                          suppress_health_check=[hypothesis.HealthCheck.too_slow])
     hypothesis.settings.load_profile("any machine")
@@ -29,8 +30,8 @@ needs_peer = pytest.mark.skipif(not os.path.exists(f"{PEER}/bridge"),
 
 @pytest.fixture
 def collector_off():
-    """Disable Python's collector, for tests that count this process's descriptors. The collector closes descriptors
-    that earlier tests left."""
+    """Disable Python's garbage collector, for tests that count this process's descriptors. Otherwise, it would close
+    descriptors that earlier tests left open."""
     gc.disable()
     yield
     gc.enable()
@@ -38,23 +39,23 @@ def collector_off():
 
 @pytest.fixture
 def warm(host_netns):
-    """Yield a server's mode for the host's namespace."""
+    """Yield a server's mode for the test's host namespace."""
     mode = WarmInProcess()
     yield mode
     mode.release()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Mix the files if pytest-xdist runs them: in the order of directories, the tests that wait for the kernel run at
-    the same time, and the processors idle."""
+    """Mix the test files if pytest-xdist runs them. In the order of directories, tests that wait for the kernel would
+    run at the same time, and the processors would be idle."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: zlib.crc32(item.location[0].encode()))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Collect without Python's collector, which then looks at what tests make, and not each time at eleven thousand
-    tests."""
+    """Collect the tests without Python's garbage collector. Afterwards, the collector examines only what tests make,
+    and not eleven thousand tests each time."""
     gc.disable()
     result = yield
     gc.freeze()
@@ -64,13 +65,13 @@ def pytest_collection():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
-    """Tell a process of pytest-xdist what this process has found out about the kernel."""
+    """Give a process of pytest-xdist the kernel features that this process has found."""
     if os.geteuid() == 0:
         node.workerinput["features"] = {feature: features.has(feature) for feature in features.FEATURES}
 
 
 def pytest_configure(config):
     features.known.update(getattr(config, "workerinput", {}).get("features", {}))
-    lane, lacks = os.environ.get("LANE"), os.environ.get("OTHER_LANE_LACKS")        # as make test and test-vm set them
+    lane, lacks = os.environ.get("LANE"), os.environ.get("OTHER_LANE_LACKS")        # of `make test` and `make test-vm`
     config.pluginmanager.register(features.Lane(config.rootpath / ".lanes" / f"{lane}.json" if lane else None,
                                                 None if lacks is None else set(lacks.split())))

@@ -1,13 +1,15 @@
-"""Kernel features that some tests need: the kernel option of each, and the mark that names them.
+"""Kernel features that some tests need: the kernel option of each feature, and the mark of these tests. The mark
 
     @pytest.mark.needs("8021q", "dummy")
 
-skips a test without root, or if the kernel lacks one of the features. A test with the fixture host_netns or pod_netns
-has the mark needs("root"). `make test` and `make test-vm` run the tests on two kernels, `make test-toolchains` runs
-those that need another compiler or library. Each lane records its tests. tests/vm/count.py reports a test that no lane
-ran.
+skips a test that runs without root, or on a kernel that lacks one of the features. Each test with the fixture
+host_netns or pod_netns has the mark needs("root").
 
-As a program it prints the features that this kernel lacks.
+A lane is a run of many tests. `make test` and `make test-vm` are lanes on two kernels. `make test-toolchains` is a lane
+for the tests that need another compiler or library. Each lane records its tests, and tests/vm/count.py reports a test
+that no lane has run.
+
+As a program, this file prints the features that the kernel lacks.
 """
 
 import json
@@ -56,7 +58,8 @@ from unit.server.system_calls import Counter, tracepoint
 with tempfile.TemporaryDirectory() as directory:
     Counter(tracepoint(directory)).close()
 """
-# {feature: (the kernel's option, an ip(8) command, or lines of Python, that succeed with it)}
+# {feature: (the kernel's option, a probe that succeeds only if the kernel has the feature)}. A probe is a command of
+# ip(8), or lines of Python.
 FEATURES = {
     "8021q": ("CONFIG_VLAN_8021Q", "link add probe link base type vlan id 5"),
     "bpf-redirect": ("CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF (Linux 5.14)", BPF_REDIRECT),
@@ -78,7 +81,7 @@ FEATURES = {
     "vxlan": ("CONFIG_VXLAN", "link add probe type vxlan id 5 dstport 4789"),
 }
 
-# {start of a skip reason: why it is acceptable that no lane runs the test}
+# {beginning of a skip reason: why it is acceptable that no lane runs the test}
 ALLOWED = {
     "no package index": "The test builds a wheel in a new environment, for which an offline machine has no setuptools.",
     "needs firewalld": "If systemd runs, installing firewalld would start it and change the machine's firewall. "
@@ -92,8 +95,8 @@ ALLOWED = {
 }
 
 LEFT = "left to the other lane"
-# Tests that both lanes run: ADD and DEL of each common plugin, the programs of the datapath ebpf, which each kernel's
-# verifier judges by its own rules, and nftables tables with and without an owner.
+# Tests that both kernels' lanes run: ADD and DEL of each common plugin, the programs of the datapath ebpf, because each
+# kernel's verifier has other rules, and nftables tables with and without an owner.
 BASE = {f"unit/{name}.py" for name in (
     "agent/policy/test_owned_tables", "kit/datapath/test_datapath_policies", "kit/datapath/test_datapath_update",
     "kit/firewall/test_masquerade", "plugins/test_bridge_lifecycle", "plugins/test_devices", "plugins/test_loopback",
@@ -111,7 +114,7 @@ def has(feature):
 
 
 def has_now(feature):
-    """Try the feature in a temporary namespace."""
+    """Return whether the feature's probe succeeds in a temporary namespace."""
     probe = FEATURES[feature][1]
     command = [sys.executable, "-c", probe] if "\n" in probe else [
         "sh", "-c", f"ip link add base type veth peer name other && ip {probe}"]
@@ -123,7 +126,7 @@ def needed(item):
 
 
 def reason_to_skip(features):
-    """Return the reason to skip a test that needs these features, "" if it can run."""
+    """Return why a test that needs these features is skipped, or "" if it can run."""
     if os.geteuid() != 0:
         return "needs root: makes network namespaces"
     lacks = [FEATURES[feature][0] for feature in features if not has(feature)]
@@ -131,11 +134,11 @@ def reason_to_skip(features):
 
 
 class Lane:
-    """A plugin of pytest: skips by mark, and writes {"kernel", "ran": [test], "not run": {test: why}}.
+    """A plugin of pytest that skips tests by their marks and records the others.
 
-    record: that file's path; None if the run is not a lane, but of some tests only.
-    other_lacks: features that the other lane's kernel lacks. Only tests that need one of them run, and BASE. None: all
-    tests run.
+    record: the path of a file with {"kernel", "ran": [test], "not run": {test: why}}, or None if the run is no lane.
+    other_lacks: the features that the other lane's kernel lacks. Only BASE and the tests that need one of these
+    features run. If it is None, all tests run.
     """
 
     def __init__(self, record=None, other_lacks=None):
@@ -162,7 +165,8 @@ class Lane:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
     def pytest_runtest_logreport(self, report):
-        """Record a report. The main process of pytest-xdist gets those of its workers, too."""
+        """Record whether the test of this report ran. In the main process of pytest-xdist, the reports of its workers
+        arrive, too."""
         if report.nodeid in self.ran:
             return
         if report.skipped:
@@ -181,7 +185,7 @@ class Lane:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
-        """Merge the tests that a worker of pytest-xdist collected but did not run."""
+        """Add the tests that a worker of pytest-xdist collected but did not run."""
         for test, why in getattr(node, "workeroutput", {}).get("not run", {}).items():
             if test not in self.ran:
                 self.not_run.setdefault(test, why)

@@ -1,4 +1,4 @@
-"""Modes for requests in the test's thread, and a trace of their netlink messages."""
+"""A mode for requests in the test's thread, and a trace of their netlink messages."""
 
 import logging
 import os
@@ -15,8 +15,8 @@ from fastcni.server.requests.mode import WarmMode
 
 
 class WarmInProcess(WarmMode):
-    """The server's mode for the calling thread's namespace, without a server and a launcher. release() closes the
-    mode."""
+    """The server's mode, for the calling thread's namespace. It needs neither a server nor a launcher. release() closes
+    it."""
 
     decode, open_netns, deliver = Mode.decode, Mode.open_netns, Mode.deliver
 
@@ -42,7 +42,7 @@ def in_thread(fn, *args):
 
 
 def show_wire(monkeypatch, show):
-    """Have show(">" or "<", bytes) called for each netlink datagram of this thread."""
+    """Make this thread call show(">" or "<", bytes) for each netlink datagram that it sends or receives."""
     request = waiting.Request()
     request.show = show
     monkeypatch.setattr(waiting.here, "request", request)

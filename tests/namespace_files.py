@@ -1,10 +1,11 @@
-"""Paths of network namespaces that no longer exist, or that this process cannot see."""
+"""Paths of network namespaces that do not exist any more, or that this process cannot see."""
 
 import os
 
 
 def end(path):
-    """Make the path look as if a runtime has removed the namespace since its ADD: create the file, and delete it."""
+    """Create the file and delete it, so that the path looks like that of a namespace that a runtime has removed since
+    the ADD."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "x", encoding="ascii"):
         pass

@@ -1,4 +1,4 @@
-"""Stop or kill a process of a test."""
+"""Stop or kill a process that a test has started."""
 
 import os
 import signal
@@ -13,16 +13,16 @@ def kill(pid):
 
 
 def stop(pid):
-    """Send SIGSTOP, and wait until the process has stopped. The kernel gives the signal to one thread; until this
-    thread runs, the other threads continue."""
+    """Send SIGSTOP, and wait until all threads of the process have stopped. The kernel delivers the signal to one
+    thread, and the others keep running until this thread runs."""
     os.kill(pid, signal.SIGSTOP)
     assert eventually(lambda: states(pid) == {"T"}), states(pid)
 
 
 def states(pid):
-    """Return the states of a process's threads, "T" for a stopped thread, as in proc(5)."""
+    """Return the states of a process's threads, as in proc(5). "T" is a stopped thread."""
     found = set()
     for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):       # a thread that has just ended
+        with suppress(FileNotFoundError, ProcessLookupError):       # the thread has just ended
             found.add(path.read_text().rpartition(")")[2].split()[0])
     return found

@@ -1,4 +1,4 @@
-"""A plugin for tests of handle(): it records its requests, and raises an exception that a test sets."""
+"""A plugin for the tests of handle(). It records its requests, and raises the exception that a test sets."""
 
 import json
 import types
@@ -19,7 +19,7 @@ PLUGIN_SPEAKS = 'plugin supports ["0.1.0" "0.4.0" "1.0.0" "1.1.0"]'
 
 
 class StubPlugin:
-    """`ran` lists the requests that reached the plugin. If `fail` is not None, the plugin raises it."""
+    """A plugin whose list `ran` has the requests that reached it. If `fail` is not None, the plugin raises it."""
 
     def __init__(self):
         self.ran, self.fail = [], None
@@ -37,7 +37,7 @@ class StubPlugin:
 
 
 def call(command, stdin=STDIN, **env):
-    """Call handle() with the usual variables and `env`. A variable that is None is omitted."""
+    """Call handle() with the usual variables, and with those in `env`. A variable whose value is None is omitted."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0",
            "CNI_PATH": "/bin"} | env
     env = {name: value for name, value in env.items() if value is not None}
@@ -45,7 +45,7 @@ def call(command, stdin=STDIN, **env):
 
 
 def error(reply):
-    """Return (code, msg, details or None) of an error, and assert its form (row S36)."""
+    """Return (code, msg, details or None) of an error. Also assert the form of its document (row S36)."""
     assert reply.status == 1
     found = json.loads(reply.stdout)
     assert list(found) in (["code", "msg"], ["code", "msg", "details"])
@@ -57,5 +57,5 @@ def error(reply):
 
 
 def row(number):
-    """Return a test case with the number of its row in the conformance table as its id."""
+    """Return a test case whose id is the number of its row in the table for the CNI reference."""
     return pytest.param(number, id=number)

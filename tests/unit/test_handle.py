@@ -1,10 +1,11 @@
-"""One request in, one answer out: the order of work of the reference's plugin skeleton, row by row.
+"""handle() gives one answer to one request. The tests cover the rows of the table for the plugin skeleton of the CNI
+reference, in the order of its work.
 
-fastcni deviates on purpose in these rows:
-  - S2: there is always an about msg.
-  - S29, S31: CNI_NETNS is compared before anything is changed, so stdout carries the error alone.
-  - S33: Python has no chain of wrapped errors to search; a CniError is raised as it is.
-  - S34: an exception that is neither a CniError nor an OSError is a fault of the plugin, and details say so.
+fastcni deviates from the reference on purpose in these rows:
+  - S2: without a command, a plugin always prints an about text.
+  - S29, S31: the plugin checks CNI_NETNS before it changes anything, so stdout has only the error.
+  - S33: a CniError is raised as it is, because Python has no chain of wrapped errors that could contain one.
+  - S34: any exception other than CniError and OSError is a fault of the plugin, and the error's details report it.
 """
 
 import json
@@ -115,7 +116,8 @@ def test_keys_in_any_case_and_a_missing_version_are_accepted(plugin, stdin):
 
 @pytest.mark.parametrize("s", [row("S35")])
 def test_stdin_that_cannot_be_read_is_code_5(s):
-    """The entry point that reads stdin answers: in this test one-shot, with a stdin that is open for writing only."""
+    """The error comes from the entry point that reads stdin. Here this is the one-shot entry point, whose stdin is open
+    only for writing."""
     script = "from fastcni.launcher.bootstrap import main; main('loopback', 0, ({}, b'', '', [], {}))"
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_NETNS": "/none", "CNI_IFNAME": "eth0",
            "CNI_PATH": "/bin", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -213,7 +215,7 @@ def test_the_callers_namespace_is_recognized_by_its_descriptor_too(plugin):
                                 "CNI_IFNAME": "eth0", "CNI_PATH": "/bin"}, json.dumps(STDIN).encode(), Opened())
     assert error(reply) == SAME
     with pytest.raises(OSError):
-        os.fstat(fd)                    # handle() has closed the descriptor
+        os.fstat(fd)                    # fstat() fails because handle() has closed the descriptor
 
 
 @pytest.mark.parametrize("command, env", [

@@ -1,4 +1,4 @@
-"""The answers of handle(): errors, rollbacks, results, warnings."""
+"""The answers of handle(): errors, rollbacks, results and warnings."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def test_any_other_exception_is_code_999(plugin, fail, expected):
     ("failed to map segment from shared object: Cannot allocate memory", 11),
     ("failed to map segment from shared object", 11), ("undefined symbol: PyNothing", 999)])
 def test_a_module_that_the_kernel_cannot_read_is_no_fault_of_fastcni(plugin, why, code):
-    """Descriptors can run out while a plugin imports a compiled module. The error blamed fastcni."""
+    """Descriptors can run out while a plugin imports a compiled module. Once, the error reported a fault of fastcni."""
     plugin.fail = ImportError(f"/usr/lib/_sha512.so: {why}", name="_sha512")
     found = error(call("ADD"))
     assert found[:2] == (code, f"/usr/lib/_sha512.so: {why}")
@@ -60,7 +60,7 @@ def test_errors_of_the_rollback_are_in_the_details(plugin):
 
 
 def test_an_add_whose_result_has_no_form_is_rolled_back(plugin):
-    """0.1.0 has no result without an address. handle() detects that after the plugin has done its work."""
+    """Version 0.1.0 has no result without an address. handle() detects this only after the plugin has done its work."""
     undone = []
 
     def add(req, conf, undo):
@@ -74,7 +74,7 @@ def test_an_add_whose_result_has_no_form_is_rolled_back(plugin):
 
 @pytest.mark.parametrize("fail", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 def test_an_exit_is_an_error_of_the_plugin(plugin, fail):
-    """In a server, the exit ended the worker."""
+    """Once, the exit ended the server's worker."""
     plugin.fail = fail
     code, _, details = error(call("ADD"))
     assert (code, details) == (999, f'{type(fail).__name__}: this is a fault of the plugin "stub"')
@@ -128,6 +128,6 @@ def test_a_request_carries_the_input_of_its_entry_point(plugin):
     req, gc = plugin.ran
     assert (req.plugin, req.command, req.container_id, req.netns, req.ifname) == (
         "stub", "DEL", "c1", "/none", "eth0")
-    assert (gc.container_id, gc.netns, gc.ifname, gc.args) == ("", "", "", "")     # it is about no pod
+    assert (gc.container_id, gc.netns, gc.ifname, gc.args) == ("", "", "", "")     # a GC is about no particular pod
     assert (req.args, req.path, req.env["X"], json.loads(req.stdin)["name"]) == ("A=B", "/bin", "y", "n")
     assert gc.valid_attachments == {("c9", "eth1")}

@@ -1,4 +1,4 @@
-"""handle() answers any input once, and no input is a fault of the plugin."""
+"""handle() gives one answer to any input, and no input causes a fault of the plugin."""
 
 import json
 
@@ -11,7 +11,7 @@ from fastcni.handle import handle
 
 pytestmark = pytest.mark.usefixtures("fake_sockets")
 
-# Values that pass the first checks, so that handle() reads further before it rejects them.
+# These values pass the first checks, so handle() reads more of the input before it rejects it.
 PLAUSIBLE = st.sampled_from(["", "net", "10.22.0.0/16", "10.22.0.9", "10.22.0.9/24", "fd00::/64", "0.0.0.0/0", "1.0.0",
                           "host-local", "static", "0a:58:0a:16:00:05", "\0", -1, 0, 1, 4095, 1 << 31, 1 << 63])
 NAMES = st.sampled_from(["subnet", "dst", "gw", "address", "gateway", "mac", "ips", "ipRanges", "cni", "type", "name",
@@ -28,7 +28,7 @@ SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[Heal
 
 
 def check_answer(reply):
-    """Assert that a reply has one JSON document or none, and a status that fits it."""
+    """Assert that a reply has at most one JSON document, and that its status fits the document."""
     if reply.status:
         code, msg, details = error(reply)
         assert msg
@@ -45,14 +45,14 @@ def test_any_stdin_gets_one_answer(plugin, command, stdin):
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp", "loopback", "host-local", "static"])
 def test_any_value_of_any_key_gets_one_answer(calls, kind):
-    """The fake node carries out each request that the plugin accepts."""
+    """A fake node answers the netlink messages of the requests that the plugin accepts."""
     @SETTINGS
     @given(COMMANDS, st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3),
            st.dictionaries(st.sampled_from(IPAM_KEYS), JSON, max_size=2))
     def fuzz(command, keys, ipam):
         calls.fresh()
         conf = calls.conf(kind, **keys)
-        if isinstance(conf["ipam"], dict):      # the test's own directory, always
+        if isinstance(conf["ipam"], dict):      # the addresses must always be in the test's own directory
             conf["ipam"] = {**conf["ipam"], **ipam, "dataDir": str(calls.data)}
         env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c1", "CNI_NETNS": next(iter(calls.pods)),
                "CNI_IFNAME": "eth0", "CNI_PATH": "/nowhere"}

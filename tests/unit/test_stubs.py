@@ -1,4 +1,4 @@
-"""Each extension module has a stub for type checkers (.pyi) with the same names."""
+"""Each extension module has a stub (.pyi) for type checkers. Module and stub have the same names."""
 
 import ast
 import importlib
@@ -17,7 +17,7 @@ def public(names):
 
 
 def stub_of(leaf):
-    """Return ({name: its node}, {class: names of its members}) of a stub."""
+    """Return ({name: its node in the syntax tree}, {class: names of its members}) of a stub."""
     body = ast.parse((DIRECTORY / f"{leaf}.pyi").read_text()).body
     names = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     names |= {node.target.id: node for node in body if isinstance(node, ast.AnnAssign)}
@@ -36,7 +36,7 @@ def test_a_stub_names_what_its_leaf_has(leaf):
 
 
 def parameters(text):
-    """Return the parameter names of `def name(...)` in Cython's or Python's syntax, without self."""
+    """Return the names of the parameters of `def name(...)`, without self. The text is Cython or Python."""
     inside = text.partition("(")[2].rpartition(")")[0].replace("\n", " ")
     parts = [part.partition("=")[0].partition(":")[0].replace("not None", "").split() for part in inside.split(",")]
     return [tokens[-1] for tokens in parts if tokens and tokens[-1] not in ("self", "*")]

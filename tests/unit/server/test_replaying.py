@@ -1,5 +1,5 @@
-"""Pods' rules in iptables, in firewalld and in an administrator's chains are replayed from result caches after a
-flush, and once when the server starts (real kernel)."""
+"""The server replays pods' rules in iptables, in firewalld and in an administrator's chains. It reads these from the
+runtime's cached results. It replays after a flush, and once when it starts. The tests use the real kernel."""
 
 import shutil
 import time
@@ -34,15 +34,15 @@ def caching(start, tmp_path):
 
 
 def replayed(server):
-    """Return whether a replay has run. On a busy machine the replay at the server's start, or because the pod's ADD has
-    made table filter, may restore the flush."""
+    """Return whether a replay has run after a flush. On a busy machine, another replay can restore the rules: that of
+    the server's start, or one that begins because the pod's ADD made the table filter."""
     return server.lines("event=rules_replayed", "failed=0") or any(
         server.lines(f"event={each}", "attachments=1", "failed=0") for each in
         ("start_replay_done", "pods_let_through"))
 
 
 def remember(tmp_path, net, pod, conf):
-    """Write the cache file as a runtime does; `conf` is the configuration of the last plugin."""
+    """Write the cached result of an attachment, as a runtime does. conf is the configuration of the last plugin."""
     last = {key: value for key, value in conf.items() if key not in ("prevResult", "runtimeConfig")}
     network = {"cniVersion": net.first["cniVersion"], "name": net.first["name"], "plugins": [net.first, last]}
     rt = RuntimeConf(cid_of(pod), f"/run/netns/{pod}", "eth0", capability_args=conf.get("runtimeConfig", {}))
@@ -73,7 +73,8 @@ def test_the_iptables_rules_of_pods_are_restored(caching, iptables_net, pod, tmp
 @pytest.mark.parametrize("how", ["nft flush ruleset", "iptables -F", "iptables -F CNI-FORWARD",
                                  "nft delete table ip filter"])
 def test_the_iptables_rules_of_firewall_are_restored(caching, iptables_net, pod, tmp_path, how):
-    """The server ignored the loss of CNI-FORWARD alone: the pods' rules were lost with the jump to CNI-ADMIN."""
+    """Once, the server ignored a flush of only CNI-FORWARD, so the pods' rules and the jump to CNI-ADMIN remained
+    lost."""
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "iptables",
             "prevResult": caching.ok("ADD", iptables_net.first, pod)}
     caching.ok("ADD", conf, pod)
@@ -100,7 +101,7 @@ def test_del_of_the_last_pod_with_iptables_causes_no_replay(caching, iptables_ne
 
 @pytest.fixture(params=["nftables", pytest.param("iptables", marks=needs_iptables)])
 def remembered(request, node, pod, pod_netns, tmp_path):
-    """Add two pods of a chain, with cache files of a runtime."""
+    """Add two pods with a chain of plugins, and write their cached results. Return the Chain."""
     set_sysctl("net/ipv6/conf/default/accept_dad", "0")
     first = node.conf(*DUAL, isDefaultGateway=True, ipMasq=True, ipMasqBackend=request.param)
     net = Chain(node, first, backend=request.param, capabilities={"portMappings": True})
@@ -111,13 +112,13 @@ def remembered(request, node, pod, pod_netns, tmp_path):
 
 
 def everything():
-    """Return rules and elements, unordered."""
+    """Return the rules and elements in an order that does not depend on the kernel's."""
     found = [str(it) for it in rules() if next(iter(it.values())).get("table", "") == "fastcni"]
     return sorted(found + [line for lines in iptables_rules() for line in lines])
 
 
 def test_a_server_that_starts_after_a_flush_restores_cached_attachments(remembered, start, tmp_path):
-    """This server received no announcement of the flush."""
+    """The server did not run when the flush was announced."""
     before = everything()
     nft("flush ruleset")
     server = start("--cache-dir", tmp_path / "cache")
@@ -130,7 +131,7 @@ def test_a_server_that_starts_after_a_flush_restores_cached_attachments(remember
 
 def test_a_starting_server_changes_no_present_state(remembered, start, tmp_path):
     def handles():
-        return run("nft", "-s", "-a", "list", "ruleset")         # without counters
+        return run("nft", "-s", "-a", "list", "ruleset")         # -s omits the counters
 
     before = handles()
     server = start("--cache-dir", tmp_path / "cache")
@@ -139,7 +140,7 @@ def test_a_starting_server_changes_no_present_state(remembered, start, tmp_path)
 
 
 def test_many_flushes_within_a_second_are_restored_without_failure(remembered, caching):
-    """A replay found elements that the server had just restored, and took them for another attachment's."""
+    """Once, a replay found elements that the server had just restored, and regarded them as another attachment's."""
     before = everything()
     for number in range(12):
         nft("flush ruleset")
@@ -151,11 +152,11 @@ def test_many_flushes_within_a_second_are_restored_without_failure(remembered, c
 
 
 def test_a_replay_in_another_namespace_installs_nothing_there(remembered, start, pod_netns, tmp_path):
-    """A flush in namespace B installed the rules of A's pods there."""
+    """Once, a flush in one namespace installed the rules of another namespace's pods there."""
     server, other = start("--cache-dir", tmp_path / "cache"), pod_netns()
     with Inside(other):
-        server.ok("STATUS", remembered.first)           # a request from there, so the server watches the namespace
-        nft("add table inet firewalld")                 # causes a replay
+        server.ok("STATUS", remembered.first)           # after a request from this namespace, the server watches it
+        nft("add table inet firewalld")                 # this causes a replay
         assert eventually(lambda: server.lines("event=rules_replayed", "attachments=0 ", "failed=0"))
         assert "CNI" not in run("nft", "list", "ruleset") and "fastcni" not in run("nft", "list", "ruleset")
 
@@ -175,7 +176,7 @@ table inet filter {
 
 
 def test_a_reloaded_chain_of_an_administrator_accepts_pods_again(caching, net, pod, tmp_path):
-    """`systemctl reload nftables`: the ruleset is flushed, and the administrator's file is read."""
+    """`systemctl reload nftables` first flushes the ruleset, and then reads the administrator's file."""
     run("nft", "-f", "-", stdin=LOAD)
     conf = {"cniVersion": "1.1.0", "name": "net-a", "type": "firewall", "backend": "nftables",
             "prevResult": caching.ok("ADD", net.first, pod)}

@@ -1,4 +1,4 @@
-"""The request queue: the next request to run, requests that wait, and refusals."""
+"""The request queue: which request runs next, which requests wait, and which are refused."""
 
 from types import SimpleNamespace
 
@@ -30,13 +30,13 @@ def put(queue, *calls):
 
 
 def take(queue):
-    """Return the next call, which then runs until the test ends it, or None if no call may run."""
+    """Return the next call, or None if no call may run. The call then runs until the test ends it."""
     running = queue.take()
     return running and running.call
 
 
 def commands(queue):
-    """Return the commands of all calls that may run, in the order in which they are taken."""
+    """Take all calls that may run. Return their commands in this order."""
     taken = []
     while call := take(queue):
         taken.append(call.command)
@@ -80,7 +80,7 @@ def test_add_goes_before_del_and_gc():
 
 
 def test_one_add_at_most_goes_before_a_del_that_has_waited_long():
-    """While ADDs continued to arrive, no DEL ran."""
+    """Once, no DEL ran while ADDs continued to arrive."""
     queue = queue_of()
     dels = put(queue, *[("DEL", (f"d{number}", "eth0")) for number in range(3)])
     put(queue, *adds(6))
@@ -123,7 +123,7 @@ def test_a_request_that_waits_lets_another_one_work_and_wakes_a_worker_for_it():
     assert second
     assert queue.take() is None
     assert len(woken) == 1
-    queue.end_wait(first)               # two calls run now; a third one runs only after both have ended
+    queue.end_wait(first)               # two calls run now, so a third one runs only after both have ended
     queue.done(second)
     assert queue.take() is None
     queue.done(first)
@@ -131,8 +131,8 @@ def test_a_request_that_waits_lets_another_one_work_and_wakes_a_worker_for_it():
 
 
 def test_a_request_that_hangs_in_a_wait_adds_no_place_to_work():
-    """The waiting request does no work: only a call that hangs outside of a wait is replaced by another working
-    call."""
+    """A call that waits does no work, so the queue replaces it at once. It replaces a call that hangs only if this call
+    is not in a wait."""
     queue = queue_of(workers=4, busy=1)
     put(queue, *adds(3))
     first = queue.take()
@@ -155,7 +155,7 @@ def test_a_wait_wakes_no_worker_if_no_request_waits():
 
 
 def test_a_request_is_awaited_while_another_one_of_its_attachment_waits():
-    """A hot plug ends early for a DEL of its pod."""
+    """A request of hot plug ends early if a DEL of its pod waits."""
     queue = queue_of(timeout_s=10)
     put(queue, ("UPDATE", POD))
     queue.take()
@@ -184,7 +184,7 @@ def test_a_request_that_hangs_occupies_no_worker(monkeypatch):
     hanging = [queue.take()]
     assert queue.take() is None and 0 < queue.next_deadline() <= slots.HANGS_S
     threads = queue.wanted_threads()
-    for each in hanging:                # another call is added for each that is taken
+    for each in hanging:                # the queue adds one call for each call that hangs
         each.since -= 2 * slots.HANGS_S
         if another := queue.take():
             hanging.append(another)
@@ -204,7 +204,7 @@ def test_a_network_with_a_quarter_of_the_workers_stuck_gets_no_more(kind, refusa
     late = queue.take()
     for each in (*stuck, late):
         each.call.network = "net-a"
-    other.admit(kind)                   # of another network
+    other.admit(kind)                   # this call is of another network
     if refusal:
         with pytest.raises(refusal):
             late.admit(kind)
@@ -218,7 +218,8 @@ def test_a_full_queue_refuses_all_but_probes():
     queue = queue_of(size=2)
     first, _ = put(queue, ("ADD", POD), ("ADD", POD))
     assert not queue.put(call_of("ADD", OTHER))
-    assert take(queue) is first and queue.put(call_of("ADD", OTHER))        # a running request is not in the queue
+    # the queue has one place again, because a running request is not in it
+    assert take(queue) is first and queue.put(call_of("ADD", OTHER))
     assert not queue.put(call_of("ADD", OTHER)) and queue.put(call_of("VERSION", None), always=True)
 
 
@@ -237,7 +238,7 @@ def test_a_request_that_has_waited_too_long_leaves_and_frees_those_behind_it():
 
 
 def test_an_add_behind_a_del_that_has_left_is_next():
-    """After the caller of a DEL had left, no worker took an ADD that waited for this DEL."""
+    """Once, after the caller of a DEL had left, no worker took the ADD that waited for this DEL."""
     queue = queue_of(timeout_s=10)
     _, delete, other, add = put(queue, ("ADD", POD), ("DEL", POD), ("DEL", OTHER), ("ADD", POD))
     queue.done(queue.take())
@@ -255,7 +256,7 @@ STEPS = st.lists(st.one_of(st.tuples(st.sampled_from(["ADD", "DEL", "GC", "CHECK
 
 @given(STEPS)
 def test_the_queue_agrees_with_a_list(steps):
-    """The model has all waiting calls in one list, and searches it from the start."""
+    """The model is one list of all waiting calls, which is searched from its start."""
     queue, waiting, running = queue_of(size=8), [], []
     for step in steps:
         if step == "take":

@@ -1,4 +1,4 @@
-"""Each transition of restore_states.py: its cause and its effect in the server (real kernel)."""
+"""Each transition in restore_states.py: its cause and its effect in the server. The tests use the real kernel."""
 
 import errno
 import os
@@ -52,12 +52,12 @@ from fastcni.testing.witnesses import eventually
 
 POD_JUMP = "rule ip nat POSTROUTING jump CNI-0123456789abcdef01234567"
 SHARED_JUMP = "rule ip nat POSTROUTING jump CNI-HOSTPORT-MASQ"
-LATER_S = 60.0                  # later than any delay
+LATER_S = 60.0                  # longer than any delay of the server
 Restored, Failed = namedtuple("Restored", "attachments plugins failed"), namedtuple("Failed", "plugin")
 
 
 def shows(*transitions):
-    """Mark a test: it must cause these transitions."""
+    """Return a decorator for a test that must cause these transitions."""
     def mark(test):
         test.shows = transitions
         return test
@@ -90,7 +90,7 @@ def attend(watch, after=0.0):
 
 @pytest.fixture
 def before(watch, net, pod):
-    """Return the ruleset with one pod. The watch has read the ruleset."""
+    """Return the ruleset with one pod. The watch has already read it."""
     net.add(pod, mapping())
     attend(watch)
     return ruleset()
@@ -98,7 +98,7 @@ def before(watch, net, pod):
 
 @pytest.fixture
 def delayed(watch, before):
-    """Flush right after a restored flush, so that the next restore is delayed."""
+    """Flush the ruleset immediately after a restore, so that the next restore is delayed. Return the watch."""
     watch.backoff.until = time.monotonic() + LATER_S / 2
     nft("flush ruleset")
     attend(watch)
@@ -115,7 +115,7 @@ def test_a_watch_begins_with_reading(make_watch, net, pod):
     assert watch.copy.state == STALE and watch.due == 0.0
     attend(watch)
     assert watch.copy.state == VALID
-    assert 0 < watch.due - time.monotonic() <= legacy_watch.POLL_S         # pods have rules
+    assert 0 < watch.due - time.monotonic() <= legacy_watch.POLL_S         # it polls because pods have rules
     assert any(watch.mirror.present.values())
 
 
@@ -134,8 +134,8 @@ def test_a_reading_that_changes_interrupt_is_repeated(make_watch, monkeypatch):
 
 
 def drop_some(watch):
-    """More announcements than the watch's socket holds."""
-    watch.sock.setsockopt(1, 8, 1)              # SOL_SOCKET, SO_RCVBUF: the smallest buffer
+    """Cause more announcements than fit into the buffer of the watch's socket."""
+    watch.sock.setsockopt(1, 8, 1)              # the smallest buffer: SO_RCVBUF of SOL_SOCKET
     run("nft", "-f", "-", stdin="add table inet other\n" + "".join(
         f"add chain inet other chain-{n}-{'x' * 100}\n" for n in range(300)))
     nft("delete table inet other")
@@ -169,7 +169,7 @@ def test_after_a_fault_in_the_first_reading_it_is_repeated(make_watch, monkeypat
         patch.setattr(IptablesWatch, "read", fail)
         watch.restoring._attend(watch, time.monotonic())
     assert watch.copy.state == STALE and [event for event, *_ in watch.log.lines] == ["server_fault"]
-    assert watch.due < inf              # no notification may arrive for long, and a flush would remain unnoticed
+    assert watch.due < inf              # the next notification may be late, and the watch would miss a flush until then
     attend(watch)
     assert watch.copy.state == VALID
 
@@ -210,7 +210,7 @@ def test_a_transaction_behind_a_flush_is_followed_before_the_flush_is_restored(w
 
 
 def announcements(watch):
-    """Return the pending transactions, taken from the watch."""
+    """Return the announcements that wait in the watch's socket. The watch does not receive them."""
     found = []
     wire.drain(watch.sock, lambda *message: found.append(message), fail)
     return found
@@ -223,7 +223,7 @@ def test_a_transaction_whose_end_was_dropped_is_replaced_by_a_reading(watch, bef
         watch._receive(*message)
     assert watch.mirror.machine.state == PARTIAL
     attend(watch)
-    assert watch.mirror.machine.state == PARTIAL and ruleset() == []        # more announcements may follow
+    assert watch.mirror.machine.state == PARTIAL and ruleset() == []        # further announcements may follow
     watch.copy.on(DROPPED)
     attend(watch)
     assert watch.mirror.machine.state == CURRENT and ruleset() == before
@@ -278,7 +278,7 @@ def test_a_reading_during_the_delay_does_not_end_it(delayed, before):
 
 @shows((SUSPECT, REFUSED), (DELAYED, REFUSED))
 def test_a_refused_restore_is_tried_again_after_a_delay(watch, before):
-    """Another program has made a table of that name, in which our set has another type."""
+    """Another program has made a table of the same name, in which a set of the server's name has another type."""
     run("nft", "-f", "-", stdin="delete table inet fastcni\nadd table inet fastcni\n"
                                 "add set inet fastcni pods4 { type inet_service; }\n")
     attend(watch)
@@ -293,7 +293,7 @@ def test_a_refused_restore_is_tried_again_after_a_delay(watch, before):
 # -- replays -----------------------------------------------------------------------------------------------
 
 class Runs:
-    """A stand-in for runtime.restore.restore() that counts its calls, and runs until `go_on` is set."""
+    """Is in the place of runtime.restore.restore(). It counts its calls, each of which waits until `go_on` is set."""
 
     def __init__(self):
         self.count, self.go_on, self.failed = 0, threading.Event(), ()
@@ -314,7 +314,7 @@ def runs():
 
 @pytest.fixture
 def replaying(make_watch, runs):
-    """Return a Watch with replays, in a namespace with both jumps."""
+    """Return a Watch that can replay. Its namespace has a jump of one pod and a jump of all pods."""
     for command in ("table ip nat", "chain ip nat POSTROUTING", "chain ip nat CNI-0123456789abcdef01234567",
                   "chain ip nat CNI-HOSTPORT-MASQ", POD_JUMP, SHARED_JUMP):
         nft(f"add {command}")
@@ -408,7 +408,7 @@ def test_a_loss_during_a_replay_causes_another_one(replaying, runs):
 
 @pytest.mark.parametrize("plugin, count", [("firewall", 2), ("", 1)])
 def test_a_replay_in_which_a_plugin_failed_is_repeated(replaying, runs, plugin, count):
-    """firewalld ended while a replay asked it, and the pod was cut off for ever. A damaged cache fails again."""
+    """Once, a pod stayed cut off if firewalld ended during a replay. A damaged cache file causes no second replay."""
     runs.failed = (Failed(plugin),)
     delete_jump(SHARED_JUMP)
     attend(replaying)
@@ -434,7 +434,7 @@ def test_a_replay_that_fails_again_and_again_is_given_up(replaying, runs):
 @pytest.mark.parametrize("lacking", ["threads", "descriptors"])
 @shows((RUNNING, NOT_STARTED))
 def test_a_replay_that_cannot_be_started_is_tried_again(replaying, runs, monkeypatch, lacking):
-    """Without a free descriptor no replay followed, and none was tried later."""
+    """Once, if no descriptor was free, the server never tried this replay again."""
     def refuse(*_, **__):
         raise RuntimeError("can't start new thread") if lacking == "threads" else OSError(errno.EMFILE, "made up")
 

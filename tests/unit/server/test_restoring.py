@@ -1,5 +1,5 @@
-"""If another program flushes the host's firewall, the server restores the pods' state, and packets pass (real
-kernel)."""
+"""If another program flushes the host's firewall, the server restores the pods' state, and packets pass again. The
+tests use the real kernel."""
 
 import errno
 import logging
@@ -30,10 +30,10 @@ from fastcni.server.restoring import restorer
 from fastcni.server.restoring.table_mirror import TableMirror
 from fastcni.testing.witnesses import eventually
 
-DORMANT = "add table inet fastcni { flags dormant; }"      # the kernel then calls none of the table's chains
+DORMANT = "add table inet fastcni { flags dormant; }"      # with this flag, the kernel calls none of the table's chains
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni", DORMANT)
 CHAINS = ("postrouting", "hostports", "subnet-10.22.0.0/24", "loopback")
-ROUNDS = 15                     # attempts: 13 of 18 lost the race
+ROUNDS = 15                     # once, the DEL lost the race in 13 of 18 attempts
 
 needs_iptables = pytest.mark.skipif(not shutil.which("iptables-restore"), reason="needs iptables")
 
@@ -50,7 +50,8 @@ def test_a_flush_is_restored(server, net, pod_netns, how):
     nft(how)
     assert eventually(lambda: ruleset() == before)
     time.sleep(LONG_ENOUGH)
-    # The server's restore is not mistaken for a flush: one line a table. "": the flush came before its first reading.
+    # The server does not regard its own restore as a flush, so there is one line for each table. `by` is "" if the
+    # flush came before the server's first reading.
     assert 1 <= len(restored(server)) <= 2
     assert all(" by=nft " in line or ' by="" ' in line for line in restored(server))
 
@@ -70,7 +71,7 @@ def test_restored_pods_have_traffic_and_del_leaves_nothing(server, net, pod, pod
 
 
 def test_the_server_notices_adds_and_dels_of_one_shot_plugins(server, net, pod_netns, node):
-    assert eventually(lambda: server.lines("event=server_ready"), 60)      # it has read nftables
+    assert eventually(lambda: server.lines("event=server_ready"), 60)      # a ready server has read nftables
     one, two = pod_netns(), pod_netns()
     net.add(one, mapping())
     conf = net.add(two, mapping(8081))
@@ -110,7 +111,7 @@ def test_every_pod_has_its_elements_after_flushes_while_pods_are_added_and_delet
             server.ok("DEL", conf, pod)
             server.ok("DEL", first, pod)
 
-    with ThreadPoolExecutor(4) as pool:         # the pool's threads start in this thread's namespace
+    with ThreadPoolExecutor(4) as pool:         # a thread begins in the namespace of the thread that starts it
         jobs = [pool.submit(work, *each) for each in enumerate(pods)]
         while not all(job.done() for job in jobs):
             nft("flush ruleset")
@@ -126,7 +127,8 @@ def test_every_pod_has_its_elements_after_flushes_while_pods_are_added_and_delet
                                               ("hostport-pods", "inet"))]
 
     assert eventually(lambda: ports() == sorted(stay), 5), f"{ports()} {sorted(stay)} {server.log_text()}"
-    assert eventually(lambda: counts() == [len(stay)] * 4, 5), f"{counts()} {server.log_text()}"    # a table at a time
+    # the server restores one table after the other
+    assert eventually(lambda: counts() == [len(stay)] * 4, 5), f"{counts()} {server.log_text()}"
     time.sleep(LONG_ENOUGH)
     assert counts() == [len(stay)] * 4
 
@@ -142,7 +144,7 @@ def test_a_thousand_pods_are_restored(server, net, pod):
     before = ruleset()
     nft("flush ruleset")
     assert eventually(lambda: ruleset() == before) and len(restored(server)) == 2
-    assert server.lines("event=rules_restored", "elements=20")        # 2,000, and the pod's
+    assert server.lines("event=rules_restored", "elements=20")        # 2,000 elements, and those of the pod
 
 
 def test_repeated_flushes_are_restored_with_growing_delay(server, net, pod):
@@ -154,7 +156,7 @@ def test_repeated_flushes_are_restored_with_growing_delay(server, net, pod):
         flushed += 1
         while time.monotonic() < deadline and not elements("pods4"):
             time.sleep(0.01)
-    # Immediately, then after 0.1 s, 0.2, 0.4, 0.8, 1.6
+    # The server restores immediately, and then after 0.1 s, 0.2 s, 0.4 s, 0.8 s and 1.6 s
     assert 3 <= len(restored(server)) <= 7
     assert eventually(lambda: ruleset() == before)
 
@@ -209,7 +211,8 @@ Call = namedtuple("Call", "command attachment")
 @pytest.mark.parametrize("received", [False, True], ids=["all at once", "the ADD before"])
 def test_a_pod_deleted_between_flush_and_restore_is_not_restored(watch, net, node, pod, pod_netns, received,
                                                                               again, one_shot):
-    """A one-shot DEL found nothing to delete, and no notification followed."""
+    """Once, the server restored such a pod: the one-shot DEL found nothing to delete, so the kernel announced
+    nothing."""
     stays, warm = pod_netns(), WarmInProcess()
     net.add(stays, mapping())
     conf = net.add(pod, mapping(8081))
@@ -227,13 +230,14 @@ def test_a_pod_deleted_between_flush_and_restore_is_not_restored(watch, net, nod
 
 
 def delete_as(node, net, conf, pod, mode=None):
-    """Send DEL to both plugins."""
+    """Make the DEL of both plugins."""
     node.ok("DEL", conf, pod, mode=mode)
     node.ok("DEL", {**net.first, "prevResult": conf["prevResult"]}, pod, mode=mode)
 
 
 def test_a_one_shot_del_during_a_restore_leaves_nothing(watch, net, node, pod, pod_netns, monkeypatch):
-    """The DEL reads after the flush and before the restore. The next read of notifications corrects the state."""
+    """The DEL runs after the flush and before the restore, so it finds nothing to delete. The watch corrects the state
+    when it reads the next notifications."""
     net.add(pod_netns(), mapping())
     conf, restore = net.add(pod, mapping(8081)), TableMirror.restore_table
 
@@ -251,7 +255,7 @@ def test_a_one_shot_del_during_a_restore_leaves_nothing(watch, net, node, pod, p
 
 
 def test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing(watching, net, node, pod_netns):
-    """13 of 18 DELs left the pod's elements, within some 60 ms of the flush."""
+    """Once, 13 of 18 DELs within 60 ms after the flush left the pod's elements behind."""
     pod = pod_netns()
     net.add(pod_netns(), mapping())
     before = all_elements()
@@ -267,7 +271,8 @@ def test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing(watching, net
 
 @pytest.fixture
 def watching(node, monkeypatch):
-    """Let a thread of this process watch the test's namespace. It restores without a pause."""
+    """Yield a Watch of the test's namespace, which a thread of this process calls. The watch restores without a
+    pause."""
     monkeypatch.setattr(backoff, "RESET_S", 0.0)
     guard, home = restorer.Restoring(Log()), netns.open_own()
     guard.start()
@@ -279,7 +284,8 @@ def watching(node, monkeypatch):
 
 
 def test_an_announcement_of_another_user_is_not_believed(watch, net, node, pod):
-    """Any process in the namespace may send a notification: a pod's rules would not be restored."""
+    """Any process in the namespace can send such a notification. If the server believed it, it would not restore the
+    pod's rules."""
     net.add(pod, mapping())
     watch.attend(time.monotonic())
     before = ruleset()
@@ -295,7 +301,7 @@ def test_a_flush_among_dropped_notifications_is_restored(watch, net, pod):
     net.add(pod, mapping())
     watch.attend(time.monotonic())
     before = ruleset()
-    watch.sock.setsockopt(1, 8, 1)              # SOL_SOCKET, SO_RCVBUF: the smallest buffer
+    watch.sock.setsockopt(1, 8, 1)              # the smallest buffer: SO_RCVBUF of SOL_SOCKET
     nft("flush ruleset")
     run("nft", "-f", "-", stdin="add table inet other\n" + "".join(
         f"add chain inet other chain-{n}-{'x' * 100}\n" for n in range(300)))
@@ -306,10 +312,10 @@ def test_a_flush_among_dropped_notifications_is_restored(watch, net, pod):
 
 @pytest.mark.parametrize("step", [1, 20, 60])
 def test_a_flush_during_the_first_reading_is_restored_once(make_watch, net, pod, monkeypatch, step):
-    """The reading saw a part of the flush, so each table was restored, and restored again after the notification of the
-    flush.
+    """Once, the reading saw a part of the flush. So the server restored each table, and restored it again after the
+    notification of the flush.
 
-    The first reading asks the kernel 69 times. The flush comes before the question of number `step`.
+    The first reading asks the kernel 69 times. The flush comes before question number `step`.
     """
     watch = make_watch()
     net.add(pod, mapping())
@@ -335,7 +341,7 @@ def test_a_flush_during_the_first_reading_is_restored_once(make_watch, net, pod,
 
 
 def test_a_refused_restore_is_logged_and_tried_again(watch, net, pod):
-    """Another program has made a table of that name, in which our set has another type."""
+    """Another program has made a table of the same name, in which a set of the server's name has another type."""
     net.add(pod, mapping())
     watch.attend(time.monotonic())
     before = ruleset()
@@ -399,7 +405,7 @@ def test_the_thread_sleeps_again_after_a_wake_up(monkeypatch):
 
 
 def test_what_is_overdue_is_not_waited_for():
-    """epoll takes a negative time for no limit."""
+    """epoll regards a negative time as no time limit."""
     guard = restorer.Restoring(Log())
     guard.watches[-1] = namedtuple("Due", "due")(time.monotonic() - 0.5)
     assert guard._next_due() == 0.0

@@ -1,4 +1,4 @@
-"""The server as a process: its answers, their order, and the state that it leaves."""
+"""The server as a process: its answers, their order, and the state that it leaves behind."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from fastcni.testing.witnesses import eventually
 
 
 def in_names(document):
-    """Return a result without random names and addresses."""
+    """Return a result as text, with fixed words in the place of random names and MAC addresses."""
     text = json.dumps(document)
     for item in (document or {}).get("interfaces", ()):
         if item["name"].startswith("veth"):
@@ -131,7 +131,8 @@ def test_host_side_work_is_done_in_the_callers_namespace(node, pod, server):
 # -- the parts of a server ---------------------------------------------------------------------------------------
 
 class Recorded:
-    """A stand-in for a part of the server: it records each call of a method. values: attributes with a value."""
+    """Is in the place of a part of the server, and records each call of a method. values: attributes that have a
+    value."""
 
     def __init__(self, name, calls, **values):
         self.name, self.calls = name, calls
@@ -143,7 +144,8 @@ class Recorded:
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Return a Server without its constructor, whose parts are Recorded; `calls` are their calls."""
+    """Return a Server whose constructor did not run and whose parts are Recorded. Its attribute calls lists their
+    calls."""
     it, it.calls = object.__new__(service.Server), []
     for name in ("hosts", "pool", "restoring", "cluster", "pool_watch", "datapath", "acceptor", "upkeep", "logger"):
         setattr(it, name, Recorded(name, it.calls))
@@ -158,7 +160,8 @@ def parts(monkeypatch):
 
 
 def test_a_server_starts_its_parts_before_its_work_in_the_background(parts, monkeypatch):
-    """systemd gets READY before the first answer. The dhcp daemon, which requests need, starts before the workers."""
+    """The server reports READY to systemd before its first answer. The dhcp daemon starts before the workers, because
+    their requests need it."""
     parts.workers, parts.started, parts.sysctls = 32, 0.0, "mounts"
     parts.cluster.pods = SimpleNamespace(unseen=lambda: [("/run/netns", "no mounts")])
     monkeypatch.setattr(service.sysctl, "mounts", None)
@@ -172,7 +175,7 @@ def test_a_server_starts_its_parts_before_its_work_in_the_background(parts, monk
 
 
 def test_the_periodic_work_is_that_of_each_part(parts):
-    """Otherwise a thread that Python could not start would never be started."""
+    """The periodic work also starts threads that Python could not start before."""
     parts.tidy()
     assert sorted(parts.calls) == sorted([
         "hosts.tidy", "pool.keep", "restoring.start", "part.start", "cluster.keep", "networks.keep", "pool_watch.poll",
@@ -181,8 +184,8 @@ def test_the_periodic_work_is_that_of_each_part(parts):
 
 @pytest.mark.parametrize("handed_over", [False, True])
 def test_a_server_stops_its_parts_after_the_last_answer(parts, handed_over, monkeypatch):
-    """The file of the socket is removed first, so that no request reaches a server that stops. The lock is released
-    before the wait for requests, so that the next server can start."""
+    """First, the server removes the socket's file, so that no request reaches it any more. It releases the lock before
+    it waits for its requests, so that the next server can start."""
     monkeypatch.setattr(service.sysctl, "mounts", "mounts")
     parts.listen.handed_over, stopped = handed_over, []
     parts.pool.stop = lambda accept_waiting: stopped.append(accept_waiting) or parts.calls.append("pool.stop")
@@ -312,7 +315,7 @@ def test_a_full_queue_refuses_at_once(node, pod_netns, start, slow):
     assert (first.answer().status, second.answer().status) == (0, 0)
 
 
-# For python -c: a server with one worker, in which ADD goes before a DEL of any age, `serve PATH`
+# For python -c: `serve PATH` with one worker. An ADD overtakes a DEL, however long the DEL has waited.
 PATIENT = """import sys; from fastcni.server.requests import request_queue; request_queue.OVERTAKEN_S = 60.0
 from fastcni.server.service import Options, serve
 sys.exit(serve(sys.argv[1], Options(workers=1)))"""
@@ -327,7 +330,8 @@ def test_add_goes_before_del_when_both_wait(node, pod_netns, start, slow):
     time.sleep(0.1)
     sooner = server.send("ADD", node.conf(), pods[2], cid="soon")
     assert [each.answer().status for each in (first, later, sooner)] == [0, 0, 0]
-    assert eventually(lambda: len(server.lines("event=request_done")) == 3)  # a line is written after its answer
+    # the server writes a request's line after its answer
+    assert eventually(lambda: len(server.lines("event=request_done")) == 3)
     done = server.lines("event=request_done")
     assert "container=soon" in done[-2] and "container=late" in done[-1]
 
@@ -345,18 +349,18 @@ def test_descriptors_and_threads_do_not_grow(node, pod_netns, server):
                 server.refused("ADD", conf, pod, ifname="lo")
             for pod in pods:
                 server.ok("DEL", conf, pod)
-        time.sleep(0.3)                 # until the thread of the last request has left the kernel
+        time.sleep(0.3)                 # by then, the thread of the last request has left the kernel
         return server.descriptors, server.threads
 
     descriptors, threads = pairs(5)
     again = pairs(40)
-    # A worker opens three descriptors at its first request. A leak would show 640 times.
+    # A worker opens three descriptors at its first request. A leak in each of the 640 requests would exceed this.
     assert again[0] <= descriptors + 16 and again[1] <= threads + 8
 
 
 @pytest.mark.parametrize("protocol, kind", [("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)])
 def test_a_host_port_that_a_process_has_is_a_warning_in_the_log(net, pod, server, protocol, kind):
-    """Packets went to the pod instead of the process, and no log said so."""
+    """Once, packets reached the pod instead of the process, and no log reported it."""
     with socket.socket(socket.AF_INET, kind) as process:
         process.bind(("0.0.0.0", 0))
         if kind == socket.SOCK_STREAM:
@@ -402,7 +406,8 @@ except OSError as e:
 
 @pytest.fixture
 def reachable(node):
-    """Return a directory that other users can enter. pytest closes the parent of tmp_path to them."""
+    """Yield a directory that other users can enter. They cannot enter tmp_path, because pytest closes its parent to
+    them."""
     with tempfile.TemporaryDirectory(prefix="fcni-") as directory:
         os.chmod(directory, 0o711)
         yield directory
@@ -419,7 +424,7 @@ def test_a_user_without_permission_is_not_served(reachable):
         assert server.lines("user_refused", "uid=54321") and not server.lines("command=VERSION")
         for _ in range(5):
             as_user(54321)
-        # One line in ten seconds, see RateLimited: a line for each connection would fill the disk
+        # RateLimited writes one line in ten seconds, because one line for each connection could fill the disk
         assert len(server.lines("user_refused")) <= 1 + (time.monotonic() - began) // 10
         assert "supportedVersions" in as_user(12345)
         assert len(server.lines("user_refused")) == len(server.lines("uid=54321"))
@@ -438,6 +443,7 @@ def test_a_plugin_unknown_to_the_server_goes_one_shot(node, pod, server):
 
 
 def test_version_is_answered_as_libcni_asks_for_it(server):
-    """podman asks each plugin before an ADD, with CNI_PATH=dummy. The server declined: four starts of Python a pod."""
+    """podman asks each plugin for its VERSION before an ADD, with CNI_PATH=dummy. Once, the server declined this
+    request, which cost four starts of Python for each pod."""
     env = {"CNI_PATH": "dummy", "CNI_NETNS": "dummy", "CNI_IFNAME": "dummy", "CNI_CONTAINERID": ""}
     assert "supportedVersions" in server.ok("VERSION", {"cniVersion": "1.0.0"}, plugin="bridge", env=env)

@@ -1,4 +1,4 @@
-"""Connections that send nothing are closed, and cost no worker."""
+"""The server closes connections that send nothing. They occupy no worker."""
 
 import socket
 import sys
@@ -21,14 +21,14 @@ def test_a_silent_connection_is_closed_in_time_and_delays_no_stop(node, local, m
         assert silent.recv(1) == b""
     with connect(server) as silent:
         server.ok("VERSION", node.conf())
-        server.__exit__()               # fails if a worker has not ended
+        server.__exit__()               # an assertion fails here if a worker does not end
         server.__enter__()
         assert silent.recv(1) == b""
     assert server.ok("VERSION", node.conf())
 
 
 def test_many_silent_connections_cost_no_worker(node, local, monkeypatch):
-    """Two workers closed the same silent connection, and the second worker ended with a KeyError."""
+    """Once, two workers closed the same silent connection, and the second one ended with a KeyError."""
     monkeypatch.setattr(acceptor, "MAX_SILENT", 4)
     monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.02)
     before = sys.getswitchinterval()

@@ -1,4 +1,4 @@
-"""The removal of stale ports at the server's start, with a stub instead of the databases."""
+"""The server removes stale ports of Open vSwitch when it starts. Stubs are in the place of the databases."""
 
 import socket
 from types import SimpleNamespace
@@ -15,7 +15,8 @@ PORT = {"name": "veth1", "external_ids": ["map", [["contIface", "eth0"], ["contN
 
 @pytest.fixture
 def databases(monkeypatch):
-    """{address: the stale ports of the database, or the exception of a read}; `opened` are the sockets."""
+    """Put stubs in the place of the databases. found is {address: the database's stale ports, or the exception that
+    reading it raises}. opened lists the sockets."""
     found, opened = {}, []
 
     class Database:
@@ -72,7 +73,7 @@ def test_a_database_at_a_port_has_no_file():
 
 
 def test_an_unreadable_cache_file_keeps_no_database_from_its_removal(databases, tmp_path, monkeypatch):
-    """An error ended the thread of the removal."""
+    """Once, an error ended the thread that removes the ports."""
     databases.found["unix:/a"] = [PORT]
     (tmp_path / "c1-eth0").mkdir()
     (tmp_path / "c2-eth0").write_text('{"Netconf": {"socket_file": "unix:/a"}}')

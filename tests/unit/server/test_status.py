@@ -1,4 +1,4 @@
-"""The server's status for fastcni doctor."""
+"""The status that the server reports to `fastcni doctor`."""
 
 import os
 import socket
@@ -58,7 +58,7 @@ def test_an_older_server_declines(tmp_path, answer, expected):
 
 @pytest.fixture
 def answered(tmp_path):
-    """Return a function answered(document) that returns ask()'s result if the server answers with document()."""
+    """Yield a function answered(document) that returns what ask() returns. The server's answer is document()."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
@@ -102,7 +102,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         listener.listen()
-        late = threading.Timer(20, listener.close)      # ends the connection
+        late = threading.Timer(20, listener.close)      # after 20 s, this ends the connection
         late.start()
         with pytest.raises(TimeoutError):
             status.ask(path, 0.05)
@@ -110,7 +110,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path):
 
 
 def test_an_answer_longer_than_the_limit_is_an_error_with_a_remedy(answered, monkeypatch):
-    """The client cut the answer, so that commands said: invalid JSON."""
+    """Once, the client read only the beginning of the answer, so that commands reported invalid JSON."""
     size = 1 << 20
     monkeypatch.setattr(control, "MAX_MEMORY_BYTES", size)
     before = len(os.listdir("/proc/self/fd"))

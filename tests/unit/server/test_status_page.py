@@ -1,4 +1,4 @@
-"""The pages of --http: their rules, and the JSON of a running server."""
+"""The pages of --http: which requests may read them, and the JSON documents of a running server."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class Part:
-    """The attributes of a server that a StatusPage needs."""
+    """The attributes of a server that a StatusPage reads."""
 
     history = None
 
@@ -30,7 +30,7 @@ class Part:
 
 
 class Served:
-    """The pages of a site at `where`; get(path, host) returns (status, headers, body)."""
+    """A Site with its pages at the address `where`. get(path, host) returns (status, headers, body)."""
 
     def __init__(self, where, make_topology=lambda: {"node": "n"}):
         self.site = Site(where, Log())
@@ -77,7 +77,7 @@ def served(port):
     (["evil.example"], 403), (["evil.example:9465"], 403), (["127.0.0.1.evil.example"], 403), (["192.0.2.1"], 403),
     (["localhost.evil.example"], 403), ([], 403), ([""], 403), (["localhost", "evil.example"], 403)])
 def test_a_name_of_another_machine_is_refused(served, hosts, status):
-    """A script of another site makes its own name resolve to 127.0.0.1 (DNS rebinding)."""
+    """By DNS rebinding, a script of another website makes the name of that website resolve to 127.0.0.1."""
     for path in ("/", "/status.json", "/topology.json"):
         found, _, body = served.get(path, *hosts)
         assert found == status and (b"node" in body or b"version" in body) == (status == 200)
@@ -87,7 +87,7 @@ def test_a_unix_socket_takes_any_name(tmp_path):
     with Served(str(tmp_path / "http")) as it:
         assert it.get("/topology.json", "node.example")[0] == 200
     assert not (tmp_path / "http").exists()
-    with Served(str(tmp_path / "http")) as it:          # the next server, while the first server still stops
+    with Served(str(tmp_path / "http")) as it:  # the next server can use the path while the first one is still stopping
         assert it.get("/topology.json")[0] == 200
 
 
@@ -128,7 +128,7 @@ def test_names_that_are_no_utf_8_come_as_json(port):
 
 
 def test_a_running_server_shows_requests_and_pods(node, pod, start, tmp_path):
-    """Both options use one listener, on a unix socket."""
+    """The options --http and --metrics share one listener, on a unix socket."""
     where = str(tmp_path / "http")
     server = start("--http", where, "--metrics", where)
     assert eventually(lambda: server.lines("event=page_ready") and server.lines("event=metrics_ready"))

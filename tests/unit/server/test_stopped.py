@@ -1,5 +1,5 @@
-"""A server that is stopped for a while, by SIGSTOP, a frozen cgroup or a debugger: its callers' answers, and the work
-that it may still do when it continues."""
+"""A server that is stopped for a while, for instance by SIGSTOP, a frozen cgroup or a debugger. The tests cover the
+answers that its callers get, and the work that it may still do when it continues."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from fastcni.server.periodic import Watchdog, watchdog_seconds
 from fastcni.server.requests import protocol
 from fastcni.testing.witnesses import eventually
 
-UNREAD, ANSWER, QUICK = 1.5, 5.0, 3.0           # seconds: the deadline of the plugin files of these tests
+UNREAD, ANSWER, QUICK = 1.5, 5.0, 3.0           # seconds: the deadlines in the plugin files of these tests
 SLOW_LOCAL = """#!/bin/sh
 if [ "$CNI_COMMAND" = {command} ] && rm {directory}/slow 2> /dev/null; then
     echo started > {directory}/slow.log
@@ -37,7 +37,7 @@ FASTCNI_SOCKET= exec {directory}/host-local
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """Return the directory of plugin files with short deadlines."""
+    """Return the directory of plugin files that have short deadlines."""
     directory = tmp_path_factory.mktemp("hasty")
     image = pack.pack(checked_interpreter(base_interpreter()), (UNREAD, ANSWER, QUICK))
     for name in ("bridge", "host-local", "portmap"):
@@ -47,7 +47,7 @@ def hasty(tmp_path_factory):
 
 
 def plugin(directory, server, command, conf, pod, **more):
-    """Start a plugin file that calls the server, and goes one-shot if needed."""
+    """Start a plugin file that calls the server, and runs one-shot if the server does not answer."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "eth0", "CNI_NETNS": f"/run/netns/{pod}",
            "CNI_PATH": str(directory), "FASTCNI_SOCKET": str(server.path), "PATH": os.environ["PATH"], **more}
     running = subprocess.Popen([directory / conf["type"]], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -57,7 +57,7 @@ def plugin(directory, server, command, conf, pod, **more):
 
 
 def ended(running):
-    """(exit status, document) of a plugin."""
+    """Wait until a plugin file has ended. Return its (exit status, document)."""
     output = running.stdout.read()
     return running.wait(60), json.loads(output) if output else None
 
@@ -67,14 +67,14 @@ def go_on(server):
 
 
 def state(node, pod):
-    """Return the state of a pod, on the host and inside."""
+    """Return the state of a pod, on the host and in the pod."""
     return node.left(pod), node.held(), elements("pods4"), elements("hostports4")
 
 
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
 def test_a_continued_server_abandons_the_request_it_was_working_on(node, pod, start, hasty, command):
-    """The server continued the request, found its caller gone, and rolled back address and firewall state of the pod's
-    successor, which had been added one-shot meanwhile."""
+    """Once, the server continued the request, and then found that its caller had left. It rolled back the address and
+    the firewall state of the pod's successor, which a one-shot ADD had made meanwhile."""
     server = start()
     (hasty / "slow-local").write_text(SLOW_LOCAL.format(command=command, directory=hasty))
     (hasty / "slow-local").chmod(0o755)
@@ -89,7 +89,8 @@ def test_a_continued_server_abandons_the_request_it_was_working_on(node, pod, st
     stop(server.process.pid)
     stopped = time.monotonic()
     status, error = ended(first)
-    assert (status, error and error["code"]) == ((1, 11) if command == "ADD" else (0, None))    # DEL: again, one-shot
+    # the plugin file repeats a DEL one-shot
+    assert (status, error and error["code"]) == ((1, 11) if command == "ADD" else (0, None))
     assert ended(plugin(hasty, server, "DEL", conf, pod)) == (0, None)
     assert not node.held() and not elements("pods4")
     status, result = ended(plugin(hasty, server, "ADD", conf, pod))
@@ -100,12 +101,13 @@ def test_a_continued_server_abandons_the_request_it_was_working_on(node, pod, st
     before = state(node, pod)
     time.sleep(max(0.0, stopped + STALL_S + 1 - time.monotonic()))
     go_on(server)
-    # The release of the address is the last step of DEL, so nothing is left to abandon
+    # The last step of a DEL is the release of the address, so nothing remains to abandon
     event = "request_abandoned" if command == "ADD" else "caller_gone"
     assert eventually(lambda: server.lines(f"event={event}", f"command={command}", "id=")), server.log_text()
     assert server.ok("VERSION", conf)
     assert state(node, pod) == before
-    assert not server.lines("event=request_done", "container=c-1", "plugin=portmap")    # sent, received late, not begun
+    # the request reached the stopped server, but the server did not begin it
+    assert not server.lines("event=request_done", "container=c-1", "plugin=portmap")
     assert server.ok("DEL", {**ports}, pod, cid="c-1") is None
     assert server.ok("DEL", {**conf, "prevResult": result}, pod, cid="c-1", env={"CNI_PATH": str(hasty)}) is None
     assert not node.held()
@@ -124,8 +126,8 @@ def test_a_caller_of_a_stopped_server_gets_an_answer(node, pod, start, slow):
 
 
 def test_a_server_stopped_for_longer_than_its_signal_wait_continues(tmp_path, node):
-    """If SIGCONT interrupted sigtimedwait(2) after its time, the call returned what was in memory, and the server ended
-    with status 0, so no program started it again."""
+    """Once, if SIGCONT interrupted sigtimedwait(2) after its time limit, the call returned a random signal number. The
+    server then ended with status 0, so systemd did not start it again."""
     with Server(tmp_path, program=["-c", OFTEN_TIDY]) as server:
         for _ in range(3):
             stop(server.process.pid)
@@ -140,7 +142,7 @@ def test_a_server_stopped_for_longer_than_its_signal_wait_continues(tmp_path, no
 
 @pytest.fixture
 def systemd(tmp_path):
-    """systemd's end of NOTIFY_SOCKET."""
+    """Yield systemd's end of NOTIFY_SOCKET."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
         sock.settimeout(30)
@@ -150,12 +152,12 @@ def systemd(tmp_path):
 def test_systemd_gets_reports_until_the_server_is_stopped(tmp_path, start, systemd):
     server = start(env={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"})
     assert [systemd.recv(100) for _ in range(3)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
-    assert not server.lines("command=VERSION")          # these requests cause no log line
+    assert not server.lines("command=VERSION")          # the watchdog's requests cause no log line
     stop(server.process.pid)
     systemd.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
-            systemd.recv(100)                           # sent before
+            systemd.recv(100)                           # reports from before the stop
     systemd.settimeout(3)
     with pytest.raises(TimeoutError):
         systemd.recv(100)
@@ -164,13 +166,13 @@ def test_systemd_gets_reports_until_the_server_is_stopped(tmp_path, start, syste
 
 
 def test_systemd_gets_no_report_from_a_server_whose_workers_hang(node, tmp_path, monkeypatch):
-    """The main thread runs, but the queue or the workers hang."""
+    """The main thread runs, but the queue or the workers hang, so the watchdog's request gets no answer."""
     notified = []
     server = Local(tmp_path, monkeypatch)
     with server:
         watchdog = Watchdog(notified.append, server.acceptor.probe, 0.04)
         assert eventually(lambda: watchdog.poll() or notified)
-        with server.queue._lock:                          # a deadlock
+        with server.queue._lock:                          # as in a deadlock
             assert eventually(lambda: watchdog.poll() or watchdog.answer)
             notified.clear()
             time.sleep(0.3)
@@ -180,7 +182,7 @@ def test_systemd_gets_no_report_from_a_server_whose_workers_hang(node, tmp_path,
 
 
 def test_systemd_gets_reports_from_a_server_whose_queue_is_full(node, tmp_path, monkeypatch):
-    """A busy server rejected its watchdog's request, so systemd ended it after a minute."""
+    """Once, a busy server refused its own watchdog's request, so systemd ended it after a minute."""
     notified = []
     with Local(tmp_path, monkeypatch) as server:
         server.queue.size = 0
@@ -190,7 +192,7 @@ def test_systemd_gets_reports_from_a_server_whose_queue_is_full(node, tmp_path, 
 
 
 def test_a_probe_of_the_watchdog_is_no_request_of_a_caller(node, tmp_path, monkeypatch):
-    """Otherwise log, history and metrics would have a VERSION every few seconds."""
+    """Otherwise, log, history and metrics would contain a VERSION every few seconds."""
     notified, reports = [], []
     with Local(tmp_path, monkeypatch) as server:
         server.acceptor.records.receivers.append(reports.append)
@@ -244,7 +246,8 @@ CHAINED = {"portmap": {**PORTS}, "firewall": {"backend": "nftables"}, "bandwidth
 
 
 class Stop:
-    """A worker that waits before its n-th netlink request until go_on() is called, like a stopped process."""
+    """Stops a worker before its n-th netlink request, until go_on() is called. The effect is that of a stopped
+    process."""
 
     def __init__(self, monkeypatch):
         self.real, self.at = wire.send, 0
@@ -270,7 +273,7 @@ class Stop:
 
 @pytest.fixture
 def stall():
-    """A stop of 50 ms counts as one that callers have noticed."""
+    """Make the server regard a stop of 50 ms as so long that callers have noticed it. Yield this time."""
     note_running(0.05)
     yield 0.05
     note_running(1e9)
@@ -280,8 +283,8 @@ def stall():
 @pytest.mark.parametrize("kind", ["bridge", "ptp", *CHAINED])
 def test_a_successor_is_complete_wherever_the_server_stopped(node, pod, tmp_path, monkeypatch, plugins, stall, kind,
                                                                 command):
-    """A late ADD of portmap removed the mapping of the pod's successor. A late DEL removed all the successor's
-    elements."""
+    """Once, a late ADD of portmap removed the mapping of the pod's successor, and a late DEL removed all elements of
+    the successor."""
     first = node.conf(isGateway=True, ipMasq=True, type=kind if kind == "ptp" else "bridge")
     with Local(tmp_path, monkeypatch) as server:
         stop, n, server.cni_path = Stop(monkeypatch), 0, plugins
@@ -295,12 +298,12 @@ def test_a_successor_is_complete_wherever_the_server_stopped(node, pod, tmp_path
             stop.arm(n)
             sent = server.send(command, conf, pod, cid="c-1")
             assert eventually(lambda: stop.reached.is_set() or select.select([sent.conn], [], [], 0)[0])   # noqa: B023
-            if not stop.reached.is_set():               # there is no n-th request
+            if not stop.reached.is_set():               # the command makes fewer than n requests
                 answer = sent.answer()
                 assert answer.status == 0 and n > 1, answer.stdout
                 break
             sent.close()
-            for each in (conf, first) if kind in CHAINED else (conf,):      # as a runtime does after code 11
+            for each in (conf, first) if kind in CHAINED else (conf,):      # a runtime does the same after code 11
                 node.ok("DEL", each, pod, cid="c-1")
             result = node.ok("ADD", first, pod, cid="c-1")
             if kind in CHAINED:

@@ -1,4 +1,4 @@
-"""Messages to systemd, to a file or to an abstract address. An error does not stop the server."""
+"""Messages to systemd, whose socket is a file or an abstract address. An error does not stop the server."""
 
 import socket
 import time
@@ -15,12 +15,12 @@ def notifier(address):
 
 @pytest.fixture(params=["file", "abstract"])
 def address(request, tmp_path):
-    """Return an address as systemd writes it into NOTIFY_SOCKET."""
+    """Return an address in the form that systemd writes into NOTIFY_SOCKET."""
     return f"{tmp_path}/notify" if request.param == "file" else f"@fastcni-test{tmp_path}"
 
 
 def receiver(address):
-    """systemd's end of the socket."""
+    """Return systemd's end of the socket."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     sock.bind(address.replace("@", "\0", 1))
     sock.settimeout(10)

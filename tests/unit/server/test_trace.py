@@ -1,4 +1,4 @@
-"""The command `fastcni trace`, with a server."""
+"""The command `fastcni trace` with a running server."""
 
 import json
 import re
@@ -17,7 +17,8 @@ TIMEOUT_S = 30
 
 @pytest.fixture
 def trace(server, capfd):
-    """trace(*words): the status, the lines and the errors of the command, for this server."""
+    """Return a function trace(*words) that runs the command for this server. It returns (status, lines of stdout,
+    stderr)."""
     def call(*words):
         capfd.readouterr()
         status = entry_point.run(["trace", "--socket", str(server.path), *words])
@@ -28,7 +29,7 @@ def trace(server, capfd):
 
 @pytest.fixture
 def pods(server, node, pod):
-    """Add a pod with a bridge and loopback, and make an ADD that fails. Return the bridge's configuration."""
+    """Make a successful ADD of a bridge, one of loopback, and one ADD that fails. Return the bridge's configuration."""
     conf = node.conf(isGateway=True)
     server.ok("ADD", LOOPBACK, pod, cid="web-1", ifname="lo")
     server.ok("ADD", conf, pod, cid="web-1")
@@ -37,7 +38,7 @@ def pods(server, node, pod):
 
 
 class Following:
-    """`fastcni trace` in a separate process."""
+    """A `fastcni trace` that follows the server, in a separate process."""
 
     def __init__(self, server, directory, *words):
         self.out, self.err = directory / "trace.out", directory / "trace.err"

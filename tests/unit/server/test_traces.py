@@ -1,5 +1,5 @@
-"""The queue and the thread of traces, without OpenTelemetry: a stub replaces its SDK.
-tests/observability/test_traces.py has the spans."""
+"""The queue and the thread that send traces, without OpenTelemetry: a stub is in the place of its SDK. The tests of the
+spans are in tests/observability/test_traces.py."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from fastcni.testing.witnesses import eventually
 
 
 class Sender:
-    """A stand-in for spans.Sender. why: send()'s return value. It hangs until `free` is set."""
+    """Is in the place of spans.Sender. send() waits until `free` is set, and returns `why`."""
 
     def __init__(self):
         self.added, self.sent, self.why = [], [], ""
@@ -152,8 +152,8 @@ def test_a_fault_of_the_sdk_costs_its_spans_and_no_others(sender):
 
 
 def test_a_request_whose_spans_cannot_be_made_costs_the_spans_of_no_other(sender, monkeypatch):
-    """The requests before such a request in the batch counted as lost although they were sent, and the requests after
-    it were lost."""
+    """Once, if the spans of one request could not be made, the requests before it in the batch counted as lost although
+    they were sent, and those after it were not sent."""
     add = sender.add
 
     def fail(traced):

@@ -1,4 +1,4 @@
-"""The systemd units: their text, their directory, and a server under their restrictions."""
+"""The systemd units: their text, their directory, and a server that has the same restrictions."""
 
 import json
 import os
@@ -25,13 +25,13 @@ ODD = ["with space", "percent%h", "dollar$HOME", "${HOME}", ";", "#x", "ü"]
 
 @pytest.fixture
 def units(tmp_path):
-    """Return the directory of both units."""
+    """Install both units. Return their directory."""
     systemd.install_units(tmp_path / "units")
     return tmp_path / "units"
 
 
 def values(key, text=None):
-    """Return a key's values in a unit's text, split at spaces."""
+    """Return the words of all values that a key has in a unit's text."""
     return [word for line in re.findall(rf"^{key}=(.*)$", text or systemd.service(["/bin/true"]), re.M)
             for word in line.split()]
 
@@ -58,16 +58,17 @@ def test_the_exposure_is_below_four(units):
 
 
 def test_systemd_ends_a_stopped_server_before_its_callers_give_up():
-    """The callers get the answers for a dead server, and no request continues later."""
+    """The callers then get the answer of a plugin file without a server, and the server continues none of their
+    requests later."""
     seconds = int(*values("WatchdogSec")) + int(*values("TimeoutAbortSec"))
     assert deadlines.UNREAD_S < seconds < deadlines.ANSWER_S
-    assert values("Restart") == ["on-failure"]          # systemd counts a watchdog timeout as a failure
+    assert values("Restart") == ["on-failure"]          # systemd regards a watchdog timeout as a failure
 
 
 @needs_analyze
 @pytest.mark.parametrize("odd", ODD)
 def test_systemd_finds_a_program_under_an_odd_path(tmp_path, odd):
-    """`verify` searches for the program: it must parse the path as it was written."""
+    """`verify` searches for the program, so it must read the same path that was written."""
     directory = tmp_path / odd
     directory.mkdir()
     program = directory / "python"
@@ -105,7 +106,7 @@ def test_the_server_is_started_by_this_python_without_what_a_user_set():
 
 
 def test_a_python_without_the_package_is_refused(tmp_path, monkeypatch):
-    """Otherwise the first pod would show that the unit cannot start."""
+    """Otherwise, the first pod would fail because the unit cannot start."""
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nprintf 'Traceback:\\nModuleNotFoundError: fastcni\\n' >&2\nexit 1\n")
     python.chmod(0o755)
@@ -155,7 +156,7 @@ def test_socket_and_server_have_the_same_path():
 def test_units_are_replaced_at_once_and_are_readable(tmp_path):
     directory = tmp_path / "units"
     paths = systemd.install_units(directory, ["/bin/true"])
-    with open(paths[1]) as old:             # a process that has the old file open reads it to its end
+    with open(paths[1]) as old:             # a process that has the old file open can read it to its end
         assert systemd.install_units(directory, ["/bin/false"]) == paths
         assert "ExecStart=/bin/true" in old.read() and "ExecStart=/bin/false" in Path(paths[1]).read_text()
     assert sorted(os.listdir(directory)) == ["fastcni.service", "fastcni.socket"]
@@ -178,7 +179,8 @@ def test_a_failure_leaves_the_old_units_and_nothing_else(tmp_path, monkeypatch):
 
 
 def fastcni(*args, tty=False):
-    """Run the command, in a process with a terminal, or in this process without one. Return (exit status, output)."""
+    """Run the command, with a terminal in a separate process, or without one in this process. Return (exit status,
+    output)."""
     words = [str(arg) for arg in args]
     if not tty:
         done = CliRunner().invoke(cli, words)
@@ -238,7 +240,7 @@ def test_a_path_that_systemd_cannot_watch_is_refused(path):
 
 
 def test_only_units_that_fastcni_has_written_are_removed(units, monkeypatch):
-    """Without systemd: a container, or an image that is built."""
+    """systemd does not run, as in a container or while an image is built."""
     monkeypatch.setenv("PATH", "/nowhere")
     (units / "fastcni-reinstall.path").write_text("[Path]\nPathChanged=/usr/bin/python3\n")
     paths = systemd.installed_units(units)
@@ -249,8 +251,8 @@ def test_only_units_that_fastcni_has_written_are_removed(units, monkeypatch):
 
 
 def test_units_are_stopped_only_if_systemd_has_loaded_these_files(units, tmp_path, monkeypatch):
-    """A unit of the same name in another directory belongs to another installation. tests/packages has systemd's
-    answers."""
+    """A loaded unit of the same name from another directory belongs to another installation. The tests with the real
+    systemd are in tests/packages."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "link").symlink_to(units)
     program = tmp_path / "bin" / "systemctl"
@@ -318,15 +320,15 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def confined(names):
-    """Return a command prefix that limits a command to these capabilities permanently, as systemd does."""
+    """Return the beginning of a command line that limits a command to these capabilities for ever, as systemd does."""
     kept = ",".join(["-all", *("+" + name.removeprefix("CAP_").lower() for name in names)])
     return ["setpriv", "--inh-caps", "-all", "--bounding-set", kept, "--no-new-privs"]
 
 
 @pytest.fixture
 def go_through(node, pod_netns, start):
-    """Return a function go_through(words before the server's command) that makes all the requests of a node, and
-    returns those that failed, by name."""
+    """Return a function go_through(words before the server's command) that makes each kind of request that a node
+    makes. It returns the names of those that failed."""
     def run(before):
         server, failed = start(before=before), []
         if before[0] == "setpriv":
@@ -356,13 +358,13 @@ def go_through(node, pod_netns, start):
 
 
 def capabilities_of(pid):
-    """Return the permitted, effective and bounding set of a process."""
+    """Return the permitted, the effective and the bounding set of a process."""
     with open(f"/proc/{pid}/status") as file:
         return [line.split()[1] for line in file if line.startswith(("CapPrm", "CapEff", "CapBnd"))]
 
 
 def legacy_iptables(before):
-    """Return whether the legacy iptables may call the kernel; otherwise it prints `you must be root`."""
+    """Return whether the legacy iptables has the capabilities that it needs. Otherwise it prints `you must be root`."""
     done = subprocess.run([*before, "iptables-legacy", "-t", "nat", "-S"], capture_output=True, text=True, timeout=20)
     return "must be root" not in done.stderr
 
@@ -402,7 +404,8 @@ def test_everything_works_with_the_system_calls_of_the_unit(node, go_through):
 
 
 def calls(group):
-    """Return the names of the system calls in a group of systemd, or the name of one."""
+    """Yield the names of the system calls in one of systemd's groups. The argument can also be the name of one system
+    call."""
     if not group.startswith("@"):
         yield group
         return

@@ -1,8 +1,6 @@
-"""A server that is replaced or killed under the load of real plugin files: its callers' answers, and the remaining
-state.
-
-The test owns the listening socket where systemd would, and starts one server after the other on it.
-"""
+"""A server that is replaced or killed while real plugin files call it. The tests cover the answers that its callers
+get, and the state that remains. The test has the listening socket that systemd would have, and starts one server after
+the other with it."""
 
 import json
 import os
@@ -19,15 +17,16 @@ from lab.node import Inside, addresses, elements, links
 
 from fastcni.testing.witnesses import eventually
 
-LIMIT = 60                  # seconds for one plugin: longer than any server takes to start
+LIMIT = 60                  # seconds for one plugin file: longer than a server takes to start
 THREADS = 4
-HAND_OVER = 'export LISTEN_PID=$$; exec "$0" "$@" 3<&0 0</dev/null'      # only the server itself knows its pid
+# LISTEN_PID must be the server's own pid, so the shell executes the server
+HAND_OVER = 'export LISTEN_PID=$$; exec "$0" "$@" 3<&0 0</dev/null'
 needs_activate = pytest.mark.skipif(not shutil.which("systemd-socket-activate"),
                                     reason="needs systemd-socket-activate (Debian: systemd)")
 
 
 class Notifications:
-    """A NOTIFY_SOCKET, and the messages that services send to systemd."""
+    """The socket whose address is in NOTIFY_SOCKET. It receives the messages that services send to systemd."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -44,7 +43,7 @@ class Notifications:
 
 
 class Unit:
-    """A stand-in for systemd: `with Unit(directory) as unit:` has a listening socket, and at most one server at a
+    """Is in the place of systemd. `with Unit(directory) as unit:` has a listening socket, and at most one server at a
     time."""
 
     def __init__(self, directory):
@@ -84,10 +83,10 @@ class Unit:
 
 
 class Callers:
-    """`with Callers(...) as callers:` THREADS pods, each of which is added and deleted until the end; then all are
-    deleted.
+    """`with Callers(...) as callers:` adds and deletes each of THREADS pods repeatedly until the end of the block.
+    Afterwards, all pods are deleted.
 
-    failed: (command, error document) of each call that failed. added: ADDs that succeeded.
+    failed: (command, error document) of each call that failed. added: the number of ADDs that succeeded.
     """
 
     def __init__(self, call, pods):
@@ -136,8 +135,8 @@ def conf(node):
 
 @pytest.fixture
 def plugin(node, plugins, conf):
-    """Return plugin(path of a socket), which returns call(command, pod) of the installed file, as a runtime calls it:
-    (status, stdout)."""
+    """Return a function plugin(path of a socket). It returns a function call(command, pod) that runs the installed
+    plugin file as a runtime does, and returns (status, stdout)."""
     def at(path):
         def call(command, pod):
             env = {"CNI_COMMAND": command, "CNI_CONTAINERID": f"c-{pod}", "CNI_NETNS": f"/run/netns/{pod}",
@@ -174,7 +173,7 @@ def test_a_restart_by_systemd_costs_no_request(node, plugin, pods, tmp_path):
         log = unit.log()
     assert callers.failed == []
     assert_nothing_is_left(node, pods)
-    # No request goes one-shot here: the socket always exists, and requests wait in it between two servers.
+    # No request runs one-shot here: the socket always exists, and requests wait in it between two servers.
     added = [line for line in log.splitlines() if "event=request_done" in line and "command=ADD" in line]
     assert len(added) == callers.added and "level=error" not in log
 
@@ -185,7 +184,7 @@ def test_a_plain_restart_costs_no_request(node, plugin, pods, start):
         for _ in range(3):
             callers.wait_for(20)
             assert server.stop() == 0
-            callers.wait_for(2)             # without a server
+            callers.wait_for(2)             # no server runs meanwhile
             server = start()
         callers.wait_for(20)
     assert server.stop() == 0
@@ -198,10 +197,11 @@ def test_a_plain_restart_costs_no_request(node, plugin, pods, start):
 def test_the_request_after_a_kill_gets_its_network_one_shot(node, plugin, pod, server):
     call = plugin(server.path)
     assert call("ADD", pod)[0] == call("DEL", pod)[0] == 0
-    assert eventually(lambda: len(server.lines("event=request_done")) == 2)     # a line is written after the answer
+    # the server writes a request's line after its answer
+    assert eventually(lambda: len(server.lines("event=request_done")) == 2)
     server.process.kill()
     server.process.wait()
-    assert os.path.exists(server.path)      # no process has removed it
+    assert os.path.exists(server.path)      # nobody has removed the killed server's socket
     status, stdout = call("ADD", pod)
     assert status == 0 and addresses("eth0", pod) == [json.loads(stdout)["ips"][0]["address"]]
     assert call("DEL", pod)[0] == 0 and len(server.lines("event=request_done")) == 2
@@ -216,7 +216,7 @@ def test_kills_under_load_fail_adds_with_code_11_and_no_del(node, plugin, pods, 
             callers.wait_for(10)
             server.process.kill()
             server.process.wait()
-            callers.wait_for(2)             # without a server
+            callers.wait_for(2)             # no server runs meanwhile
             server = start("--log-level", "warning")
     assert {(command, error["code"]) for command, error in callers.failed} <= {("ADD", 11)}, callers.failed
     assert all("server was lost" in error["msg"] for _, error in callers.failed)
@@ -225,7 +225,7 @@ def test_kills_under_load_fail_adds_with_code_11_and_no_del(node, plugin, pods, 
 
 
 def test_a_server_whose_socket_directory_was_removed_ends_with_status_0(start, tmp_path):
-    """The server ended with a traceback, and did not send its last answers."""
+    """Once, the server ended with a traceback and did not send its last answers."""
     server = start()
     shutil.rmtree(tmp_path / "run")
     assert server.stop() == 0 and not server.lines("Traceback")
@@ -242,7 +242,7 @@ def test_systemd_gets_ready_before_the_first_answer_and_stopping_at_the_end(pod,
 
         waiting = threading.Thread(target=ask)
         waiting.start()
-        time.sleep(0.1)                     # the request waits in the socket, as when systemd starts the server for it
+        time.sleep(0.1)  # the request waits in the socket, as it does when systemd starts the server for it
         unit.begin()
         waiting.join()
         assert answers[0][0] == 0 and received == ["READY=1"]
@@ -270,7 +270,7 @@ def test_the_tool_of_systemd_passes_its_socket(node, plugin, pod, tmp_path):
         assert eventually(path.exists)
         call = plugin(path)
 
-        def server_did_both():              # the plugin file does them itself while the server's start takes too long
+        def server_did_both():              # until the server runs, the plugin file handles both requests itself
             assert [call(command, pod)[0] for command in ("ADD", "DEL")] == [0, 0]
             return (tmp_path / "log").read_text().count("event=request_done") >= 2
 

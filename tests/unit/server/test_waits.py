@@ -1,5 +1,5 @@
-"""A server whose requests hang, in programs or locks: other requests continue, and a caller that leaves frees its
-worker."""
+"""A server whose requests hang in other programs or in locks. Other requests continue, and a caller that leaves frees
+its worker."""
 
 import fcntl
 import json
@@ -24,7 +24,8 @@ exec sleep 1000
 
 
 class Hung:
-    """A network whose IPAM plugin is not fastcni's and does not end: its keys and env, and its processes."""
+    """A network whose IPAM plugin is another project's and does not end. It has the keys of the network's
+    configuration, the variables of its requests, and the plugin's processes."""
 
     def __init__(self, directory):
         self.directory, self.log = directory, directory / "hung.log"
@@ -38,7 +39,7 @@ class Hung:
 
     @property
     def pids(self):
-        """{pid of the program: CNI_COMMAND}"""
+        """Return {pid of the plugin's process: CNI_COMMAND}."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return {int(line.split()[1]): line.split()[0] for line in lines}
 
@@ -47,7 +48,7 @@ class Hung:
 
     @property
     def alive(self):
-        """Return the ids of the programs that still run."""
+        """Return the pids of the processes that still run."""
         return [pid for pid in processes() if group_of(pid) in self.pids]
 
 
@@ -68,13 +69,13 @@ def hung(tmp_path):
     made = Hung(tmp_path)
     yield made
     for pid in made.alive:
-        with suppress(ProcessLookupError):      # they end with the killed server, too
+        with suppress(ProcessLookupError):      # the kill of the server may have ended them, too
             os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
 def held(path):
-    """Hold flock() of a file."""
+    """Lock a file with flock() until the end of the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -82,14 +83,15 @@ def held(path):
 
 
 def lock_of(node):
-    """Hold the lock of network net-a's addresses."""
+    """Lock the addresses of the network net-a."""
     return held(Path(node.conf()["ipam"]["dataDir"]) / "net-a" / "lock")
 
 
 # -- others go on ------------------------------------------------------------------------------------------------
 
 def test_hanging_programs_delay_no_other_network(node, pod_netns, start, hung):
-    """32 hung IPAM plugins of one network took all workers. No other request was answered, not even VERSION."""
+    """Once, 32 IPAM plugins of one network hung and occupied all workers. The server answered no other request, not
+    even VERSION."""
     server = start("--workers", "4")
     conf, pods = node.conf(**hung.keys), [pod_netns() for _ in range(2)]
     sent = [server.send("ADD", conf, pods[0], ifname=f"net{n}", env=hung.env) for n in range(6)]
@@ -103,7 +105,7 @@ def test_hanging_programs_delay_no_other_network(node, pod_netns, start, hung):
 
 
 def test_a_held_lock_of_one_network_delays_no_other(node, pod_netns, start):
-    """41 requests that waited for one network's lock took all workers."""
+    """Once, 41 requests that waited for one network's lock occupied all workers."""
     server, pods = start("--workers", "4"), [pod_netns() for _ in range(2)]
     with lock_of(node):
         sent = [server.send("ADD", node.conf(), pods[0], ifname=f"net{n}") for n in range(9)]
@@ -117,7 +119,7 @@ def test_a_held_lock_of_one_network_delays_no_other(node, pod_netns, start):
 
 
 def test_a_loopback_is_added_while_all_workers_hang(node, pod, start, hung):
-    """This holds within the first second, too: one extra thread is reserved for light requests."""
+    """This is also true within the first second, because one extra thread is reserved for light requests."""
     server = start("--workers", "1")
     waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()
@@ -128,13 +130,14 @@ def test_a_loopback_is_added_while_all_workers_hang(node, pod, start, hung):
 # -- callers that leave ------------------------------------------------------------------------------------------
 
 def test_a_caller_that_leaves_ends_its_program_and_frees_its_attachment(node, pod, start, hung):
-    """The program lived on, and every DEL of that pod failed for its lifetime: "waited for one of 32 workers"."""
+    """Once, the program kept running, and until it ended, each DEL of the pod failed: "waited for one of 32
+    workers"."""
     server = start("--workers", "1", "--queue-timeout", "30")
     before = node.left(pod)
     add = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()
     add.close()
-    hung.started(2)                     # the rollback releases the addresses of the ADD, and hangs, too
+    hung.started(2)  # the second one is the rollback's, which releases the address of the ADD and hangs, too
     assert set(hung.pids.values()) == {"ADD", "DEL"}
     hung.works()
     server.ok("DEL", node.conf(**hung.keys), pod, env=hung.env)
@@ -147,14 +150,14 @@ def test_a_caller_that_leaves_ends_the_wait_for_a_lock(node, pod, start):
     with lock_of(node):
         before = node.left(pod)
         add = server.send("ADD", node.conf(isGateway=True), pod)
-        assert eventually(lambda: "eth0" in links(pod))         # the ADD's next step is its address
+        assert eventually(lambda: "eth0" in links(pod))         # the next step of the ADD is to ask for its address
         add.close()
         assert eventually(lambda: server.lines("event=caller_gone", "run=True"))
     assert set(links(pod)) == {"lo"} and node.left(pod) == before
 
 
 def test_an_add_whose_answer_cannot_be_delivered_is_rolled_back(node, pod, start):
-    """The caller stops reading, but its connection stays open. The server notices that when it sends the result."""
+    """The caller stops reading but keeps its connection open. The server notices this when it sends the result."""
     server = start("--workers", "1")
     with lock_of(node):
         before = node.left(pod)
@@ -171,7 +174,7 @@ sys.exit(service.serve(sys.argv[1]))"""
 
 
 def test_a_server_whose_requests_do_not_end_stops_in_time_and_says_so(node, pod, start, hung):
-    """systemd would kill it after 90 s, without a line in the log."""
+    """Otherwise, systemd would kill the server after 90 s, and the log would have no line about it."""
     server = start(program=("-c", DRAINS_SHORTLY))
     waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()
@@ -182,7 +185,8 @@ def test_a_server_whose_requests_do_not_end_stops_in_time_and_says_so(node, pod,
 
 def test_the_programs_of_a_killed_server_end(node, pod, start, hung):
     server = start()
-    waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)     # its caller must not leave
+    # the test keeps this caller, because the program ends if its caller leaves
+    waiting = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()
     (program,) = hung.pids
     server.process.kill()

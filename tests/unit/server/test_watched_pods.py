@@ -1,5 +1,5 @@
-"""The pods and network definitions that the server keeps from its watches, and its requests to the API server.
-tests/cluster/kubernetes/test_networks.py has the requests of a server."""
+"""The server keeps the pods and the network definitions that its watches receive. The tests also cover its requests to
+the API server. The tests of a running server are in tests/cluster/kubernetes/test_networks.py."""
 
 import os
 import threading
@@ -19,11 +19,11 @@ from fastcni.server.networks.watch import Watch
 from fastcni.server.networks.watched import WatchedObjects
 from fastcni.testing.witnesses import eventually
 
-MAX_BYTES = 2 << 20             # of 1,000 pods; the daemon of Multus takes 3.9 MB
+MAX_BYTES = 2 << 20             # for 1,000 pods; the daemon of Multus takes 3.9 MB
 
 
 def pod(number):
-    """Return a pod as the API has it, some 3 kB."""
+    """Return a pod as the API server sends it, about 3 kB."""
     return {"metadata": {"name": f"web-{number:05}", "namespace": f"shop-{number % 20}", "uid": f"{number:036}",
                          "resourceVersion": str(number), "labels": {f"label-{i}": f"{number}-{i}" for i in range(8)},
                          "annotations": {NETWORKS: f"storage,backup@bak{number % 5}", "notes": f"{number} " * 100}},
@@ -32,7 +32,7 @@ def pod(number):
 
 
 class Api:
-    """An API server with 1,000 pods. Its watch measures the memory after the list, and ends."""
+    """An API server that has 1,000 pods. Its watch() measures the memory in use after the list, and ends."""
 
     size = 0
 
@@ -64,8 +64,8 @@ def definition(name, config="{}"):
 
 
 class Lists:
-    """An API server with these lists, one for each connection: an exception means that the connection fails. After the
-    last list the connection stays open."""
+    """An API server that gives each connection the next of these lists. If it is an exception, the connection fails.
+    After the last list, the connection stays open."""
 
     def __init__(self, *lists):
         self.lists, self.tried = [*lists], 0
@@ -85,7 +85,7 @@ class Lists:
         return iter(())
 
     def close(self):
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 @pytest.fixture
@@ -97,7 +97,8 @@ def home():
 
 @pytest.fixture
 def run(home, monkeypatch):
-    """run(*lists, **options): a Watch of definitions that runs. changes: the calls of changed()."""
+    """Yield a function run(*lists) that starts a Watch of definitions. The watch's attribute changes lists the calls of
+    changed()."""
     monkeypatch.setattr(watch, "RETRY_S", 0.01)
     made = []
 
@@ -119,7 +120,7 @@ def run(home, monkeypatch):
 
 
 def test_an_object_that_a_later_list_lacks_is_gone(run):
-    """The object was deleted while the watch was not connected: no event reports it."""
+    """The object was deleted while the watch was not connected, so no event reports it."""
     it = run([definition("b"), definition("c", "old")], [definition("c", "new")])
     assert eventually(lambda: it.changes.count("complete") == 2 and it.current)
     assert it.changes == [("b", "{}"), ("c", "old"), "complete", ("c", "new"), ("b", None), "complete"]
@@ -167,7 +168,7 @@ WEB = ("shop", "web")
 
 
 class Objects:
-    """ApiObjects whose requests are recorded. away: the exception of write_status()."""
+    """ApiObjects that record their requests. If away is not "", write_status() raises Away with it."""
 
     def __init__(self, directory):
         self.api, self.copies, self.asked, self.away = Lists(), Copies(str(directory)), [], ""
@@ -191,7 +192,7 @@ class Objects:
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-    """Return a WatchedObjects whose watches do not run: both have had a list."""
+    """Return a WatchedObjects whose watches have received a list and do not run."""
     monkeypatch.setattr(watched, "SEEN_S", 0.05)
     monkeypatch.setattr(watched, "FIRST_LIST_S", 0.05)
     monkeypatch.setattr(Watch, "start", lambda self: None)
@@ -213,7 +214,7 @@ def test_a_pod_of_the_watch_is_used_also_while_the_watch_is_lost(source):
 
 
 def test_the_api_is_asked_for_a_pod_that_the_watch_does_not_have(source):
-    """A pod of that name may be an earlier one, with another uid."""
+    """A pod of the same name can be an earlier one, with another uid."""
     source.pods.found[WEB] = web("uid-2")
     assert source.pod(*WEB, "uid-1") == "pod of the API"
     assert source.objects.asked == [(*WEB, "uid-1")]
@@ -228,7 +229,8 @@ def test_a_pod_that_the_watch_sees_soon_is_waited_for(source, monkeypatch):
 
 
 def test_a_definition_of_a_lost_watch_is_asked_for(source):
-    """The copy may be old. The request says so, if the API server does not answer it, either."""
+    """The server's own copy may be outdated. If the API server does not answer either, ApiObjects reports that its copy
+    is stale."""
     source.definitions.found["shop", "b"] = Stored("{}")
     assert source.definition("shop", "b") is source.definitions.found["shop", "b"]
     assert source.objects.asked == []
@@ -241,7 +243,7 @@ def test_the_first_list_is_waited_for_unless_its_connection_has_failed(source, m
     monkeypatch.setattr(watched, "FIRST_LIST_S", 30.0)
     it = source.definitions
     it.listed, it.why = False, "no route"
-    source._await_list(it)              # returns immediately
+    source._await_list(it)              # after a failed connection, this returns immediately
     it.why = ""
     timer = threading.Timer(0.05, it._list_ended, (DEFINITIONS,))
     timer.start()
@@ -293,7 +295,7 @@ def test_a_status_that_could_not_be_written_is_written_later(source):
 
 
 def test_no_request_tries_to_write_while_the_watch_is_lost(source):
-    """Each ADD would wait for the timeout of its status."""
+    """Otherwise, each ADD would wait until the write of its status timed out."""
     source.definitions.why = "no route"
     with pytest.raises(Away, match="no route"):
         source.write_status(*WEB, "uid-1", "new")
@@ -317,7 +319,8 @@ def test_a_status_that_is_replaced_while_an_older_one_is_written_stays(source, m
 
 
 def test_a_status_that_the_api_rejects_keeps_no_other_from_being_written(source, monkeypatch):
-    """The webhook of one namespace rejected the change: after an outage, no status of the node was written any more."""
+    """Once, the webhook of one namespace rejected the change, and after an outage no status of the node was written any
+    more."""
     written = []
 
     def write(namespace, name, *_):
@@ -328,7 +331,8 @@ def test_a_status_that_the_api_rejects_keeps_no_other_from_being_written(source,
     monkeypatch.setattr(source.objects, "write_status", write)
     source.unwritten |= {("shop", name): ("", "x") for name in ("bad", "a", "b")}
     source.keep()
-    assert written == []                # the API server may be unavailable
+    # after an error, the server tries no other status at first, because the API server may be unavailable
+    assert written == []
     source.keep()
     assert written == ["a", "b"] and [*source.unwritten] == [("shop", "bad")]
 

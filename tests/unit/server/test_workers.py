@@ -17,7 +17,7 @@ from fastcni.testing.witnesses import eventually
 
 
 def lose_one(monkeypatch, node, command="VERSION"):
-    """Let one worker fail to return from a namespace."""
+    """Make one worker fail when it leaves a namespace."""
     real, lost = netns.inside.__exit__, threading.Lock()
 
     def leave(self, kind, error, trace):
@@ -39,7 +39,8 @@ def test_a_worker_that_cannot_return_fails_its_request_and_is_replaced(node, pod
     assert error.status == 1 and error.document["code"] == 999
     assert "the fastcni server: cannot return to the home network namespace" in error.document["msg"]
     started = time.monotonic()
-    assert [each.answer().status for each in sent[1:3]] == [0, 0]       # later requests need no event
+    # these requests are answered although nothing else wakes a worker
+    assert [each.answer().status for each in sent[1:3]] == [0, 0]
     assert time.monotonic() - started < 5 and sent[3].answer().status == 1
     assert eventually(lambda: server.lines("level=error", "event=worker_replaced") and server.workers == threads)
     server.ok("DEL", node.conf(isGateway=True), pod)
@@ -53,7 +54,7 @@ def namespace_of(thread):
 
 
 def fail_to_return(monkeypatch, server, errno=1):
-    """Let the next worker that returns from a pod fail at each attempt."""
+    """Make the next worker that returns from a pod fail at each attempt."""
     real, failing = netns.setns, []
 
     def setns(fd):
@@ -70,8 +71,8 @@ def fail_to_return(monkeypatch, server, errno=1):
 
 @pytest.mark.parametrize("kind", ["bridge", "ptp"])
 def test_a_worker_left_in_a_pod_is_replaced_by_one_in_the_servers_namespace(node, pod, local, monkeypatch, kind):
-    """The lost thread started its successor, which began in the pod's namespace and did the host's work there: ADD
-    found no master, DEL succeeded and left rules and links."""
+    """Once, the lost worker started its own successor, which began in the pod's namespace and did the work of the host
+    there. An ADD found no master, and a DEL succeeded but left rules and links behind."""
     server, conf = local(workers=1), node.conf(isGateway=True, ipMasq=True, type=kind)
     server.ok("ADD", conf, pod)
     server.ok("DEL", conf, pod)
@@ -84,14 +85,15 @@ def test_a_worker_left_in_a_pod_is_replaced_by_one_in_the_servers_namespace(node
         home = os.fstat(server.hosts.home).st_ino
         assert eventually(lambda: {namespace_of(thread) for thread in server.pool.threads} == {home}, 5)
         server.ok("DEL", conf, pod)
-    for _ in range(6):                  # more requests than threads
+    for _ in range(6):                  # more requests than the server has threads
         server.ok("ADD", conf, pod)
         server.ok("DEL", conf, pod)
     assert node.left(pod) == before
 
 
 def test_another_error_does_not_hide_that_a_worker_is_lost(node, pod, local, monkeypatch):
-    """An error of closing its host replaced Lost: the worker continued in the pod's namespace."""
+    """Once, if closing the worker's mode failed, this error replaced Lost, and the worker continued in the pod's
+    namespace."""
     def close(self):
         raise OSError(5, "made up")
 
@@ -112,7 +114,8 @@ def test_another_error_does_not_hide_that_a_worker_is_lost(node, pod, local, mon
 
 
 def test_background_threads_are_in_the_servers_namespace(node, pod, local, elsewhere):
-    """Threads began in the namespace of the worker that started them, and kept it alive until the server ended."""
+    """Once, these threads began in the namespace of the worker that started them, and kept this namespace alive until
+    the server ended."""
     server = local()
     with Inside(elsewhere):
         server.ok("ADD", node.conf(), pod)
@@ -141,7 +144,7 @@ def test_a_fault_of_fastcni_closes_the_connection_and_ends_no_worker(node, local
 
 @pytest.mark.parametrize("fmt", ["logfmt", "json"])
 def test_names_that_are_no_utf8_are_logged(node, pod, local, fmt):
-    """A container id of bytes that are no UTF-8 ended the worker that wrote its JSON line."""
+    """Once, a container ID that is not UTF-8 ended the worker that wrote its JSON line."""
     server = local(workers=2, fmt=fmt)
     threads = server.workers
     for _ in range(4):
@@ -152,7 +155,7 @@ def test_names_that_are_no_utf8_are_logged(node, pod, local, fmt):
 
 
 def test_a_log_without_a_reader_fails_no_request(node, pod, local, tmp_path):
-    """journald that is killed leaves a pipe without a reader: each worker ended with its first line."""
+    """If journald is killed, the log is a pipe without a reader. Once, each worker ended with its first line of log."""
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     server = local(workers=2, log=tmp_path / "pipe")
@@ -166,7 +169,7 @@ def test_a_log_without_a_reader_fails_no_request(node, pod, local, tmp_path):
 
 
 def test_a_hanging_call_delays_only_its_request(node, local, monkeypatch):
-    """The call hangs as on a file system that does not answer."""
+    """The call hangs, as it does on a file system that does not answer."""
     server = local(workers=2)
     real, hangs, go_on = hosts.Visit._namespace, threading.Lock(), threading.Event()
 
@@ -196,8 +199,8 @@ def test_successes_are_not_logged_as_warnings(node, pod, local):
 
 
 def no_threads(monkeypatch, name=""):
-    """Make the start of threads with this name prefix fail, as with pids.max. Return a function that ends the
-    failures."""
+    """Make the start of each thread whose name begins with `name` fail, as the limit pids.max does. Return a function
+    that ends this."""
     real = threading.Thread.start
 
     def start(self):
@@ -231,7 +234,7 @@ def test_a_request_like_many_that_hang_goes_one_shot_unchanged(node, pod, local,
         assert server.call(command, node.conf(**keys), pod, cid="more", env=env).status == 2
     assert len(server.lines("event=request_declined", "container=more", "2 requests hang in the same wait")) == 2
     assert node.left(pod) == before and not slow.started(3, seconds=0)
-    server.ok("ADD", node.conf(), pod)  # needs no program
+    server.ok("ADD", node.conf(), pod)  # this request needs no other program
     for each in sent:
         each.close()
 
@@ -252,7 +255,8 @@ def test_a_request_for_a_lock_with_many_waiters_is_refused_at_once(node, pod, lo
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
 def test_fewer_threads_than_wanted_are_a_warning_and_started_later(node, pod, local, monkeypatch, error):
-    """pids.max ended the server with a traceback. Without memory the request that was taken was never answered."""
+    """Once, pids.max ended the server with a traceback. If memory was short, the server never answered the request that
+    it had taken."""
     real, left = threading.Thread.start, [True] * 2
 
     def start(self):
@@ -270,7 +274,8 @@ def test_fewer_threads_than_wanted_are_a_warning_and_started_later(node, pod, lo
 
 
 def test_the_end_waits_for_a_worker_that_is_being_started(node, tmp_path, monkeypatch):
-    """keep() runs in another thread: a SIGTERM at that moment ended the server with "cannot join thread"."""
+    """keep() starts workers in another thread. Once, a SIGTERM at this moment ended the server with "cannot join
+    thread"."""
     with Local(tmp_path, monkeypatch) as server:
         late = threading.Thread(target=server.pool._work, name="worker", daemon=True)
         server.pool.threads.append(late)
@@ -279,7 +284,7 @@ def test_the_end_waits_for_a_worker_that_is_being_started(node, tmp_path, monkey
 
 
 def test_a_request_that_cannot_be_read_for_lack_of_memory_goes_one_shot(node, pod, local, monkeypatch):
-    """The request's connection stayed open, and the caller waited for the answer until its deadline."""
+    """Once, the server kept the request's connection open, and the caller waited for the answer until its deadline."""
     server, real = local(), protocol.read
     failures = [MemoryError(), MemoryError()]
 
@@ -296,10 +301,11 @@ def test_a_request_that_cannot_be_read_for_lack_of_memory_goes_one_shot(node, po
 
 
 def test_without_background_threads_requests_do_that_work_themselves(node, pod, local, monkeypatch):
-    """The pool counted a thread before its start; after as many failures as threads, every DEL waited until code 11."""
+    """Once, the pool counted a thread before it had started. After as many failures as the pool has threads, each DEL
+    waited and then failed with code 11."""
     go_on = no_threads(monkeypatch, "background")
     server, conf = local(), node.conf(isGateway=True, ipMasq=True)
-    for _ in range(12):                 # more than the pool holds
+    for _ in range(12):                 # more than the pool has threads
         server.ok("ADD", conf, pod)
         server.ok("DEL", conf, pod)
     go_on()
@@ -309,7 +315,7 @@ def test_without_background_threads_requests_do_that_work_themselves(node, pod, 
 
 
 def test_a_worker_returns_although_its_host_cannot_be_closed(node, pod, local, elsewhere, monkeypatch):
-    """The worker stayed in the caller's namespace, and did the next request's work there."""
+    """Once, the worker stayed in the caller's namespace and did the work of the next request there."""
     def close(self):
         raise RuntimeError("made up")
 
@@ -334,7 +340,8 @@ def test_a_program_that_takes_too_long_is_killed_and_named(node, pod, local, slo
 
 
 class Decoder:
-    """A stand-in for decode_conf() in the server: it counts calls, and waits for configurations of "slow"."""
+    """Is in the place of the server's decode_conf(). It counts the calls, and waits if a configuration contains
+    "slow"."""
 
     def __init__(self, monkeypatch):
         self.real = configurations.decode_conf
@@ -350,7 +357,7 @@ class Decoder:
 
 
 def test_a_configuration_is_decoded_once_and_without_a_lock(node, pod, local, monkeypatch):
-    """The acceptor decoded the configuration under its lock, for the network's name, and the worker decoded it
+    """Once, the acceptor decoded the configuration under its lock to get the network's name, and the worker decoded it
     again."""
     server, decoder = local(), Decoder(monkeypatch)
     first = server.send("ADD", node.conf(isGateway=True) | {"name": "slow"}, pod)
@@ -359,7 +366,7 @@ def test_a_configuration_is_decoded_once_and_without_a_lock(node, pod, local, mo
         second = server.send("DEL", node.conf(isGateway=True) | {"name": "slow"}, pod)
         for _ in range(4):
             assert server.ok("VERSION", {"type": "bridge"})
-        assert server.queue.waiting == 1     # requests of one attachment run in the order of their arrival
+        assert server.queue.waiting == 1     # requests of one attachment run one after another
     finally:
         decoder.go_on.set()
     assert (first.answer().status, second.answer().status) == (0, 0) and node.held() == {}
@@ -376,7 +383,7 @@ def test_a_configuration_is_decoded_once_and_without_a_lock(node, pod, local, mo
 
 @pytest.fixture
 def elsewhere():
-    """Return the name of a network namespace other than the server's."""
+    """Yield the name of a network namespace that is not the server's."""
     name = f"fcni-else-{os.urandom(4).hex()}"
     run("ip", "netns", "add", name)
     try:
@@ -393,7 +400,7 @@ def test_a_callers_namespace_is_released_after_its_last_call(node, pod, local, e
         server.ok("ADD", conf, pod)
         assert "br0" in links() and len(server.hosts.known) == 2
         server.hosts.tidy()
-        assert len(server.hosts.known) == 2         # the worker returned a moment ago
+        assert len(server.hosts.known) == 2         # the namespace's last request ended only a moment ago
         server.ok("DEL", conf, pod)
     assert set(links()) == set(nodes)
     monkeypatch.setattr(hosts, "KEEP_S", 0.0)

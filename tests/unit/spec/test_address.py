@@ -1,4 +1,5 @@
-"""Addresses: the texts that Go reads and prints, with the ipaddress module as witness."""
+"""Addresses: the texts that Go's parser accepts and its printer writes. The tests compare them with the module
+ipaddress."""
 
 from ipaddress import ip_address, ip_interface
 

@@ -1,4 +1,4 @@
-"""Base64 without binascii, for libcni's cache files."""
+"""Base64 without the module binascii, for libcni's cache files."""
 
 from base64 import b64encode
 from random import Random

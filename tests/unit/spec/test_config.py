@@ -1,4 +1,5 @@
-"""Configuration: typed keys, the validators (S7 to S10, S13) and CNI_ARGS (A1 to A5) of the CNI reference."""
+"""Configuration: typed keys, and the rows S7 to S10 and S13 (validators) and A1 to A5 (CNI_ARGS) of the table for the
+CNI reference."""
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ def bad_network(text):
     return (7, "invalid characters found in network name", text)
 
 
-# Row, validator, input, the error's code, msg and details; None: no error.
+# (row, validator, its input, the error's (code, msg, details) or None)
 NAMES = [
     ("S7", check_container_id, "-bad", bad_id("-bad")),
     ("S8", check_container_id, "a\n", bad_id("a\n")),
@@ -112,7 +113,7 @@ def test_null_is_absent():
     assert (section.ip("ip"), section.cidr("cidr"), section.has("ip")) == (None, None, False)
 
 
-# A method, its value, and what follows "failed to load netconf: ipam.key".
+# (method, the key's value, the end of the message, which begins with "failed to load netconf: ipam.key")
 WRONG = [
     (Section.text, 5, ": expected a string, got number 5"),
     (Section.flag, "true", ': expected true or false, got string "true"'),

@@ -1,4 +1,4 @@
-"""Errors: their text, and the document that a plugin prints."""
+"""Errors: their text, and the JSON document that a plugin prints."""
 
 from fastcni.spec import json
 from fastcni.spec.errors import CniError

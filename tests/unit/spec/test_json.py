@@ -1,4 +1,4 @@
-"""The JSON dialect: agreement with the standard library, inputs that Go rejects, escapes and numbers."""
+"""The dialect of JSON: agreement with the standard library, inputs that Go rejects, escapes and numbers."""
 
 import json as stdlib
 import math

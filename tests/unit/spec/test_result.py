@@ -1,4 +1,5 @@
-"""Results: the conformance table R1 to R36 of the CNI reference, and that no document breaks the reader."""
+"""Results: the rows R1 to R36 of the table for the CNI reference. Also, no document causes an exception in the reader
+other than CniError."""
 
 import json as stdlib
 from itertools import product
@@ -19,7 +20,8 @@ IPS = '[{"address":"10.1.0.2/16","gateway":"10.1.0.1"},{"address":"fd00::2/64"},
 
 
 def text_of(document, to=None, indent=0):
-    """Return the printed form of a document (JSON text) with its own version, or the error's text."""
+    """Read a document (JSON text) and print it in the version `to`, or in its own. Return the printed text, or the
+    error's text."""
     try:
         made = result.create_any(json.read(document.encode()))
         return result.encode(result.to_version(made, to or made["cniVersion"]), indent).decode()
@@ -45,7 +47,7 @@ def v11(body):
 
 IP4_ONLY = of("0.2.0", '"ip4":{"ip":"10.1.0.2/16","routes":[{"dst":"0.0.0.0/0","mtu":9}]}')
 
-# Row, document, version to print it in (None: its own), output.
+# (row, document, the version in which it is printed or None for its own, the printed text)
 PRINTED = [
     ("R1", '{"cniVersion":"1.0.0"}', "1.1.0", '{"cniVersion":"1.1.0"}'),
     ("R2", '{"cniVersion":"1.0.0"}', "0.4.0", '{"cniVersion":"0.4.0","dns":{}}'),
@@ -121,7 +123,8 @@ def test_only_an_integral_literal_is_an_interface_index(literal):
 
 
 def test_a_number_that_is_printed_as_a_float_was_read_as_it_stands():
-    """A program that reads the result, and prints it again, takes the number for an integer."""
+    """Only encode() prints the number as a float does. create() keeps the integer, because a program may read a result,
+    print it, and read it again."""
     document = {"cniVersion": "1.0.0", "interfaces": [{"name": "a", "mtu": 9007199254740993}]}
     once = result.create("1.0.0", document)
     assert once == document and result.create("1.0.0", once) == once
@@ -216,7 +219,7 @@ def test_an_old_result_is_pretty_with_dns_last_R33():
 
 WRONG_FAMILY = ("could not parse prevResult: result type supports [1.0.0 1.1.0] "
                 "but unmarshalled CNIVersion is ")
-# The configuration's version, prevResult, and the version of the reader, or the error.
+# (the configuration's version, its prevResult, the version of the read result or the error)
 PREVIOUS = [
     ("1.0.0", "{}", "1.0.0"),
     ("1.0.0", '{"cniVersion":"1.1.0"}', "1.1.0"),
@@ -228,7 +231,7 @@ PREVIOUS = [
     ("7.0.0", "{}", 'could not parse prevResult: unsupported CNI result version "7.0.0"'),
     ("1.0.0", '{"cniVersion":null}', "1.0.0"),
     ("1.0.0", '{"CNIVersion":"1.1.0"}', "1.1.0"),
-    ("1.0.0", '{"CNIVERSION":"0.4.0"}', "1.0.0"),       # sorted before the CNIVersion that is added
+    ("1.0.0", '{"CNIVERSION":"0.4.0"}', "1.0.0"),  # in sorted order, this key is before the CNIVersion that is added
 ]
 
 
@@ -328,7 +331,7 @@ def cidrs():
 
 
 def of_shape(kind):
-    """Return documents that fit a table of rows, most of them valid."""
+    """Return a strategy for documents with the keys of this shape. Most of these documents are valid."""
     if isinstance(kind, dict):
         return st.fixed_dictionaries({}, optional={key: of_shape(inner) for key, inner, _ in kind.values()})
     if isinstance(kind, list):

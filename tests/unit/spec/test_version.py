@@ -1,4 +1,4 @@
-"""Versions: parsing, order, the support test, and VERSION's answer."""
+"""Versions: how they are parsed, compared and supported, and the answer to VERSION."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The namespaces that the test kit makes without ip(8) equal those of ip(8)."""
+"""The test kit makes namespaces without ip(8). They equal those that ip(8) makes."""
 
 import os
 import uuid
@@ -24,7 +24,7 @@ def test_a_namespace_of_the_kit_is_known_to_ip_until_it_is_deleted():
         delete_netns(name)
     assert not os.path.exists(f"/run/netns/{name}")
     assert name not in Path("/proc/self/mountinfo").read_text()
-    delete_netns(name)          # as a test does that has deleted the namespace already
+    delete_netns(name)          # the test has already deleted this namespace, as some tests do
 
 
 def test_the_host_of_a_test_has_lo_and_forwards_nothing(host_netns):

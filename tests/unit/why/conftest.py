@@ -1,8 +1,8 @@
-"""A node in namespaces for the tests of `fastcni why`: three pods, an outside host; the fixtures make and undo faults.
+"""A node in network namespaces, for the tests of `fastcni why`. Fixtures make faults on the node and remove them.
 
-    a, b    pods of the bridge br0 with ipMasq; b has a server and the host port 8080 of TCP
+    a, b    two pods on the bridge br0, with ipMasq and a server each; the TCP port 8080 of the node leads to b
     c       a pod of ptp, with a server
-    x       an outside host behind the link up0, with a server; it has no route to pods
+    x       a host outside, behind the link up0, with a server; it has no route to the pods
 """
 
 import json
@@ -30,9 +30,9 @@ SYSCTLS = {"net/ipv4/ip_forward": "1", "net/ipv6/conf/all/forwarding": "1", "net
 
 
 class World:
-    """The node. names: {"h", "a", ...: name of the namespace}. words: replacements in the faults' commands, such as
-    {va} for the host's end of pod a's veth link. PODS: {network: letters of its pods}. SERVERS: more namespaces with
-    servers."""
+    """The node and its surroundings. names: {"h", "a", ...: name of the namespace}. words: replacements in the commands
+    of faults, for instance {va} for the host's end of pod a's veth pair. PODS: {network: letters of its pods}. SERVERS:
+    letters of further namespaces that have a server."""
 
     PODS, SERVERS = {"bridge": "ab", "ptp": "c"}, "xh"
 
@@ -109,7 +109,7 @@ class World:
         return re.sub(r"\{(\w+)\}", lambda found: str(self.words[found[1]]), text)
 
     def shell(self, text):
-        """Run a command on the node. {x} is replaced by a word; a command that begins with "A: " runs in pod a."""
+        """Run a command on the node, or in pod a if it begins with "A: ". {x} is replaced by the word x."""
         netns = self.names["h"]
         if text[1:3] == ": ":
             netns, text = self.names[text[0].lower()], text[3:]
@@ -119,7 +119,8 @@ class World:
 
 @pytest.fixture(scope="module")
 def worlds(request, tmp_path_factory):
-    """Return a function that returns the module's World, or a new World if a test has left a fault in it."""
+    """Yield a function that returns the module's World. If a test has left a fault in it, the function makes a new
+    World."""
     made = []
 
     def present():
@@ -142,7 +143,7 @@ def world(worlds):
 
 @pytest.fixture
 def why(world, capfd):
-    """Run `fastcni why` on the node: with --json, or as text."""
+    """Return a function that runs `fastcni why` on the node, with --json or as text."""
     def call(*words, text=False):
         capfd.readouterr()
         words = [world.say(word) for word in words]
@@ -155,7 +156,7 @@ def why(world, capfd):
 
 @pytest.fixture
 def broken(world):
-    """Return a function broken(commands, undo) that makes a fault, which is undone when the test ends."""
+    """Yield a function broken(commands, undo) that makes a fault. After the test, the commands in undo remove it."""
     undone = []
 
     def make(commands, undo=()):
@@ -166,13 +167,13 @@ def broken(world):
 
     yield make
     for command in undone:
-        world.shell(f"{command} 2> /dev/null || true")          # `do` may have undone it already
+        world.shell(f"{command} 2> /dev/null || true")          # the command in `do` may have removed the fault already
 
 
 class Case:
-    """A fault. args: those of `why`. commands: make the fault. hop: where the connection ends. says: texts of rule,
-    owner and what. mends: whether `do` is a command that repairs it. undo: commands that remove the remains; they may
-    fail."""
+    """A fault. args: arguments of `why`. commands: they make the fault. hop: the hop at which the connection ends.
+    says: texts that the fields of this end contain. mends: whether `do` is a command that repairs the fault. undo:
+    commands that remove the rest of it, and that may fail."""
 
     def __init__(self, name, args, commands, hop, *says, mends=True, undo=(), needs=()):
         self.name, self.args, self.commands, self.hop, self.says = name, args.split(), commands, hop, says
@@ -185,7 +186,7 @@ def cases(*found):
 
 
 def check(case, why, world, broken):
-    """Make the fault, check that `why` names it, run `do`, and check that the packet arrives."""
+    """Make the fault, and check that `why` reports it. Then run `do`, and check that the packet arrives."""
     broken(case.commands, case.undo)
     found = why(*case.args)
     assert found.status == 1, found.out

@@ -1,4 +1,5 @@
-"""fastcni why: NAT, conntrack, listening sockets, the MTU and hosts outside; and the command itself."""
+"""`fastcni why` with NAT, conntrack, listening sockets, the MTU and hosts outside. Also the command's output and
+options."""
 
 import json
 import os
@@ -52,7 +53,7 @@ def test_a_fault_behind_the_firewalls_is_named(case, why, world, broken):
 
 
 def test_host_port_without_its_rule_is_named(why, world, broken):
-    """A flush of nftables removes the port's mapping; the node then answers with a reset."""
+    """A flush of nftables removes the port's mapping, and then the node answers with a reset."""
     assert why(OUTSIDE, f"{NODE}:{HOST_PORT}").status == 0
     broken(["nft flush ruleset"])
     found = why(OUTSIDE, f"{NODE}:{HOST_PORT}").document["ends"]
@@ -69,14 +70,14 @@ def test_a_process_that_listens_on_loopback_only_is_named(why, world):
 
 
 def test_loopback_is_that_of_the_pod_itself(why):
-    """The command checked the node's listening sockets for a pod's 127.0.0.1."""
+    """Once, the command checked the node's listening sockets if the target was a pod's 127.0.0.1."""
     assert why("pod-b", "127.0.0.1:{port_b}").status == 0
     found = why("pod-b", "127.0.0.1:{port_h}").document["ends"]
     assert found["hop"] == "listening socket" and "pod pod-b" in found["what"]
 
 
 def test_a_packet_to_the_pod_itself_does_not_leave_the_pod(why):
-    """The command printed the hops of the node, and named one of them, tc, as the end of the packet."""
+    """Once, the command printed hops of the node, and reported tc, one of them, as the hop at which the packet ends."""
     for to in ("{ip_b}", "127.0.0.1", "[{ip6_b}]", "[::1]"):
         assert why("pod-b", f"{to}:{{port_b}}").status == 0
         for udp in ([], ["--udp"]):
@@ -138,7 +139,8 @@ def test_a_full_accept_queue_is_named(why, world):
 
 
 def test_a_conntrack_entry_to_a_dead_pod_is_named_and_mended(why, world, broken):
-    """The packets of a UDP client that always sends from one port go to the address that its first packet got."""
+    """If a UDP client always sends from one port, all its packets go to the address that its first packet was sent
+    to."""
     words = "--udp", "pod-a", "{ip_c}:{port_c}"
     broken(["conntrack -I -p udp -s {ip_a} -d {ip_c} --sport 4000 --dport {port_c} --reply-src 10.88.0.99 "
             "--reply-dst {ip_a} --reply-port-src {port_c} --reply-port-dst 4000 --timeout 60"])
@@ -150,12 +152,13 @@ def test_a_conntrack_entry_to_a_dead_pod_is_named_and_mended(why, world, broken)
 
 
 def test_a_full_conntrack_table_is_named(world, why, monkeypatch):
-    """The limit belongs to the first namespace of the machine, so the test replaces its value."""
+    """The real limit is that of the machine's first namespace, so the test replaces its value."""
     from fastcni.why import answers, path
 
     values = {answers.COUNT: "262144", answers.MAX: "262144"}
     monkeypatch.setattr(answers, "setting", lambda name: values.get(name) or path.setting(name))
-    world.shell("iptables-legacy -t raw -A PREROUTING -d 192.0.2.2 -j DROP")     # as conntrack, without a trace
+    # this drops packets where a full table does, and leaves no trace of it
+    world.shell("iptables-legacy -t raw -A PREROUTING -d 192.0.2.2 -j DROP")
     try:
         found = why("pod-a", "192.0.2.2:{port_x}").document["ends"]
     finally:
@@ -179,7 +182,8 @@ def test_a_pod_whose_namespace_is_gone_is_named(world, why):
 
 
 def await_addresses(world):
-    """Wait until the node can use its IPv6 addresses: without one, the kernel sends no neighbour solicitations."""
+    """Wait until the node can use its IPv6 addresses, because the kernel sends no neighbour solicitations without
+    one."""
     assert eventually(lambda: not run("ip", "-n", world.names["h"], "-6", "addr", "show", "tentative"))
 
 
@@ -201,8 +205,8 @@ def test_every_kind_of_end_reaches(why, world):
     ("ip6", "icmpv6 type nd-neighbor-solicit", "fd00:2::2 [{ip6_b}]:{port_b}"),
     ("arp", "arp operation request", "192.0.2.2 {ip_b}:{port_b}")])
 def test_a_mac_that_the_node_gets_by_its_second_request_is_waited_for(why, world, family, request_of, words):
-    """The kernel asks again after a second. The command waited 0.4 s, and said that the pod does not answer: on a busy
-    machine, also without a lost request."""
+    """The kernel sends a second request after a second. Once, the command waited only 0.4 s and reported that the pod
+    does not answer. On a busy machine, this also happened without a lost request."""
     world.shell(f"b: nft 'add table {family} late; add chain {family} late c {{ type filter hook input priority 0; }}; "
                 f"add rule {family} late c {request_of} limit rate 1/hour burst 1 packets drop'")
     await_addresses(world)

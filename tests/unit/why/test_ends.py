@@ -1,4 +1,4 @@
-"""fastcni why: the ends of a connection of a pod with several networks."""
+"""`fastcni why`: how it finds the two ends of a connection if a pod has several networks."""
 
 from fastcni.node.attachments.attachment import RUNNING, Cached, Inventory, NodeAttachment
 from fastcni.why import ends
@@ -7,8 +7,8 @@ SHOP_WEB = (("K8S_POD_NAMESPACE", "shop"), ("K8S_POD_NAME", "web"))
 
 
 def test_networks_that_multus_has_added_have_the_namespace_and_the_name_of_the_pod():
-    """The result cache has the ADDs of multus' networks without namespace and pod name, so the command said that a
-    packet by net1 ends at `pod namespace`."""
+    """The cached results of networks that multus added contain neither namespace nor name of the pod. Once, the command
+    therefore reported that a packet through net1 ends at `pod namespace`."""
     own = NodeAttachment("many", "c0ffee", "eth0", RUNNING, "", netns="/run/netns/web",
                          cached=Cached("", args=SHOP_WEB))
     more = NodeAttachment("storage", "c0ffee", "net1", RUNNING, "", addresses=("10.9.0.2",), cached=Cached(""))
@@ -20,8 +20,8 @@ def test_networks_that_multus_has_added_have_the_namespace_and_the_name_of_the_p
 
 
 def test_of_two_pods_with_one_address_the_one_of_the_source_s_network_is_the_target():
-    """Two networks may have one subnet: the command followed the packet to the pod of the first network in the
-    inventory."""
+    """Two networks can have one subnet. Once, the command followed the packet to a pod of the network that is first in
+    the inventory."""
     pods = tuple(NodeAttachment(network, f"c-{network}", "eth0", RUNNING, "", netns="/run/netns/none",
                                 addresses=("10.9.0.2",)) for network in ("blue", "red"))
     for network in ("blue", "red"):
@@ -30,7 +30,7 @@ def test_of_two_pods_with_one_address_the_one_of_the_source_s_network_is_the_tar
 
 
 def test_the_network_that_multus_runs_is_the_pod_s_attachment_and_not_multus_itself():
-    """That network's configuration names the bridge, or the bridge of Open vSwitch."""
+    """Only the configuration of the network that multus runs names the bridge or the Open vSwitch bridge."""
     pods = tuple(NodeAttachment(network, "c0ffee", "eth0", RUNNING, "", netns="/run/netns/none",
                                 addresses=("10.9.0.2",), plugins=(plugin,)) for network, plugin in (
         ("cluster", "multus"), ("inner", "ovs")))

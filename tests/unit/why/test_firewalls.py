@@ -1,4 +1,4 @@
-"""fastcni why: the rule that drops a packet is named with its owner, and `do` lets the packet pass."""
+"""`fastcni why` reports the rule that drops a packet, and the rule's owner. Its `do` lets the packet pass."""
 
 import pytest
 from unit.why.conftest import Case, cases, check
@@ -11,7 +11,7 @@ FROM_NODE = "192.0.2.1 pod-b:{port_b}"
 
 
 def nft(family, hook, rule="", policy="accept", more="", pod=""):
-    """Commands that add a table "mine" with a chain of a hook and a rule."""
+    """Return commands that add a table "mine" with one chain at this hook, and with one rule."""
     chain = f"nft 'add table {family} mine; add chain {family} mine c {{ type filter hook {hook} {more} priority 0; " \
             f"policy {policy}; }}'"
     return [pod + chain, *([f"{pod}nft add rule {family} mine c {rule}"] if rule else [])]

@@ -1,5 +1,6 @@
-"""fastcni why: two pods in one layer-2 network, which the node does not route: a bridge of Open vSwitch, macvlans on
-one parent, a bridge without gateway. The command names each fault of their path, and `do` repairs it."""
+"""`fastcni why` with two pods in one layer-2 network, between which the node does not route. The network is a bridge of
+Open vSwitch, a macvlan parent, or a bridge without a gateway. The command reports each fault of the path, and `do`
+repairs it."""
 
 import json
 
@@ -16,8 +17,9 @@ SUBNETS = {"ovs": "10.71.0", "macvlan": "10.72.0", "flat": "10.73.0", "other": "
 
 
 class LayerTwo(World):
-    """a, b: pods of ovs in VLAN 100. c, d: pods of macvlan on m0. e, f: pods of the bridge br9 without gateway. g: a
-    pod of another bridge with the subnet of e and f. x: a host at the other end of m0, with 10.72.0.200."""
+    """Pods a and b are on an Open vSwitch bridge, in VLAN 100. Pods c and d are macvlans of m0. Pods e and f are on the
+    bridge br9, which has no gateway. Pod g is on another bridge, and has the subnet of e and f. x is a host at the
+    other end of m0, with the address 10.72.0.200."""
 
     PODS, SERVERS = {"ovs": "ab", "macvlan": "cd", "flat": "ef", "other": "g"}, "xh"
 

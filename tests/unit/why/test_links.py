@@ -1,4 +1,4 @@
-"""fastcni why names faults of links, addresses, neighbours and bridges, and `do` repairs them."""
+"""`fastcni why` reports faults of links, addresses, neighbours and bridges, and `do` repairs them."""
 
 import pytest
 from unit.why.conftest import Case, cases, check

@@ -1,4 +1,4 @@
-"""fastcni why follows a connection through an HTTP proxy to the target behind it."""
+"""`fastcni why` follows a connection through an HTTP proxy to the target behind the proxy."""
 
 import contextlib
 import socket
@@ -8,7 +8,7 @@ import pytest
 from fastcni.testing.namespaces import Inside
 
 pytestmark = pytest.mark.needs("root")
-IP_TRANSPARENT = 19             # linux/in.h
+IP_TRANSPARENT = 19             # from linux/in.h
 RULES = ("table inet fastcni-policy {{ chain proxy-divert {{ type filter hook prerouting priority -88; "
          "ip daddr {{ip_a}} tcp dport {{{{ 9, {{port_a}} }}}} meta mark set 0x4000000 "
          "tproxy ip to 127.0.0.1:{port} accept; }}; }}")
@@ -16,8 +16,8 @@ RULES = ("table inet fastcni-policy {{ chain proxy-divert {{ type filter hook pr
 
 @pytest.fixture
 def proxy(world, broken):
-    """Run a process on the node that accepts the connections that the agent's rules would give to HAProxy: those to pod
-    a."""
+    """Yield the socket of a process on the node that is in the place of HAProxy. Rules like those of the agent divert
+    connections to pod a to it."""
     with Inside(world.names["h"]), contextlib.closing(socket.socket()) as sock:
         sock.setsockopt(socket.SOL_IP, IP_TRANSPARENT, 1)
         sock.bind(("127.0.0.1", 0))
@@ -30,7 +30,8 @@ def proxy(world, broken):
 
 
 def test_what_the_proxy_accepts_is_followed_to_the_target(why, world, proxy):
-    """The proxy accepts before it connects to the target: `why` said that each port behind the proxy is reached."""
+    """The proxy accepts a connection before it connects to the target. Once, `why` therefore reported that each port
+    behind the proxy is reached."""
     found = why("pod-c", "{ip_a}:9").document
     hops = [hop["hop"] for hop in found["hops"]]
     assert {"hop": "HTTP proxy", "ok": True} in found["hops"]

@@ -1,4 +1,4 @@
-"""fastcni why names faults of routes, source addresses, forwarding and rp_filter, and `do` repairs them."""
+"""`fastcni why` reports faults of routes, source addresses, forwarding and rp_filter, and `do` repairs them."""
 
 import json
 
@@ -58,7 +58,8 @@ def test_a_fault_of_a_route_is_named_and_mended(case, why, world, broken):
 
 
 def test_a_route_of_the_configuration_that_the_result_no_longer_has(world, why, broken):
-    """Another network with default-route had removed the route; why said that the configuration gives no route."""
+    """Another network with default-route has removed the route. Once, `why` reported that the configuration gives no
+    route."""
     path = world.cache / "results" / "n-bridge-pod-a-eth0"
     kept = path.read_text()
     document = json.loads(kept)

@@ -1,4 +1,4 @@
-"""fastcni why: packets that a queue of netfilter or a filter of tc takes."""
+"""`fastcni why` with packets that a queue of netfilter takes, or a filter of tc."""
 
 import pytest
 from unit.why.conftest import Case, cases, check
@@ -20,11 +20,11 @@ UNREAD = "queue 7", "no process reads this queue", "NFQUEUE"
          *UNREAD, undo=["A: iptables-nft -F OUTPUT"]),
 )
 def test_a_queue_that_nobody_reads_is_named_and_mended(case, why, world, broken):
-    """The command said "lost in the node's chains, and nothing that this command knows drops it"."""
+    """Once, the command reported "lost in the node's chains, and nothing that this command knows drops it"."""
     check(case, why, world, broken)
 
 
-DROP = "protocol ip bpf direct-action bytecode '1,6 0 0 2'"         # returns TC_ACT_SHOT
+DROP = "protocol ip bpf direct-action bytecode '1,6 0 0 2'"         # this program returns TC_ACT_SHOT
 
 
 @cases(
