@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the compiled leaves, and the files of the launcher's package that are linked here."""
+"""Build what pyproject.toml cannot describe: the extension modules, and the programs of fastcni/launcher."""
 
 import hashlib
 import os
@@ -16,20 +16,21 @@ from setuptools.command.sdist import sdist
 from setuptools.errors import CCompilerError
 
 FAST = ["_ipam_bitmap", "_netlink", "_rtnetlink"]
-OF_SERVER = ["_acceptor", "_steps"]                     # not in plugin files
-SMALL = ["_abandoned", "_processes", "_run_token", "_system"]         # in few instructions: mostly system calls
-PACKED = [*FAST, *SMALL]                                # what plugin files need
+# Only the server imports these, so plugin files do not have them
+OF_SERVER = ["_acceptor", "_steps"]
+SMALL = ["_abandoned", "_processes", "_run_token", "_system"]         # compiled for size: mostly system calls
+PACKED = [*FAST, *SMALL]                                # the extension modules that plugin files need
 LAUNCHER, HEADERS = "fastcni/launcher/launcher.c", glob("fastcni/launcher/*.h")
-# They stand after the flags of the environment and of Python's own build, so these win: there is no libc
-# under the launcher, hence nothing that a canary, a fortified call or an unwinder could use.
+# These flags come after the flags of the environment and of Python's own build, and override them. The launcher runs
+# without libc, so code for stack protection, fortified calls or unwinding would not work.
 FREESTANDING = """-Os -g0 -std=c11 -ffreestanding -fno-pic -fno-pie -fno-stack-protector -fno-lto
     -fno-exceptions -fno-asynchronous-unwind-tables -fno-unwind-tables -U_FORTIFY_SOURCE""".split()
 ALONE = """-nostdlib -static -no-pie -fno-lto -Wl,--strip-all -Wl,--build-id=none -Wl,-z,noseparate-code
     -Wl,-z,norelro -Wl,-z,noexecstack -Wl,--gc-sections""".split()
-NO_UNWINDER = "-fno-asynchronous-unwind-tables -fno-unwind-tables".split()      # aarch64 needs the second
-# On aarch64 RELRO ends at a multiple of 64 KiB: 38 kB of padding, with which a plugin file is larger than 3 MB.
+NO_UNWINDER = "-fno-asynchronous-unwind-tables -fno-unwind-tables".split()      # aarch64 needs the second flag
+# On aarch64 RELRO ends at a multiple of 64 KiB: its 38 kB of padding would make a plugin file larger than 3 MB.
 UNPADDED = ["-Wl,-z,norelro"] if os.uname().machine == "aarch64" else []
-COMPACT = "-s -Wl,-z,noseparate-code -Wl,--build-id=none".split()       # fewer bytes and pages to load
+COMPACT = "-s -Wl,-z,noseparate-code -Wl,--build-id=none".split()       # the kernel loads fewer bytes and pages
 CORE = "fastcni/launcher/python_core.c"
 CORE_VERSIONS = (3, 11), (3, 12)        # Python 3.13 crashes if a codec is looked up before the main phase of its start
 CORE_FLAGS = "-O2 -g0 -fno-pie".split()
@@ -42,8 +43,8 @@ SHT_SYMTAB, SHT_REL = 2, 9              # elf.h
 
 
 def write_programs(announce):
-    """Write PROGRAMS from REDIRECT, if there is clang. Else a module of a source archive stays; a checkout gets one
-    without programs, and fastcni has no datapath "ebpf" then."""
+    """Compile REDIRECT by clang, and write the module PROGRAMS. Without clang, an existing module stays, as in a source
+    archive. If none exists, write a module without programs; fastcni then has no datapath "ebpf"."""
     found = {}
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -64,8 +65,8 @@ def write_programs(announce):
 
 
 def read_programs(elf):
-    """Return {name: (instructions, ((index of an instruction that loads a map, the map's name), ...))} of clang's
-    object: a program is a section tc/NAME, and the only relocations are those of maps. Source: elf.h."""
+    """Return {name: (instructions, ((index of an instruction that loads a map, the map's name), ...))} of the object
+    file that clang made. Each program is a section tc/NAME; all relocations are for maps. Source: elf.h."""
 
     def text(table, at):
         start = table[4] + at
@@ -98,11 +99,11 @@ class sdist_with_programs(sdist):
 
 
 class build_all(build_ext):
-    """The extensions; then all that plugin files need as one shared object, as each one more takes 0.15 ms to load;
-    then the launcher."""
+    """Build the extension modules. Link the modules of PACKED also as one shared object, leaves.so, because a plugin
+    loads each shared object in 0.15 ms. Then build the launcher and python_core.elf."""
 
     def run(self):
-        self.force = True               # objects of what is up to date would be missing
+        self.force = True               # otherwise objects of unchanged modules would be missing
         self.parallel = os.cpu_count()
         super().run()
         folder = ("." if self.inplace else self.build_lib) + "/fastcni/launcher"
@@ -117,7 +118,8 @@ class build_all(build_ext):
         """Link python_core.elf, if the interpreter's static library is installed. Debian's python3-dev has it, and the
         manylinux images do not. Without python_core.elf, one-shot requests start the interpreter itself.
 
-        parts: the objects of the leaves, which it contains. leaves: the shared object, whose digest it knows.
+        parts: the object files of the extension modules, which python_core.elf contains. leaves: the path of the shared
+        object, whose digest python_core.elf contains.
         """
         elf, library = f"{folder}/python_core.elf", os.path.join(*sysconfig.get_config_vars("LIBPL", "LIBRARY"))
         licence = os.path.join(sysconfig.get_path("stdlib"), "LICENSE.txt")
@@ -127,12 +129,13 @@ class build_all(build_ext):
         if not os.path.exists(licence):
             why = f"there is no {licence}, which each copy of Python has to have"
         if sys.version_info[:2] not in CORE_VERSIONS or sys.abiflags:
-            why = "it needs Python 3.11 or 3.12"
+            why = "python_core.elf needs Python 3.11 or 3.12"
         if not why:
             libraries = " ".join(sysconfig.get_config_vars("MODLIBS", "LIBS", "SYSLIBS")).split()
             with open(leaves, "rb") as file:
                 macros = [("LEAVES", f'"{hashlib.sha256(file.read()).hexdigest()[:16]}"')]
-            libraries = [name for name in libraries if name.startswith("-l")]       # no run path: it costs a search
+            # No run path: the dynamic linker would search it
+            libraries = [name for name in libraries if name.startswith("-l")]
             try:
                 objects = self.compiler.compile([CORE], output_dir=self.build_temp, macros=macros,
                                                 include_dirs=self.include_dirs, extra_postargs=CORE_FLAGS)
@@ -146,7 +149,7 @@ class build_all(build_ext):
 
 
 def leaf(name):
-    """One compiled leaf; `depends` is what puts the sources into the sdist."""
+    """Return the Extension of one module. `depends` also puts the source files into the source archive."""
     speed = "-Os" if name in SMALL else "-O2"
     return Extension(
         f"fastcni.{name}",

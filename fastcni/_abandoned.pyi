@@ -1,4 +1,4 @@
-"""Whether a request may still change anything: see _abandoned.pyx."""
+"""Check whether a request may still change the kernel or files: see _abandoned.pyx."""
 
 class Abandoned(BaseException): ...
 

@@ -3,13 +3,13 @@
 """Check whether the request of this thread may still change the kernel or files.
 
 While a server is stopped (SIGSTOP, a frozen cgroup, a debugger), launchers give up. The runtime then deletes the
-attachment one-shot, and may add it again, or another pod with the same host port. When the server continues, such a
-request must change nothing more, and must not roll back either: the present state belongs to other requests. The
-request ends as if the server had died; the runtime's DEL removes the request's changes.
+attachment one-shot, and may add it again, or another pod with the same host port. When the server continues, the
+abandoned request must change nothing more and must not roll back, because the present state belongs to other requests.
+The request ends as if the server had died; the runtime's DEL removes the request's changes.
 
 So each call that changes something checks the clock first, and note_running() checks it at least once a second. If no
 check happened for longer than a stall, the server was stopped. Then the requests whose callers left during the stop are
-over. So is every request that takes longer than its caller waits.
+abandoned. Every request that takes longer than its caller waits is abandoned, too.
 """
 
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -26,16 +26,19 @@ cdef extern from *:
         return poll(&state, 1, 0) > 0 && state.revents & (POLLHUP | POLLRDHUP);
     }
     """
-    int request_conn                        # the caller's connection, -1: this thread works on no request
-    long request_end, request_stalls        # nanoseconds of CLOCK_MONOTONIC; how many stalls the request has outlived
+    # The descriptor of the caller's connection, -1: this thread works on no request
+    int request_conn
+    # The end in ns of CLOCK_MONOTONIC; the number of stalls after which the caller was still connected
+    long request_end, request_stalls
     bint peer_has_closed(int conn)
 
-# Nanoseconds, nanoseconds, a count; protected by the GIL.
+# The length of a stall in ns, the time of the last check in ns, the number of stalls; protected by the GIL.
 cdef long stall = 0, last_check = 0, stalls = 0
 
 
 class Abandoned(BaseException):
-    """The request is over: neither continue nor roll back. Not an Exception, so that no error handler does either."""
+    """The request is abandoned: neither continue it nor roll it back. Abandoned is not an Exception, so that no error
+    handler continues or rolls back."""
 
 
 def note_running(double stall_seconds=0):
@@ -74,9 +77,9 @@ cdef int check() except -1:
     if request_stalls != stalls:
         if peer_has_closed(request_conn):
             raise Abandoned("the server was stopped, and its caller has left since")
-        request_stalls = stalls             # the caller has waited, so no other request touched this attachment
+        request_stalls = stalls             # the caller still waits, so no other request has changed this attachment
     if now > request_end:
-        raise Abandoned("it has taken longer than its caller waits")
+        raise Abandoned("the request has taken longer than its caller waits")
     return 0
 
 

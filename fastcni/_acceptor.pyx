@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""The system calls of the server's socket: accept a connection, receive its message, send one; and a timer for the
-same epoll instance. Descriptors and bytes only, on unix(7) SEQPACKET sockets; no call waits.
+"""The system calls of the server's socket, unix(7) SEQPACKET: accept a connection, receive a message, send a message.
+Also the timer for the server's epoll instance. No call waits.
 
-None of these calls releases the GIL, see _system.pyx. A socket.socket would ask the kernel for its name first, and each
-of its methods would release the GIL.
+None of these calls releases the GIL, see _system.pyx. A socket.socket would first ask the kernel for the socket's name,
+and each of its methods would release the GIL.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -64,10 +64,11 @@ cdef extern from *:
 
 cdef enum:
     MESSAGE_BYTES = 262144
-    ANCILLARY_BYTES = 128       # for more descriptors than a request may have; the kernel closes those that do not fit
+    # Has space for more descriptors than a request may have; the kernel closes further descriptors
+    ANCILLARY_BYTES = 128
 
 MAX_MESSAGE = MESSAGE_BYTES
-# For the thread that has the GIL. Pages that no message fills take no memory.
+# The thread that has the GIL uses this buffer. Pages that no message fills take no memory.
 cdef char message[MESSAGE_BYTES]
 
 
@@ -88,7 +89,7 @@ def accept(int listener):
 
 
 def receive(int conn):
-    """Receive the message that waits: return (bytes, [descriptor], whether it was cut short), or None if no message
+    """Receive the waiting message. Return (bytes, [descriptor], whether the message was cut short); None if no message
     waits. Raises OSError."""
     cdef iovec piece
     cdef msghdr head
@@ -118,9 +119,9 @@ def receive(int conn):
 
 
 def read_strings(bytes block not None):
-    """Read NUL-terminated strings, the first of them and then NAME=VALUE each: (first, {name: value}).
+    """Read NUL-terminated strings: a first string, then strings NAME=VALUE. Return (first string, {name: value}).
 
-    The strings are decoded as os.environ is. If a name is repeated, the first value is used, as in the launcher. Raises
+    The strings are decoded like os.environ. If a name is repeated, the first value is used, as in the launcher. Raises
     ValueError.
     """
     cdef const char* at = PyBytes_AS_STRING(block)
@@ -149,7 +150,7 @@ def read_strings(bytes block not None):
 
 
 def namespace_of(int conn):
-    """Open the network namespace in which the peer made its end of a connection: a descriptor. Raises OSError."""
+    """Return a descriptor of the network namespace in which the peer made its end of the connection. Raises OSError."""
     cdef int fd = ioctl(conn, SIOCGSKNS)
     if fd < 0:
         PyErr_SetFromErrno(OSError)
@@ -182,6 +183,7 @@ def set_timer(int timer, double seconds):
     cdef itimerspec due
     memset(&due, 0, sizeof(due))
     due.it_value.tv_sec = <long>seconds
-    due.it_value.tv_nsec = <long>((seconds - <long>seconds) * 1e9) or 1     # 0 would stop the timer
+    # At least 1 ns, because 0 would stop the timer
+    due.it_value.tv_nsec = <long>((seconds - <long>seconds) * 1e9) or 1
     if timerfd_settime(timer, 0, &due, NULL):
         PyErr_SetFromErrno(OSError)

@@ -1,10 +1,10 @@
-# Netlink attributes in memory, one after another (linux/netlink.h). An extension module that reads messages
-# cimports these inline functions, so this module is never loaded.
+# Read netlink attributes, which lie in memory one after another (linux/netlink.h). Extension modules that read messages
+# cimport these inline functions, so this module is never loaded.
 #
 #     nlattr     len:u16  type:u16  payload, padded to four bytes
 #     nlattr     ...
 #
-# An attribute that holds attributes has them as its payload, see inside().
+# The payload of a nested attribute consists of attributes, see inside().
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 from libc.string cimport memcpy
@@ -21,7 +21,8 @@ cdef inline Py_ssize_t align4(Py_ssize_t n) noexcept nogil:
 
 
 cdef struct Attributes:
-    # `size` bytes at `base`. Of the attribute that step() read last: kind (without flags), payload (text, length).
+    # The attributes are `size` bytes at `base`. kind (without flags), text and length are of the attribute that step()
+    # has read last.
     const uint8_t* base
     Py_ssize_t size, at
     uint16_t kind

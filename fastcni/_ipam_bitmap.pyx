@@ -1,21 +1,21 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: binding=False, embedsignature=False, auto_pickle=False
-"""An index of the held addresses of one network and their owners, in a file and in memory. Bytes only: no names, no
-ranges.
+"""An index of the held addresses of one network and their owners, in a file and in memory. The index knows bytes, but
+no names and no ranges.
 
-The address files of the directory are authoritative, never the index. The index answers two questions without
-reading them: "which address is free next?" and "which addresses does this owner hold?". Its file is `.fastcni.index`
-in the same directory; the Go plugin ignores that file. The tables are in _ipam_tables.pxd.
+The address files of the directory are authoritative, never the index. The index answers two questions without reading
+these files: "which address is free next?" and "which addresses does this owner hold?". Its file is `.fastcni.index` in
+the same directory; the Go plugin ignores that file. The tables are in _ipam_tables.pxd.
 
 The file is read into memory and its changed pages are written back. It is never mapped. If the disk has no space for
-a page of a mapped file, or another program truncates the file, SIGBUS ends the process. And a slow read of a mapped
-page stops all threads that wait for the GIL. A cached copy costs 4 to 8 us a request more than a mapping did;
-a one-shot plugin reads 60,000 addresses in 0.5 ms.
+a page of a mapped file, or another program truncates the file, SIGBUS ends the process. A slow read of a mapped page
+stops all threads that wait for the GIL. A cached copy costs 4 to 8 us a request more than a mapping did; a one-shot
+plugin reads 60,000 addresses in 0.5 ms.
 
-How a change by another program is noticed: creating or removing a file updates the directory's mtime. `sign()` sets
-that mtime to two seconds ago and records it together with the resulting ctime. No later change can produce the same
-mtime, because the clock is past it; this holds for file systems with a granularity of up to a second (ext4 with
-128-byte inodes). A program that sets the mtime back (tar, rsync, touch) changes the ctime. Opening compares both, the
+The index notices changes by other programs, because creating or removing a file updates the directory's mtime. `sign()`
+sets that mtime to two seconds ago and records it together with the resulting ctime. No later change can produce the
+same mtime, because the clock is past that time, even on file systems with a granularity of a second (ext4 with 128-byte
+inodes). A program that sets the mtime back (tar, rsync, touch) changes the ctime. Opening compares mtime, ctime, the
 inode of the directory, and:
 - the checksums of the header and of all pages. sign() writes the pages, then sets the mtime, then writes the first
   page with the header. A process that is killed while it writes leaves pages that do not match the header. A process
@@ -57,7 +57,7 @@ cdef extern from "<sys/file.h>" nogil:
 
 
 cdef uint64_t owner_hash(bytes owner) noexcept:
-    """FNV-1a, mixed. A collision, even a forced one, only costs the reading of one more file."""
+    """Return the FNV-1a hash of an owner, mixed. A collision, even a forced one, only costs reading one more file."""
     cdef const uint8_t* p = <const uint8_t*> PyBytes_AS_STRING(owner)
     cdef uint64_t h = <uint64_t> 0xcbf29ce484222325
     cdef Py_ssize_t i
@@ -91,7 +91,7 @@ cdef bytes packed_of(uint64_t hi, uint64_t lo):
 
 
 def unlock(int fd, int directory=-1):
-    """Release the lock, then close its file and the directory.
+    """Release the lock on the file `fd`, then close the file and the directory.
 
     Closing alone does not release the lock while a child that was just forked still has the descriptor.
     """
@@ -109,12 +109,12 @@ def unlock(int fd, int directory=-1):
 
 cdef enum:
     MAX_KEPT = 8
-    MAX_KEPT_BYTES = 4194304      # of one copy
+    MAX_KEPT_BYTES = 4194304      # the maximum size of one copy
 
 cdef struct Copy:
-    Header* head                  # NULL: none
+    Header* head                  # NULL: no copy
     size_t size
-    uint64_t dev, ino             # of its file
+    uint64_t dev, ino             # device and inode of the copied file
 
 cdef Copy kept[MAX_KEPT]          # protected by the GIL
 cdef int next_kept = 0
@@ -160,22 +160,22 @@ cdef class Index:
     boot     the 36 bytes of the kernel's boot id; an index with any other value is not used when it is opened again
     fresh    whether the index matches the directory. If not, it is empty, and the caller reads the files and calls
              hold() for each address
-    former_ns  when the file was last written, if that was in another boot, in nanoseconds of the clock then; else 0
-    trouble  the errno because of which the index has no file, or 0
-    plain    whether the directory is known to be no space of cluster-wide addresses; for sign()
+    former_ns  0, or if the file is from another boot: when it was written, in nanoseconds of the clock of that boot
+    trouble  the errno because of which the index has no file; 0: it has a file
+    plain    whether the directory is known to have no cluster-wide addresses; sign() records this
     """
     cdef int dirfd
-    cdef int fd                   # -1: in memory
+    cdef int fd                   # the index file, -1: in memory
     cdef off_t length             # of the file
     cdef uint64_t dev, ino        # of the file
     cdef Tables t
     cdef bytes boot
-    cdef readonly bint dirty      # something changed since sign()
+    cdef readonly bint dirty      # the index has changed since sign()
     cdef readonly bint fresh
     cdef public bint plain
     cdef readonly int trouble
     cdef readonly object former_ns
-    cdef Header former            # if former_ns
+    cdef Header former            # the header of the previous boot, valid if former_ns is not 0
 
     def __cinit__(self, int dirfd, bytes boot not None):
         cdef Found found
@@ -203,7 +203,7 @@ cdef class Index:
         self.close()
 
     def close(self):
-        """Close the file. Changes that were not signed are lost; a copy of a signed index is kept."""
+        """Close the file. Changes since the last sign() are lost; close() keeps a copy of a signed index."""
         cdef int fd = self.fd
         if self.t.head != NULL:
             if fd >= 0 and not self.dirty:
@@ -231,7 +231,7 @@ cdef class Index:
         return block != NULL and bit_of(block, a.lo)
 
     def next_free(self, bytes first not None, bytes last not None, bytes skip=None):
-        """Return the first free address from first to last, both included, other than skip; None if all are held."""
+        """Return the first free address other than `skip` from `first` to `last` (included); None if all are held."""
         cdef Address a, end, gateway
         self.check_open()
         load(first, &a)
@@ -249,7 +249,7 @@ cdef class Index:
 
     def oldest_free(self, bytes first not None, bytes times not None, uint32_t least):
         """Return (time, number) of the first free address with the least time; None if no time is below `least`.
-        times: 4 bytes for each address from `first` on, whose numbers are 0, 1 ..."""
+        times: 4 bytes for each address from `first` on; `first` has number 0."""
         cdef Address a
         cdef Py_ssize_t number
         self.check_open()
@@ -266,7 +266,7 @@ cdef class Index:
         return count_held(&self.t, a, end)
 
     def addresses_of(self, bytes owner not None):
-        """Return the addresses of this owner's hash: before an action on an address, read its file."""
+        """Return the addresses of this owner's hash. Other owners may have this hash: read the file of each address."""
         cdef uint64_t h = owner_hash(owner)
         cdef uint64_t i, _n, mask
         cdef Owner* entry
@@ -294,7 +294,7 @@ cdef class Index:
         block = find_block(&self.t, a.hi, a.lo)
         if block != NULL and bit_of(block, a.lo):
             return False
-        self.reserve()            # may move the tables
+        self.reserve()            # may move the tables in memory
         self.dirty = True
         block = find_block(&self.t, a.hi, a.lo)
         if block == NULL:
@@ -343,8 +343,8 @@ cdef class Index:
         free(old)
 
     def load_former(self):
-        """Load the addresses that were held in the previous boot, for addresses_of(). Return False if the file is
-        damaged: the index is then empty. Call clear() afterwards."""
+        """Load the addresses that were held in the previous boot, for addresses_of(); then call clear(). Return False
+        if the file is damaged; the index is then empty."""
         cdef Header* old = self.t.head
         cdef bint good
         if not self.former_ns or self.fd < 0:
@@ -387,7 +387,7 @@ cdef class Index:
         return 0
 
     cdef bint is_whole(self, const Header* h) noexcept:
-        """Return whether this header is undamaged, and the boot id known."""
+        """Return whether this header is undamaged, and whether the boot id is known."""
         return (memcmp(h.magic, b"fastcni\n", 8) == 0 and h.layout == LAYOUT and h.header_sum == header_sum(h)
                 and good_cap(h.block_cap, h.blocks, MIN_BLOCKS) and good_cap(h.owner_cap, h.held, MIN_OWNERS)
                 and size_of(h.block_cap, h.owner_cap) <= <size_t> self.length
@@ -407,7 +407,7 @@ cdef class Index:
                 and h.ctime_sec == found.directory.st_ctim.tv_sec and h.ctime_nsec == found.directory.st_ctim.tv_nsec)
 
     cdef bint load(self, Header* head) except -1:
-        """Take the tables of this header from a kept copy or from the file. Return whether they match the header."""
+        """Load the tables of this header from a kept copy or the file. Return whether the tables match the header."""
         cdef bint good = True
         cdef size_t size = size_of(head.block_cap, head.owner_cap)
         cdef Header* memory = take_kept(self.dev, self.ino, head)

@@ -1,6 +1,6 @@
-# The file of an address index: open, read and write it, and set its directory's mtime. The functions are inline, so
-# there is no module to load. Call the functions without the GIL: then a file system that hangs delays only the request
-# that uses it.
+# Open, read and write the file of an address index, and set the directory's mtime. The functions are inline, so this
+# module is never loaded. Call the functions without the GIL: then a file system that hangs delays only the request that
+# uses the file.
 
 from libc.errno cimport ENOSPC, EOPNOTSUPP, errno
 from libc.stdint cimport uint32_t, uint64_t
@@ -33,10 +33,10 @@ cdef extern from *:
     enum: EXT, XFS, BTRFS, F2FS, OVERLAY, ZFS, BCACHEFS, TMPFS
 
 cdef struct Found:                # an index file that was opened
-    int fd                        # -1: it cannot be opened; `trouble` is the errno
+    int fd                        # -1: the file cannot be opened; `trouble` is the errno
     int trouble
     struct_stat file, directory
-    Header head                   # zeros: it cannot be read
+    Header head                   # zeros: the header cannot be read
 
 
 cdef inline void open_index(int dirfd, Found* found) noexcept nogil:
@@ -55,8 +55,8 @@ cdef inline void open_index(int dirfd, Found* found) noexcept nogil:
 
 
 cdef inline bint is_local(int dirfd) noexcept nogil:
-    """Return whether no other machine can change this directory. False for an unknown file system. Source: statfs(2),
-    which has the numbers."""
+    """Return whether no other machine can change this directory. False for an unknown file system. statfs(2) lists the
+    file systems' numbers."""
     cdef statfs_t st
     cdef uint32_t kind
     if fstatfs(dirfd, &st):
@@ -67,7 +67,8 @@ cdef inline bint is_local(int dirfd) noexcept nogil:
 
 
 cdef inline bint read_pages(int fd, Tables* t) noexcept nogil:
-    """Read the pages behind the header, which is in memory. Return False if their checksums do not match it."""
+    """Read the pages after the header, which is already in memory. Return False if the checksum of the pages is not the
+    header's."""
     cdef size_t at = sizeof(Header), page
     cdef uint64_t pages = 0
     cdef Py_ssize_t got
@@ -83,7 +84,7 @@ cdef inline bint read_pages(int fd, Tables* t) noexcept nogil:
 
 
 cdef inline int write_at(int fd, const char* data, size_t size, off_t at) noexcept nogil:
-    """Return 0 or the errno."""
+    """Write to the file at the offset `at`. Return 0 or the errno."""
     cdef Py_ssize_t written = pwrite(fd, data, size, at)
     if written < 0:
         return errno
@@ -91,15 +92,15 @@ cdef inline int write_at(int fd, const char* data, size_t size, off_t at) noexce
 
 
 cdef inline void sum_again(Tables* t, size_t page) noexcept nogil:
-    """Sum a touched page."""
+    """Compute the checksum of a changed page, and update the header's checksum of all pages."""
     cdef uint64_t sum = sum_of_page(t, page)
     t.head.pages += sum - t.sums[page]
     t.sums[page] = sum
 
 
 cdef inline int write_pages(int fd, Tables* t) noexcept nogil:
-    """Sum the touched pages, and write all but the first, neighbours together. Return 0 or the errno. After an error no
-    header matches."""
+    """Compute the checksums of the changed pages, and write all of them but the first; write adjacent pages by one
+    call. Return 0 or the errno. After an error, no header matches the file."""
     cdef size_t count = t.size // PAGE, page = 1, at, end
     cdef int refused
     if t.touched[0]:
@@ -119,7 +120,7 @@ cdef inline int write_pages(int fd, Tables* t) noexcept nogil:
 
 
 cdef inline int write_first(int fd, Tables* t) noexcept nogil:
-    """Write the header, and with it what is behind it in the first page, if that was touched. Return 0 or the errno."""
+    """Write the header, or if the rest of the first page has changed, the complete page. Return 0 or the errno."""
     t.head.header_sum = header_sum(t.head)
     return write_at(fd, <char*> t.head, PAGE if t.touched[0] else sizeof(Header), 0)
 
@@ -134,9 +135,9 @@ cdef inline int set_mtime(int dirfd, Header* head) noexcept nogil:
     times[0].tv_sec = 0
     times[0].tv_nsec = UTIME_OMIT
     if futimens(dirfd, times) or fstat(dirfd, &st):
-        return -1                 # another user's directory: each opening will read all files
+        return -1                 # the directory is another user's: each opening will read all address files
     if st.st_mtim.tv_sec > times[1].tv_sec or st.st_mtim.tv_sec < times[1].tv_sec - 1:
-        return -1                 # another program changed it without the lock between the two calls
+        return -1                 # another program has changed the directory between the two calls, without the lock
     head.dir_dev, head.dir_ino = st.st_dev, st.st_ino
     head.mtime_sec, head.mtime_nsec = st.st_mtim.tv_sec, st.st_mtim.tv_nsec
     head.ctime_sec, head.ctime_nsec = st.st_ctim.tv_sec, st.st_ctim.tv_nsec

@@ -1,6 +1,7 @@
-# The two tables of the address index in plain memory: no file, no Python, no function that can fail.
+# The two tables of the address index in memory. The functions use no file and no Python object, and cannot fail.
 #
-# The layout is the same in memory and in the file. Integers are in the machine's byte order: the file never leaves it.
+# The layout is the same in memory and in the file. Integers are in the machine's byte order, because the file stays on
+# the machine.
 #
 #     0     Header, 256 bytes
 #     256   Block[block_cap]   open addressing by the upper 116 bits of the address; count 0 = empty entry
@@ -12,11 +13,11 @@
 # ::ffff:a.b.c.d.
 #
 # The header has two checksums: `pages` is the sum of the checksums of all pages behind the header, `header_sum` is the
-# checksum of the header's other bytes. A change marks its pages with touch(); only marked pages are summed and written
-# again. The checksums detect damage and half-written files. They do not protect against forgery: a program that can
-# write this file can also change the address files.
+# checksum of the header's other bytes. A change marks its pages with touch(); sign() sums and writes only the marked
+# pages again. The checksums detect damage and half-written files. They do not protect against forgery: a program
+# that can write this file can also change the address files.
 #
-# Every loop is bounded by a capacity, and the capacities are checked against the size of the memory.
+# The capacities bound every loop, and are checked against the size of the memory.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -26,21 +27,21 @@ cdef extern from *:
 
 cdef enum:
     LAYOUT = 2
-    PAGE = 4096                   # bytes that are summed and written together
+    PAGE = 4096                   # bytes that have one checksum and are written together
     BLOCK_SIZE = 4096             # addresses in a block
-    WORDS = 64                    # of 64 bits
+    WORDS = 64                    # words of 64 bits in a block's bitmap
     MIN_BLOCKS = 4
     MIN_OWNERS = 64
-    MAX_CAPACITY = 1 << 30        # entries; a damaged header may name more
+    MAX_CAPACITY = 1 << 30        # entries of a table; a damaged header may have a larger number
     BOOT_ID_SIZE = 36
 
 cdef struct Header:
     char magic[8]
     uint32_t layout
-    uint32_t plain                # 1: the directory is no space of cluster-wide addresses; 0: not known
-    uint64_t block_cap            # powers of two
+    uint32_t plain                # 1: the directory has no cluster-wide addresses; 0: unknown
+    uint64_t block_cap            # capacities of the tables, powers of two
     uint64_t owner_cap
-    uint64_t blocks               # entries in use
+    uint64_t blocks               # used entries of the block table
     uint64_t held
     uint64_t dir_dev
     uint64_t dir_ino
@@ -50,7 +51,7 @@ cdef struct Header:
     int64_t ctime_nsec
     char boot[BOOT_ID_SIZE]
     char spare[240 - 96 - BOOT_ID_SIZE]
-    uint64_t pages                # checksum of what is behind the header
+    uint64_t pages                # checksum of all pages without the header
     uint64_t header_sum           # checksum of the header up to here
 
 cdef struct Address:              # the 128 bits, upper and lower half
@@ -59,8 +60,8 @@ cdef struct Address:              # the 128 bits, upper and lower half
 
 cdef struct Block:
     uint64_t hi
-    uint64_t lo                   # lower 12 bits zero
-    uint64_t count                # of held addresses
+    uint64_t lo                   # the lower 12 bits are zero
+    uint64_t count                # number of held addresses
     uint64_t words[WORDS]
 
 cdef struct Owner:
@@ -69,12 +70,12 @@ cdef struct Owner:
     uint64_t lo
 
 cdef struct Tables:
-    Header* head                  # NULL: closed
+    Header* head                  # NULL: the index is closed
     size_t size                   # bytes of header and tables, whole pages
     Block* blocks
     Owner* owners
-    uint64_t* sums                # of each page
-    uint8_t* touched              # of each page: it differs from the file
+    uint64_t* sums                # a checksum for each page
+    uint8_t* touched              # a mark for each page: the page differs from the file
 
 
 cdef inline uint64_t mixed(uint64_t x) noexcept nogil:
@@ -102,7 +103,7 @@ cdef inline size_t memory_for(size_t size) noexcept nogil:
 
 
 cdef inline bint crowded(uint64_t used, uint64_t cap) noexcept nogil:
-    return used > cap // 4 * 3    # three quarters: searches stay short, and one entry always is empty
+    return used > cap // 4 * 3    # at most three quarters: searches stay short, and one entry is always empty
 
 
 cdef inline bint good_cap(uint64_t cap, uint64_t used, uint64_t least) noexcept nogil:
@@ -135,7 +136,7 @@ cdef inline uint64_t step(uint64_t sum, uint64_t word) noexcept nogil:
 
 
 cdef inline uint64_t sum_of(const void* at, size_t size, uint64_t seed) noexcept nogil:
-    """Return the checksum of `size` bytes, in words of 8. Four words at a time: 0.3 us for a page."""
+    """Return the checksum of `size` bytes, a multiple of 8. Summing four words at a time takes 0.3 us for a page."""
     cdef const uint64_t* words = <const uint64_t*> at
     cdef size_t count = size // 8, i = 0
     cdef uint64_t a = seed, b = 2, c = 3, d = 4
@@ -152,7 +153,7 @@ cdef inline uint64_t sum_of(const void* at, size_t size, uint64_t seed) noexcept
 
 
 cdef inline uint64_t sum_of_page(Tables* t, size_t page) noexcept nogil:
-    """Return a page's checksum, in the first page without the header, which has `header_sum`."""
+    """Return a page's checksum. For the first page, leave out the header, which has its own checksum."""
     cdef size_t skip = 0 if page else sizeof(Header)
     return sum_of(<char*> t.head + page * PAGE + skip, PAGE - skip, page + 1)
 
@@ -202,7 +203,7 @@ cdef inline Block* put_block(Tables* t, uint64_t hi, uint64_t lo) noexcept nogil
 
 
 cdef inline void remove_block(Tables* t, Block* block) noexcept nogil:
-    """Empty an entry and move later entries up, so that no search stops before its entry."""
+    """Empty an entry, and move later entries up, so that each search still finds its entry."""
     cdef uint64_t mask = t.head.block_cap - 1
     cdef uint64_t gap = block - t.blocks
     cdef uint64_t i = gap
@@ -221,7 +222,7 @@ cdef inline void remove_block(Tables* t, Block* block) noexcept nogil:
 
 
 cdef inline bint seek_free(Tables* t, Address* a, Address last) noexcept nogil:
-    """Move `a` to the first free address up to last. Return False if there is none. A step is a block or a word."""
+    """Move `a` to the first free address up to `last`. Return False if all are held. Skip full blocks and words."""
     cdef Block* block
     cdef uint64_t word, bits
     while not beyond(a[0], last):
@@ -263,7 +264,8 @@ cdef inline Py_ssize_t seek_oldest(Tables* t, Address a, const char* times, Py_s
 
 
 cdef inline uint64_t count_held(Tables* t, Address first, Address last) noexcept nogil:
-    """Return how many addresses from first to last are held. It reads each block's count, and bits only at the ends."""
+    """Return how many addresses from first to last are held. Read each block's count, and single bits only at both
+    ends."""
     cdef uint64_t i, j, total = 0
     cdef Address low, high
     for i in range(t.head.block_cap):

@@ -1,4 +1,4 @@
-"""Netlink messages: see _netlink.pyx."""
+"""Build, exchange and decode netlink messages: see _netlink.pyx."""
 
 from collections.abc import Callable
 from typing import Any, Self

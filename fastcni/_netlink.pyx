@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""Netlink messages: a Batch builds them, send() and receive() exchange them, readers take them apart.
+"""Build netlink messages in a Batch, exchange them by send() and receive(), and decode them.
 
-A message (include/uapi/linux/netlink.h), everything padded to four bytes:
+The layout of a message (include/uapi/linux/netlink.h); each part is padded to four bytes:
 
     nlmsghdr   len:u32  type:u16  flags:u16  seq:u32  pid:u32
-    family header (ifinfomsg, nfgenmsg, ...), given by the caller as bytes
+    family header (ifinfomsg, nfgenmsg, ...), which the caller gives as bytes
     nlattr     len:u16  type:u16  payload
     nlattr     ...
 """
@@ -26,9 +26,9 @@ from fastcni._run_token cimport GONE, await_either, give, take
 cdef extern from "<linux/netlink.h>" nogil:
     enum: NLA_F_NESTED, NLMSG_ERROR, NLMSG_DONE, NLMSG_NOOP, NLMSGERR_ATTR_MSG, NLMSGERR_ATTR_OFFS
     enum: NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP
-    enum: NLM_F_CAPPED          # in an ACK: the request is not repeated behind its header
+    enum: NLM_F_CAPPED          # in an ACK: only the header of the request is repeated
     enum: NLM_F_ACK_TLVS        # in an ACK: extended acknowledgement attributes follow
-    enum: NLM_F_DUMP_INTR       # in an answer to a dump
+    enum: NLM_F_DUMP_INTR       # in an answer to a dump: the table has changed meanwhile
     struct nlmsghdr:
         uint32_t nlmsg_len
         uint16_t nlmsg_type
@@ -42,10 +42,10 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void* buffer, size_t size, int flags)
 
 cdef enum:
-    CAPACITY = 32768            # bytes in one Batch; a longer list is sent in two
-    USUAL = 512                 # bytes of a usual Batch; CAPACITY is this times a power of two
-    DATAGRAM = 65536            # the kernel fills dumps up to 32 KiB; twice that is never cut short
-    DEPTH = 16                  # nested attributes that may be open at once
+    CAPACITY = 32768            # bytes in one Batch; callers send a longer list in two
+    USUAL = 512                 # the first size of a Batch's buffer, which then doubles up to CAPACITY
+    DATAGRAM = 65536            # the kernel fills a datagram of a dump up to 32 KiB, so none is cut short
+    DEPTH = 16                  # the most nested attributes that may be open at the same time
     HEADER = 16                 # sizeof(struct nlmsghdr)
 
 
@@ -67,20 +67,20 @@ cdef class Batch:
     """Requests that go to the kernel in one send.
 
     `asked` maps the sequence number of each request to the text for its error. The kernel answers the last request, and
-    each earlier request that it rejects: see finish(). A dump is alone in its batch.
-    Every writer returns the batch, so that a message reads as one chain; finish() returns the bytes.
-    Sequence numbers are `first` + 1 to `last`. finish() continues the socket's sequence numbers.
+    each earlier request that it rejects: see finish(). A dump is alone in its batch. Each method that writes returns
+    the batch, so that calls can be chained; finish() returns the bytes. The sequence numbers are `first` + 1 to `last`.
     """
 
-    cdef uint8_t* buffer                    # grows: clearing 32 KiB for each Batch would empty a processor's cache
+    # grows, because clearing 32 KiB for each Batch would empty a processor's cache
+    cdef uint8_t* buffer
     cdef Py_ssize_t size
     cdef Py_ssize_t used
-    cdef Py_ssize_t message                 # where the open message begins, -1: none yet
+    cdef Py_ssize_t message                 # where the open message begins, -1: no message is open
     cdef Py_ssize_t nests[DEPTH]
     cdef int depth
     cdef readonly uint32_t first, last
     cdef readonly dict asked
-    cdef readonly bint answered             # the answer to the last request ends the exchange, see begin()
+    cdef readonly bint answered             # whether the last request gets an answer instead of an ACK, see begin()
 
     def __cinit__(self, uint32_t first=0):
         self.first = self.last = first
@@ -149,9 +149,10 @@ cdef class Batch:
         return 0
 
     def begin(self, uint16_t kind, uint16_t flags, bytes header not None, what=None):
-        """Open a message of type `kind`; NLM_F_REQUEST is added. `what` is the text for the kernel's error.
+        """Open a message of type `kind`. begin() adds NLM_F_REQUEST to `flags`. `what` is the text for the kernel's
+        error.
 
-        With NLM_F_REQUEST alone the request is for one object: the kernel answers with the object, and sends no ACK."""
+        With NLM_F_REQUEST as the only flag, the kernel answers with the requested object, and sends no ACK."""
         cdef uint8_t* at
         cdef nlmsghdr head
         cdef Py_ssize_t opened = self.used
@@ -160,14 +161,15 @@ cdef class Batch:
         at = self.reserve(HEADER + PyBytes_GET_SIZE(header))
         self.message = opened
         self.last += 1
-        head.nlmsg_len = 0                  # close() fills it in
+        head.nlmsg_len = 0                  # close() sets the length
         head.nlmsg_type = kind
         head.nlmsg_flags = flags | <uint16_t>NLM_F_REQUEST
         head.nlmsg_seq = self.last
         head.nlmsg_pid = 0
         memcpy(at, &head, HEADER)
         memcpy(at + HEADER, PyBytes_AS_STRING(header), PyBytes_GET_SIZE(header))
-        if flags & (NLM_F_ACK | NLM_F_REQUEST) or flags & NLM_F_DUMP == NLM_F_DUMP:     # NLM_F_EXCL is half of it
+        # NLM_F_DUMP has two bits; NLM_F_EXCL is one of them
+        if flags & (NLM_F_ACK | NLM_F_REQUEST) or flags & NLM_F_DUMP == NLM_F_DUMP:
             self.asked[self.last] = what
             self.answered = flags == NLM_F_REQUEST
         return self
@@ -202,9 +204,9 @@ cdef class Batch:
         return self
 
     def text(self, uint16_t kind, str value not None):
-        """A string with its closing NUL, as the kernel's NLA_NUL_STRING wants it.
+        """Write an attribute with a string and its closing NUL, as the kernel's NLA_NUL_STRING requires.
 
-        Raises ValueError for a NUL in it, where the kernel would stop reading and find another name.
+        Raises ValueError for a NUL in the string: the kernel would stop reading there, and find another name.
         """
         cdef Py_ssize_t size
         cdef const char* data = PyUnicode_AsUTF8AndSize(value, &size)
@@ -218,13 +220,13 @@ cdef class Batch:
         return self
 
     def header(self, bytes value not None):
-        """A family header inside a nest, as VETH_INFO_PEER has one: bytes without an attribute around them."""
+        """Write a family header inside a nested attribute, as in VETH_INFO_PEER: bytes that are no attribute."""
         self.check_open()
         memcpy(self.reserve(PyBytes_GET_SIZE(value)), PyBytes_AS_STRING(value), PyBytes_GET_SIZE(value))
         return self
 
     def nest(self, uint16_t kind):
-        """Open an attribute that holds attributes; end() closes it and fills in its length."""
+        """Open a nested attribute; end() closes it and sets its length."""
         if self.depth == DEPTH:
             raise ValueError(f"more than {DEPTH} attributes nested")
         cdef Py_ssize_t at = self.used
@@ -245,23 +247,25 @@ cdef class Batch:
         return self
 
     def finish(self, uint32_t before=0):
-        """The bytes to send. `before` is the last sequence number that the socket has used; it is added to those of the
-        batch. Raises ValueError while a nested attribute is open.
+        """Return the bytes to send. `before` is the last sequence number that the socket has used; finish() adds
+        `before` to the batch's sequence numbers. Raises ValueError while a nested attribute is open.
 
-        Only the last request asks for an acknowledgement. The kernel handles the messages of a datagram in order, goes
-        on after an error, and sends an error whether or not an acknowledgement was asked for (af_netlink.c,
-        netlink_rcv_skb(); nfnetlink.c, nfnetlink_rcv_batch()). So the answer to the last request comes last."""
+        Only the last request asks for an ACK. The kernel handles the messages of a datagram in order, continues after
+        an error, and reports errors also for requests without NLM_F_ACK (af_netlink.c, netlink_rcv_skb(); nfnetlink.c,
+        nfnetlink_rcv_batch()). So the answer to the last request arrives last."""
         self.close()
         self.number_all(before)
         return PyBytes_FromStringAndSize(<char*>self.buffer, self.used)
 
     cdef int number_all(self, uint32_t more) except -1:
-        """Add `more` to the sequence numbers, and leave the flag NLM_F_ACK to the last message that has it."""
+        """Add `more` to the sequence numbers, and remove NLM_F_ACK from all messages but the last one with this
+        flag."""
         cdef nlmsghdr* acknowledged = NULL
         cdef nlmsghdr* here
         cdef Py_ssize_t at = 0
         while at < self.used:
-            here = <nlmsghdr*>&self.buffer[at]          # aligned: malloc(3), and multiples of four
+            # aligned: malloc(3) aligns the buffer, and offsets are multiples of four
+            here = <nlmsghdr*>&self.buffer[at]
             here.nlmsg_seq += more
             if here.nlmsg_flags & NLM_F_ACK:
                 if acknowledged != NULL:
@@ -289,7 +293,7 @@ cdef class Batch:
 
 
 def messages(bytes data not None):
-    """Take a datagram apart: [(type, flags, sequence, port, payload)], payloads copied out.
+    """Return the messages of a datagram: [(type, flags, sequence, port, payload)]. The payloads are copies.
 
     Raises ValueError for a length that does not fit the datagram.
     """
@@ -316,7 +320,8 @@ def attributes(bytes data not None, Py_ssize_t offset=0):
     """Return the attributes from `offset` on as {type: payload}, without the flags of the types. If a type is repeated,
     its last payload is returned.
 
-    Raises ValueError for a length that does not fit, and for an offset behind the end: a header cut short.
+    Raises ValueError for a length that does not fit, and for an offset after the end, because the header is then cut
+    short.
     """
     return dict(attribute_list(data, offset))
 
@@ -357,7 +362,7 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
     memcpy(&code, base, 4)
     if not flags & NLM_F_ACK_TLVS:
         return -<int64_t>code, "", 0
-    if kind == NLMSG_ERROR:                 # which repeats the request, unlike NLMSG_DONE
+    if kind == NLMSG_ERROR:                 # unlike NLMSG_DONE, NLMSG_ERROR repeats the request
         memcpy(&length, base + 4, 4)
         at += HEADER if flags & NLM_F_CAPPED else align4(length)
     found = attributes(payload, at)
@@ -410,13 +415,14 @@ def send(int fd, bytes data not None):
 
 
 def receive(int fd, int milliseconds=-1, show=None, int caller=-1):
-    """Return the messages() of the next datagram. Return None if no datagram comes within so many milliseconds (-1:
-    without a limit), or if the other end of the connection `caller` closes first.
+    """Return the messages() of the next datagram. Return None if no datagram arrives within `milliseconds` (-1: no
+    limit), or if the other end of the connection `caller` closes first.
 
-    show("<", bytes) is called with the datagram. Raises OSError, with ENOBUFS if the kernel had to drop messages.
+    receive() calls show("<", bytes) with the datagram. Raises OSError, with ENOBUFS if the kernel has dropped messages.
     """
     cdef int come
-    cdef uint8_t datagram[DATAGRAM]         # on the stack: show() and the collector let other threads run
+    # On the stack, because show() and the garbage collector let other threads run
+    cdef uint8_t datagram[DATAGRAM]
     cdef ssize_t size = recv(fd, datagram, DATAGRAM, MSG_DONTWAIT)
     while size < 0:
         if errno != EAGAIN and errno != EINTR:

@@ -9,8 +9,8 @@ from fastcni._system cimport encoded, refuse
 
 # -- programs that end with us ------------------------------------------------------------------------------------
 #
-# posix_spawn(3) cannot ask for a signal at the parent's death (prctl(2), PR_SET_PDEATHSIG), so this is vfork(2) and
-# execve(2). Until the exec the child uses this process's memory, and the kernel suspends the parent thread.
+# posix_spawn(3) cannot set a signal for the parent's death (prctl(2), PR_SET_PDEATHSIG), so this code uses vfork(2) and
+# execve(2). Until execve(2), the child uses this process's memory, and the kernel suspends the parent thread.
 
 cdef extern from *:
     """
@@ -20,7 +20,7 @@ cdef extern from *:
     #include <sys/wait.h>
     #include <unistd.h>
 
-    /* The pid of the program, which leads a new process group, or minus an errno. */
+    /* Return the pid of the program, which leads a new process group, or minus an errno. */
     static __attribute__((noinline)) int spawn_program(const char *path, char *const argv[], char *const env[],
                                                        const int streams[3])
     {
@@ -36,7 +36,7 @@ cdef extern from *:
             for (int number = 1; number < _NSIG; number++) {
                 if (sigaction(number, NULL, &action))
                     continue;
-                /* Python ignores these two, and an ignored signal stays ignored across exec. */
+                /* Python ignores SIGPIPE and SIGXFSZ, and an ignored signal stays ignored across exec. */
                 if (action.sa_handler != SIG_IGN || number == SIGPIPE || number == SIGXFSZ) {
                     action.sa_handler = SIG_DFL;
                     action.sa_flags = 0;
@@ -48,7 +48,7 @@ cdef extern from *:
                 if (dup2(streams[stream], stream) < 0)
                     failed = errno;
             if (prctl(PR_SET_PDEATHSIG, SIGKILL) || getppid() != us)
-                failed = errno ? errno : ESRCH;         /* we were dead before the kernel knew what we want */
+                failed = errno ? errno : ESRCH;         /* the parent died before the prctl() */
             sigprocmask(SIG_SETMASK, &none, NULL);      /* a server has blocked the signals that end it */
             if (!failed) {
                 execve(path, argv, env);
@@ -71,8 +71,8 @@ cdef extern from *:
 def spawn(str path not None, argv, env, int stdin, int stdout, int stderr):
     """Start a program in its own process group, with three open files as its standard streams. Return its pid.
 
-    The kernel kills the program when the calling thread ends. argv: texts. env: {name: text}. The files are above 2.
-    Raises OSError, and ValueError for a NUL or an unusable variable name.
+    The kernel kills the program when the calling thread ends. argv: texts. env: {name: text}. The descriptors of the
+    files must be above 2. Raises OSError, and ValueError for a NUL or an invalid variable name.
     """
     cdef bytes name = encoded(path)
     cdef list arguments = [encoded(text) for text in argv]
@@ -103,9 +103,9 @@ def spawn(str path not None, argv, env, int stdin, int stdout, int stderr):
 
 # -- processes that may end later than this one -------------------------------------------------------------------
 #
-# Such a process does one system call that takes long. It shares this process's memory, also after our end, so the
-# kernel copies none. It has another stack, and copies of our descriptors. It also shares our thread-local storage:
-# so it calls nothing of libc that sets errno. All signals are blocked, so no handler runs in it.
+# Such a process makes one system call that takes long. It shares this process's memory, even after this process has
+# ended, so the kernel copies no memory. It has its own stack, and copies of this process's descriptors. It shares
+# thread-local storage, so it must not call libc functions that set errno. All signals are blocked, so no handler runs.
 
 cdef extern from *:
     """
@@ -115,7 +115,7 @@ cdef extern from *:
     #include <sys/syscall.h>
     #include "launcher/system_call.h"
 
-    struct job { int close, fd; long size; char data[]; };      /* size 0: read from fd, else write the data to it */
+    struct job { int close, fd; long size; char data[]; };      /* size 0: read from fd, otherwise write data to fd */
     enum { JOB_STACK = 1 << 16 };
 
     static int work(void *of)
@@ -130,7 +130,7 @@ cdef extern from *:
         return 0;                       /* clone(3) ends the process by a system call */
     }
 
-    /* Start it. The memory of the job stays: this process ends soon. Its pid, or minus an errno. */
+    /* Start the job's process. Return its pid, or minus an errno. Nothing frees the memory: this process ends soon. */
     static int start_job(int close, int fd, const char *data, long size)
     {
         sigset_t all, before;
@@ -157,7 +157,7 @@ cdef extern from *:
 
 
 cdef int started(int child) except -1:
-    """Return the pid `child`, or raise the OSError for minus an errno."""
+    """Return `child` if it is a pid. Raise the OSError if `child` is minus an errno."""
     if child < 0:
         refuse(-child, None)
     return child

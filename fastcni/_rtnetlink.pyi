@@ -1,4 +1,4 @@
-"""The headers of rtnetlink, and links as the kernel reports them: see _rtnetlink.pyx."""
+"""Encode the headers of rtnetlink, and decode links: see _rtnetlink.pyx."""
 
 class Link:
     name: str

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""The headers of rtnetlink(7) as bytes, and a link as the kernel reports it (linux/if_link.h).
+"""Encode the headers of rtnetlink(7), and decode a link from the kernel's message (linux/if_link.h).
 
-Compiled, since an ADD packs ten headers and reads four links.
+This module is compiled, because an ADD encodes ten headers and decodes four links.
 """
 
 cimport cython
@@ -53,7 +53,7 @@ cdef extern from *:
 
 
 def ifinfomsg(int32_t index=0, uint32_t flags=0, uint32_t change=0, uint8_t family=0):
-    """Return a struct ifinfomsg as bytes. The kernel sets the type of hardware."""
+    """Return a struct ifinfomsg as bytes. Its hardware type is 0, because the kernel sets this type."""
     cdef link_header head
     memset(&head, 0, sizeof(head))
     head.ifi_family, head.ifi_index, head.ifi_flags, head.ifi_change = family, index, flags, change
@@ -142,7 +142,7 @@ def read_link(bytes payload not None):
 
 
 cdef int read_info(Link link, Attributes* linkinfo) except -1:
-    """Read IFLA_LINKINFO: kind and data of the link itself, and of the bridge whose port it is."""
+    """Read IFLA_LINKINFO: the link's kind and data, the flags of a bridge port, the VLAN settings of a bridge."""
     cdef Attributes info, of_port, of_bridge
     cdef bint is_port = False
     inside(&info, linkinfo)

@@ -1,7 +1,7 @@
-# The run token for extension modules that wait: give() before a call that may take long, take() behind it.
+# The run token for extension modules that wait: call give() before a call that may take long, and take() after it.
 
 cdef enum:
-    GONE = 2                    # of await_either()
+    GONE = 2                    # the result of await_either() if the caller has left
 
 cdef void take() noexcept nogil
 cdef void give() noexcept nogil

@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""The run token, which decides which worker of a server runs Python, and the waits during which it is passed on.
+"""The run token, which decides which worker of a server runs Python, and the waits that pass the token on.
 
 A system call that may block releases the GIL. The thread that this wakes usually finds the GIL taken again. So
-workers wait for the token instead. A worker gives the token back before a long wait: for the kernel's work on a
-request, a notification, the next request.
+workers wait for the token instead. A worker gives the token back before a long wait, such as a wait for the kernel, a
+notification or the next request.
 
-A thread without the token is only slower, not wrong. So no worker waits forever: after MAX_WAIT_MS it takes the
-token from a thread that hangs, for instance in a file system. A thread that never called take_token() needs no token:
-every function here only waits.
+A thread without the token is only slower, not wrong. So no worker waits forever: after MAX_WAIT_MS it takes the token
+from a thread that hangs, for instance in a file system. For a thread that never called take_token(), the functions of
+this module only wait.
 
 Sources: pthread_cond_timedwait(3), sem_timedwait(3), poll(2), epoll_wait(2).
 """
@@ -64,12 +64,12 @@ cdef extern from *:
     """
     static __thread int needs_token;
     """
-    int needs_token                         # has this thread ever called take_token()?
+    int needs_token                         # 1 after this thread has called take_token()
 
 cdef enum:
     MAX_WAIT_MS = 50
 
-cdef pthread_mutex_t guard                  # protects the next two
+cdef pthread_mutex_t guard                  # protects `holder` and `held`
 cdef pthread_t holder
 cdef bint held = False
 cdef pthread_cond_t given
@@ -125,13 +125,13 @@ def take_token():
 
 
 def give_token():
-    """Give the token back, before a wait that is not in this module."""
+    """Give the token back before a wait outside of this module."""
     give()
 
 
 def await_event(int events, int milliseconds):
-    """Wait so long (-1: without a limit) for an event of an epoll(7) instance. Return the event's descriptor, -1
-    without an event."""
+    """Wait at most `milliseconds` (-1: no limit) for an event of an epoll(7) instance. Return the event's descriptor,
+    -1 without an event."""
     cdef epoll_event event
     cdef int found
     with nogil:
@@ -143,8 +143,8 @@ def await_event(int events, int milliseconds):
 
 cdef int await_either(int fd, int caller, int milliseconds) noexcept nogil:
     """poll(2) until `fd` is readable or the other end of the connection `caller` closes. A descriptor of -1 is not
-    polled. Return 1 if `fd` is readable or has an error; 0 after so many milliseconds; GONE if the caller has left;
-    -1 after a signal."""
+    polled. Return 1 if `fd` is readable or has an error; 0 after `milliseconds`; GONE if the caller has left; -1 after
+    a signal."""
     cdef pollfd both[2]
     cdef int found
     both[0].fd, both[0].events, both[0].revents = fd, POLLIN, 0
@@ -156,7 +156,7 @@ cdef int await_either(int fd, int caller, int milliseconds) noexcept nogil:
 
 
 def await_input(int fd, int caller, int milliseconds):
-    """Wait so long (-1: without a limit) until `fd` is readable or `caller` leaves. Return 1, 0, 2 or -1 as
+    """Wait at most `milliseconds` (-1: no limit) until `fd` is readable or `caller` leaves. Return the result of
     await_either(). Raises the exception of a signal handler."""
     cdef int come
     with nogil:
@@ -166,14 +166,14 @@ def await_input(int fd, int caller, int milliseconds):
 
 
 def await_message(int conn, int milliseconds):
-    """Wait so many milliseconds until the connection is readable."""
+    """Wait at most `milliseconds` until the connection is readable."""
     with nogil:
         await_either(conn, -1, milliseconds)
 
 
 @cython.final
 cdef class Gate:
-    """wait() until another thread calls open(), once each."""
+    """A gate that one thread opens for another: wait() returns when open() is called. Call each method only once."""
 
     cdef sem_t opened
 
@@ -187,11 +187,11 @@ cdef class Gate:
         sem_post(&self.opened)
 
     def wait(self, int milliseconds):
-        """Wait so long at most; return whether the gate is open. If the node's clock is set during the wait, a wait
-        that fails may take longer."""
+        """Wait at most `milliseconds`; return whether the gate is open. If the node's clock is set back during the
+        wait, the wait may take longer."""
         cdef timespec until
         cdef int failed = EINTR
-        clock_gettime(CLOCK_REALTIME, &until)           # semaphores know no other clock before glibc 2.30
+        clock_gettime(CLOCK_REALTIME, &until)           # before glibc 2.30, semaphores can only use CLOCK_REALTIME
         add_milliseconds(&until, milliseconds)
         with nogil:
             give()

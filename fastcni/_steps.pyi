@@ -1,4 +1,4 @@
-"""The steps of a request: see _steps.pyx."""
+"""Record the steps of a request: see _steps.pyx."""
 
 Step = tuple[int, str, bytes]       # time by perf_counter_ns(), ">" sent or "<" received or "!" text, the bytes
 

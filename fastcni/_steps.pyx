@@ -7,12 +7,12 @@ from cpython.bytes cimport PyBytes_GET_SIZE
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 cdef enum:
-    STEP_BYTES = 100            # bytes of memory of a step, in addition to its datagram
+    STEP_BYTES = 100            # the memory of a step in bytes, without its datagram
 
 
 @cython.final
 cdef class Steps:
-    """The steps of one request. The object is called as kernel.waiting.Request.show().
+    """The steps of one request. The object is the function kernel.waiting.Request.show of the request.
 
     entries: [(time by time.perf_counter_ns(), ">" sent or "<" received or "!" text, bytes)]. left: bytes of memory that
     further steps may use. dropped: the number of bytes of the steps for which no memory was left.

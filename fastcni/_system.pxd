@@ -1,4 +1,4 @@
-# Names of files, and errors, for other extension modules with system calls.
+# Encode file names and raise errors, for other extension modules that make system calls.
 
 cdef bytes encoded(str path)
 cdef int refuse(int failed, str path) except -1

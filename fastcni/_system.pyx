@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 # cython: binding=False, auto_pickle=False
-"""System calls of a request: descriptors, network namespaces and small files.
+"""Make the system calls of a request: for descriptors, network namespaces and small files.
 
-Calls that do not block keep the GIL. A thread that releases it for a microsecond wakes another thread, which
-finds the lock taken again. With eight requests at once that costs a server more than the calls do.
+Calls that do not block keep the GIL. A thread that releases the GIL for a microsecond wakes another thread, which finds
+the GIL taken again. With eight requests at the same time, this costs a server more than the calls themselves.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
@@ -64,15 +64,15 @@ cdef enum:
     FSCONFIG_CMD_CREATE = 6
     FSMOUNT_CLOEXEC = 1
     MOUNT_ATTR_NOSUID_NODEV_NOEXEC = 2 | 4 | 8
-    LARGE_BYTES = 65536         # of an answer that takes the kernel so long that other threads run meanwhile
+    LARGE_BYTES = 65536         # for answers of this size or more, getsockopt() releases the GIL
 
 
 def getsockopt(int fd, int level, int name, bytes question not None, unsigned int size):
     """Read a socket option whose buffer has the question first and then the answer; Python's getsockopt() cannot pass
     the question. Raises OSError.
 
-    size: of the buffer, in bytes, at least that of the question. Bytes that the kernel does not write are 0. The kernel
-    takes some 1.4 us for each kB of a large answer.
+    size: the bytes of the buffer, at least the size of the question. Bytes that the kernel does not write are 0. The
+    kernel takes some 1.4 us for each kB of a large answer.
     """
     cdef bytes answer = PyBytes_FromStringAndSize(NULL, size)
     cdef char* data = PyBytes_AS_STRING(answer)
@@ -90,15 +90,16 @@ def getsockopt(int fd, int level, int name, bytes question not None, unsigned in
 
 
 def address_of(bytearray buffer not None):
-    """Return the address of a buffer, for bpf(). The caller keeps the buffer and its size until bpf() has returned."""
+    """Return the address of a buffer, for bpf(). The caller must keep the buffer, and not change its size, until bpf()
+    has returned."""
     return <size_t>PyByteArray_AS_STRING(buffer)
 
 
 def bpf(int command, bytearray attributes not None):
-    """bpf(2) with a union bpf_attr, into which the kernel may write. Return a descriptor or 0. Raises OSError."""
+    """Call bpf(2) with a union bpf_attr, into which the kernel may write. Return a descriptor or 0. Raises OSError."""
     cdef char* attr = PyByteArray_AS_STRING(attributes)
     cdef long done, size = PyByteArray_GET_SIZE(attributes)
-    with nogil:                 # to load a program takes milliseconds
+    with nogil:                 # loading a program takes milliseconds
         done = syscall(SYS_bpf, command, attr, size)
     refuse(errno if done < 0 else 0, None)
     return done
@@ -113,8 +114,9 @@ def identity(int fd):
 
 
 def directory_times(str path not None):
-    """Return (birth, last change) of a directory in unix seconds; birth is None if the file system does not record it.
-    os.stat() has no birth. Raises OSError. Source: statx(2)."""
+    """Return (time of birth, time of the last change) of a directory in unix seconds. The first is None if the file
+    system does not record a time of birth. Python's os.stat() does not return this time. Raises OSError. Source:
+    statx(2)."""
     cdef statx_times found
     if statx(AT_FDCWD, PyBytes_AS_STRING(encoded(path)), 0, STATX_BTIME | STATX_MTIME, &found):
         refuse(errno, path)
@@ -125,7 +127,7 @@ def directory_times(str path not None):
 
 
 def setns(int fd):
-    """Move the calling thread into the network namespace behind `fd` (setns(2)); raises OSError."""
+    """Move the calling thread into the network namespace `fd` (setns(2)). Raises OSError."""
     if c_setns(fd, CLONE_NEWNET):
         PyErr_SetFromErrno(OSError)
 
@@ -140,8 +142,9 @@ def namespace_of(int sock):
 
 
 def open_file(str path not None, int flags, int mode=0, *, int directory=AT_FDCWD):
-    """Return a descriptor, closed on exec, of a path that needs no disk, for instance a namespace. For a file on a disk
-    use open_regular(): a file system that hangs delays its own request only. Raises OSError."""
+    """Return a descriptor, closed on exec, of a file that is not on a disk, for instance a namespace. For a file on a
+    disk use open_regular(), which releases the GIL: then a file system that hangs delays only its own request. Raises
+    OSError."""
     cdef int fd = openat(directory, PyBytes_AS_STRING(encoded(path)), flags | O_CLOEXEC, mode)
     if fd < 0:
         refuse(errno, path)
@@ -149,7 +152,7 @@ def open_file(str path not None, int flags, int mode=0, *, int directory=AT_FDCW
 
 
 def close_file(int fd):
-    """Close a descriptor of which the kernel has no data to write. Raises OSError."""
+    """Close a descriptor for which the kernel has no data to write. Raises OSError."""
     if unistd.close(fd):
         PyErr_SetFromErrno(OSError)
 
@@ -157,7 +160,7 @@ def close_file(int fd):
 def try_lock(int fd):
     """Take the exclusive flock(2) of an open file. Return False if another process has it. Raises OSError.
 
-    Without the GIL: LOCK_NB waits for no other holder, but for the server of a network file system.
+    The call releases the GIL: LOCK_NB does not wait for another holder, but for the server of a network file system.
     """
     cdef int failed = 0
     with nogil:
@@ -169,24 +172,24 @@ def try_lock(int fd):
 
 
 def unlock(int fd):
-    """Release the flock(2) of a namespace, whose file is on no disk. close() is not enough while a child that was just
-    forked has the descriptor, too."""
+    """Release the flock(2) of a namespace. close() does not release the lock while a child that was just forked also
+    has the descriptor. The call keeps the GIL, because a namespace's file is on no disk."""
     flock(fd, LOCK_UN)
 
 
 def has_input(int fd):
-    """Return whether a datagram or an error waits on a socket: poll(2)."""
+    """Return whether a datagram or an error waits on a socket. Source: poll(2)."""
     cdef pollfd asked
     asked.fd, asked.events = fd, POLLIN
     return poll(&asked, 1, 0) != 0
 
 
-# -- small files, each in one go: the lock is released once, since a disk may take its time ----------------------
+# -- small files; each function releases the GIL once, because a disk may be slow ----------------------
 
 cdef int open_checked(int directory, const char* name, int flags, int mode, struct_stat* st,
                       int* failed) noexcept nogil:
-    """Return a descriptor, or -1 and the errno. With `st`, which is filled in: EISDIR for a directory, EOPNOTSUPP for a
-    pipe, a socket and a device."""
+    """Return a descriptor; or -1, with the errno in `failed`. If `st` is not NULL, fill it in, and fail with EISDIR for
+    a directory, EOPNOTSUPP for a pipe, a socket and a device."""
     cdef int fd = openat(directory, name, flags | O_CLOEXEC | (O_NONBLOCK if st != NULL else 0), mode)
     if fd < 0:
         failed[0] = errno
@@ -232,10 +235,10 @@ def mount_procfs():
 
 
 def read_file(str path not None, int flags, Py_ssize_t most, int directory=AT_FDCWD, *, bint regular=False):
-    """Return up to `most` bytes from the beginning of a file below the open `directory`; flags as for open(2). Raises
+    """Return up to `most` bytes from the beginning of a file below the open `directory`. flags: as for open(2). Raises
     OSError.
 
-    regular: refuse everything but a regular file (EOPNOTSUPP), and wait for no writer of a pipe.
+    regular: fail with EOPNOTSUPP for all other kinds of files, and never wait for the writer of a pipe.
     """
     cdef bytes name = encoded(path), found = PyBytes_FromStringAndSize(NULL, most)
     cdef const char* at = PyBytes_AS_STRING(name)
@@ -256,9 +259,9 @@ def read_file(str path not None, int flags, Py_ssize_t most, int directory=AT_FD
 
 cdef bint create_whole(int directory, const char* name, const char* data, Py_ssize_t size, int mode, bint sync,
                        int* failed) noexcept nogil:
-    """Create a file that appears with its content: a killed process leaves no empty file. `failed` is 0, or
-    EEXIST. Return False, without a file, if the file system or the kernel's rights do not allow that: O_TMPFILE of
-    open(2), AT_EMPTY_PATH of link(2)."""
+    """Create a file together with its content, so that a killed process leaves no empty file. Set `failed` to 0 or
+    EEXIST. Return False, without a file, if the file system has no O_TMPFILE (open(2)), or this process may not use
+    AT_EMPTY_PATH (link(2))."""
     cdef int fd = openat(directory, b".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode)
     cdef bint made
     if fd < 0:
@@ -276,9 +279,8 @@ def write_file(str path not None, bytes data not None, int flags, int directory=
                bint cut=False, bint sync=False, bint regular=False):
     """Replace the content of a file below the open `directory` by `data`, and wait until it is on disk.
 
-    With O_EXCL the file appears with its content, if the file system can do that; else a file that could not be filled
-    is removed. regular: as for read_file(). Raises OSError,
-    Abandoned.
+    With O_EXCL, create the file together with its content if the file system supports this; otherwise remove a file
+    whose content cannot be written. regular: as for read_file(). Raises OSError, Abandoned.
     """
     cdef bytes name = encoded(path)
     cdef const char* at = PyBytes_AS_STRING(name)
@@ -298,9 +300,9 @@ def write_file(str path not None, bytes data not None, int flags, int directory=
         if fd >= 0:
             written = unistd.write(fd, buffer, size)
             if written != size:
-                failed = errno if written < 0 else ENOSPC       # the disk took a part of it
+                failed = errno if written < 0 else ENOSPC       # the disk has taken only a part of the data
             elif cut and ((not regular and fstat(fd, &st)) or (st.st_size > size and unistd.ftruncate(fd, size))):
-                failed = errno          # cutting off nothing takes ext4 longer than the write
+                failed = errno          # ext4 takes longer for a needless ftruncate() than for the write
             elif sync and unistd.fsync(fd):
                 failed = errno
             unistd.close(fd)
@@ -310,7 +312,7 @@ def write_file(str path not None, bytes data not None, int flags, int directory=
 
 
 cdef bytes encoded(str path):
-    """As os.fsencode(); raises ValueError for a NUL in it."""
+    """Encode a path like os.fsencode(). Raises ValueError for a NUL in the path."""
     cdef bytes name = PyUnicode_EncodeFSDefault(path)
     if memchr(PyBytes_AS_STRING(name), 0, PyBytes_GET_SIZE(name)) != NULL:
         raise ValueError("embedded null byte")
