@@ -22,7 +22,7 @@ DEFAULT_NAME = "cni0"
 
 
 class Conf:
-    """The keys of a network. For DEL and GC, only the keys that read_ending() reads are set."""
+    """The keys of a network. For DEL and GC, a Conf has only the keys that read_ending() reads."""
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
                  "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6",

@@ -110,8 +110,8 @@ def ensure_addresses(mode: Mode, bridge: Link, vlan_interface: Link | None, gate
 
 
 def keep_neighbours(sock: Socket, link: Link, conf: Conf) -> Callable[[], None]:
-    """Return a function that adds the neighbour entries of disableFlooding again. Call it after the link's MAC was set:
-    the kernel then deletes the link's neighbours, even if the MAC is the same."""
+    """Return a function that adds the neighbour entries of disableFlooding again. Call this function after the link's
+    MAC was set: the kernel then deletes the link's neighbours, even if the MAC is the same."""
     if not conf.unflooded:
         return lambda: None
     from fastcni.kit.bridge import unflooded

@@ -37,7 +37,7 @@ def keys_of(req: Request) -> Section:
 
 
 def read_once(req: Request, read: Callable[[Section], T]) -> T:
-    """Return read(section) of the request's configuration. The result is cached for all pods with this configuration.
+    """Return read(section) of the request's configuration. Cache the result for all pods with this configuration.
     For DEL and GC, a bad value is only a warning."""
     try:
         return req.conf.once(read)

@@ -1,4 +1,4 @@
-"""Restrict pods of the datapath when network policies apply to them: flows of a restricted pod are not redirected.
+"""Restrict pods of the datapath when network policies apply to them: no program redirects flows of a restricted pod.
 
 conntrack does not know a redirected connection. So before the packets of a connection pass through the host's stack
 again, fastcni adds a conntrack entry for the connection, in the direction of its first packet. With this entry,

@@ -48,7 +48,7 @@ def call(path: str, method: str, args: dict[str, Any], seconds: float) -> dict[s
     limit. Raises Unreachable, Refused, Late, CallerGone.
 
     If the daemon ends before it answers, call() repeats the call once, because a service manager may have started the
-    daemon again. Every call may safely be repeated."""
+    daemon again. A repeated call does no harm."""
     try:
         return _call(path, method, args, seconds)
     except Ended:

@@ -76,8 +76,8 @@ def read_option(option: Section) -> int:
 
 
 def provided(keys: Keys, cni_args: str) -> dict[int, bytes]:
-    """Return the options to send, {code: content}. A value in CNI_ARGS has precedence over the key `value`. Parts of
-    CNI_ARGS without "=" are ignored. Raises CniError 4 and 7."""
+    """Return the options to send, {code: content}. A value in CNI_ARGS has precedence over the key `value`. Ignore
+    parts of CNI_ARGS without "=". Raises CniError 4 and 7."""
     args = dict(pair.partition("=")[::2] for pair in cni_args.split(";") if "=" in pair)
     found = {}
     for code, text, name in keys.provide:

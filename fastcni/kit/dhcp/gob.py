@@ -2,8 +2,8 @@
 
 A stream is a sequence of messages, each preceded by its length. A message is either a type definition or a value. A
 type definition begins with the negated number of the type, a value with the number of its type. A struct consists of
-its nonzero fields and a final 0. Each field is preceded by the difference between its number and the previous field's
-(https://pkg.go.dev/encoding/gob):
+its nonzero fields and a final 0. Before each field stands the difference between the field's number and the number of
+the preceding field (https://pkg.go.dev/encoding/gob):
 
     39                  57 bytes follow
     7f                  -64: the definition of type 64

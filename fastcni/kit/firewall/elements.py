@@ -155,7 +155,7 @@ class Store:
         """Add the rules and the `lost` elements after a flush. Return the number of elements added.
 
         present, lost: {set: {key: raw element}}, see nft_elements.read_raw_elements(). leaving: marks of attachments
-        whose DEL found no element during the flush; their elements are not restored.
+        whose DEL found no element during the flush; do not restore their elements.
         """
         known = [(name, key, element) for found in (present, lost) for name, some in found.items()
                  for key, element in some.items()]

@@ -62,7 +62,7 @@ class OwnAddresses(Addresses):
         return super().fill(nft.add_table(batch, FAMILY, TABLE, COMMENT))
 
     def knows(self, req: Request, ips: Sequence[bytes]) -> bool:
-        """Return whether one of the addresses is recorded for the attachment."""
+        """Return whether the attachment has a record of one of the addresses."""
         items = self.items(ips)
         return self.used(req) and len(self.missing(req, items)) < len(items)
 

@@ -4,7 +4,7 @@
         10.1.2.5, fd00:9::2           0600, "<container id>\\r\\n<ifname>"; old files have only the id
         last_reserved_ip.<set>        0600, the cursor: the last allocated address of a range set, as text
 
-Creating an address's file exclusively (O_EXCL) allocates the address. Subdirectories are ignored.
+Creating an address's file exclusively (O_EXCL) allocates the address. fastcni ignores subdirectories.
 
 A file that cannot be read (EIO, ESTALE, EACCES) has an unknown owner. A pipe, a directory or a symbolic link with the
 name of an address keeps the address from being allocated, and has no owner.
@@ -181,7 +181,7 @@ class AddressFiles:
     def create(self, name: str, owner: bytes) -> bytes | None:
         """Create the file of an address. Return None, or the owner of an existing file.
 
-        A torn file is replaced. If create() raises an error, no new file is left.
+        Replace a torn file. If create() raises an error, no new file is left.
         """
         self.changed = True             # also after a failure: the file may have existed for a moment
         for _ in range(3):

@@ -12,8 +12,8 @@ removes a file only if all of this is true:
   reboot has a new file;
 - no cached result of the attachment names a network namespace that exists.
 
-All other files stay, and the runtime's DEL or GC releases them. The files are read under the directory's lock. If the
-index has the current boot id, a request skips all of this.
+All other files stay, and the runtime's DEL or GC releases them. fastcni reads the files under the directory's lock. If
+the index has the current boot id, a request skips all of this.
 """
 
 from __future__ import annotations

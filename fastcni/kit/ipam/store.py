@@ -10,8 +10,8 @@ candidates. Before fastcni removes a file, it reads the file; if the file contra
 index.
 
 The index misses two changes: a change inside an existing file (no program makes such a change), and a change by a
-program without the lock in the microseconds in which fastcni has the lock. fastcni
-corrects the index when a range is full, at GC, or after the next change by another program.
+program without the lock in the microseconds in which fastcni has the lock. fastcni corrects the index when a range is
+full, at GC, or after the next change by another program.
 
 The index records a file that cannot be read, and each request reads that file again. A request that may concern the
 file fails with code 5 and the file's name; ADD allocates other addresses.
@@ -168,7 +168,7 @@ class Store:
                 self._correct(packed, UNKNOWN, content)
 
     def network_of(self, name: str) -> str:
-        """Return the network of the attachment that has an address file. The file must have been read."""
+        """Return the network of the attachment that has an address file. Call network_of() after reading the file."""
         return self.network
 
     @property

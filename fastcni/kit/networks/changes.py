@@ -1,7 +1,7 @@
 """Compare the networks of a running pod with the networks that its annotation names now.
 
-A network from an earlier annotation is detached if the annotation no longer names it. Networks from the configuration
-stay.
+fastcni detaches a network that an earlier annotation named and the present annotation does not name. Networks from the
+configuration stay.
 """
 
 from __future__ import annotations

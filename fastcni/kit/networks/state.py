@@ -99,7 +99,7 @@ class State:
 
     def kept_results(self, listed: Iterable[Network] = ()) -> tuple[list[Network], list[Damaged]]:
         """Return (networks with a readable cache file, damaged cache files). Each file shows that an ADD has added its
-        network completely. listed: networks whose files are left out."""
+        network completely. listed: networks whose files to leave out."""
         others = {self.path_of_result(it.definition.name, it.ifname).rpartition("/")[2] for it in listed}
         found, damaged = kept_results(self.cni_dir, {self.container_id}, f"-{self.container_id}-", others)
         return ([it for it in found if it.container_id == self.container_id],

@@ -94,8 +94,7 @@ def read(req: Request) -> OvsConf:
 
 
 def with_file(own: OvsConf, read_other: Callable[[Section], OvsConf]) -> OvsConf:
-    """Return the keys `own`; absent and empty keys are taken from ovs.conf, which read_other() reads. Raises
-    CniError."""
+    """Return the keys `own`. Take absent and empty keys from ovs.conf, which read_other() reads. Raises CniError."""
     path, found = read_file(own.path)
     if found is None:
         return own

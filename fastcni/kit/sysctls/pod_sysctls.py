@@ -71,7 +71,7 @@ def write_back(pod: Pod, name: str, value: str) -> None:
 
 
 def check(pod: Pod, sysctls: Sysctls) -> None:
-    """Raise CniError 999 if a sysctl has another value. Differences in white space are ignored."""
+    """Raise CniError 999 if a sysctl has another value. Ignore differences in white space."""
     with pod.enter():
         for candidates, value in sysctls.values():
             name = first_existing(candidates)

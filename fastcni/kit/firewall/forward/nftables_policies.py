@@ -74,7 +74,7 @@ class Chain(Addresses):
 
 def dropping(found: Iterable[tuple[int, str, str, str, int, int]]) -> list[tuple[int, str, str]]:
     """Return (family, table, chain) of each base chain, see nft.read_base_chain(), that drops forwarded packets by its
-    policy. Chains of fastcni and iptables are left out."""
+    policy. Leave out chains of fastcni and iptables."""
     return [(family, table, name) for family, table, name, kind, hook, policy in found
             if (kind, hook, policy) == ("filter", nft.NF_INET_FORWARD, nft.NF_DROP) and family in LENGTHS
             and table != TABLE and (family == nft.NFPROTO_INET or name != "FORWARD")]

@@ -1,7 +1,7 @@
 """Enforce ingressPolicy by iptables, with the reference plugin's chains in table filter.
 
 The rules drop packets from one bridge with a policy to another such bridge. The rules also drop packets between ports
-of an isolated bridge; iptables sees these only if br_netfilter is loaded.
+of an isolated bridge; iptables sees such packets only if br_netfilter is loaded.
 
     -A FORWARD -j CNI-ISOLATION-STAGE-1                                 (at its head)
     -A CNI-ISOLATION-STAGE-1 -i cni1 -o cni1 -j DROP                    (isolated)
@@ -65,8 +65,8 @@ def commands(lines: list[str], conf: Conf) -> Iterator[str]:
 
 
 def wanted(conf: Conf) -> Iterator[tuple[str, str, str]]:
-    """Yield (chain, match, target) of the bridge's rules. Each rule is inserted at the head of its chain, so the last
-    rule here becomes the first of the chain.
+    """Yield (chain, match, target) of the bridge's rules. The caller inserts each rule at the head of its chain,
+    so the last rule becomes the chain's first rule.
     """
     name = conf.bridge
     yield STAGE_1, f" -i {name} ! -o {name}", STAGE_2

@@ -64,7 +64,7 @@ def restore_items(req: Request, store: Store, items: Sequence[Item]) -> None:
 
 
 def items(port: str, mac: bytes, ips: Sequence[bytes] = ()) -> list[Item]:
-    """Return the elements of a pod's port. `ips` is not used."""
+    """Return the elements of a pod's port. items() ignores `ips`, which kit/firewall/spoofcheck/ip.py uses."""
     key = ifname(port)
     return [(GUARDED, key, None), (ALLOWED, concat(key, mac), None)]
 
