@@ -7,7 +7,7 @@ The address files of the directory are authoritative, never the index. The index
 these files: "which address is free next?" and "which addresses does this owner hold?". Its file is `.fastcni.index` in
 the same directory; the Go plugin ignores that file. The tables are in _ipam_tables.pxd.
 
-The file is read into memory and its changed pages are written back. It is never mapped. If the disk has no space for
+The index reads the file into memory and writes changed pages back. It never maps the file. If the disk has no space for
 a page of a mapped file, or another program truncates the file, SIGBUS ends the process. A slow read of a mapped page
 stops all threads that wait for the GIL. A cached copy costs 4 to 8 us a request more than a mapping did; a one-shot
 plugin reads 60,000 addresses in 0.5 ms.
@@ -158,8 +158,8 @@ cdef class Index:
     """The index of the directory open as `dirfd`. The caller has the directory's lock, and closes the index.
 
     boot     the 36 bytes of the kernel's boot id; an index with any other value is not used when it is opened again
-    fresh    whether the index matches the directory. If not, it is empty, and the caller reads the files and calls
-             hold() for each address
+    fresh    whether the index matches the directory. If not, the index is empty, and the caller reads the files and
+             calls hold() for each address
     former_ns  0, or if the file is from another boot: when it was written, in nanoseconds of the clock of that boot
     trouble  the errno because of which the index has no file; 0: it has a file
     plain    whether the directory is known to have no cluster-wide addresses; sign() records this

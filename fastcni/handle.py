@@ -1,9 +1,9 @@
 """Serve one CNI request: call the plugin and return the answer. handle() is the only caller of plugins, in every mode.
 
 handle() works in the same order as the plugin skeleton of the reference library, and uses no process globals: no
-stdout, argv, environment or signals. It differs from the reference in two ways. It returns a result only when all steps
-have succeeded, so that stdout never has two documents. It compares CNI_NETNS with the caller's own namespace before the
-plugin changes anything.
+stdout, argv, environment or signals. handle() differs from the reference in two ways. It returns a result only when all
+steps have succeeded, so that stdout never has two documents. It compares CNI_NETNS with the caller's own namespace
+before the plugin changes anything.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # errnos with w
 # Exceptions that are no error of the plugin: the thread cannot leave the pod's namespace, another process handles the
 # request, or the request has ended.
 NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
-REPORT = "fastcni/report"       # key of fastcni's runtime: GC works in every version, and prints what it has released
+# A key that fastcni's runtime sets: GC then works in every CNI version, and prints the released objects
+REPORT = "fastcni/report"
 UPDATE = "UPDATE"               # the command of the Request that update() makes
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
@@ -70,8 +71,8 @@ def handle(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Rep
 
 
 def restore(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> list[str]:
-    """Restore the rules and elements of an attachment in the host's firewall, and change nothing else. This is no
-    command of the CNI spec.
+    """Restore the rules and elements of an attachment in the host's firewall, and change nothing else. The CNI spec has
+    no such command.
 
     env, stdin: the same as for CHECK: stdin has the attachment's result as prevResult. The configuration may have any
     version. restore() does nothing if the plugin has no function restore(). Returns warnings; raises CniError.
@@ -94,8 +95,7 @@ def restore(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> li
 
 
 def update(plugin: str, env: Mapping[str, str], stdin: bytes, mode: Mode) -> Reply:
-    """Change an existing attachment so that it agrees with its changed configuration. This is no command of the CNI
-    spec.
+    """Change an existing attachment so that it agrees with its changed configuration. The CNI spec has no such command.
 
     env: the same as for CHECK. stdin has the pod's annotations. Only the plugin multus has a function update(). Raises
     only the exceptions in NOT_ERRORS.

@@ -36,7 +36,7 @@ class Running:
 
     def close(self, status: int) -> bytes:
         """Close the file of the output, and return at most 4 KiB of the output. status: from waitpid(2). Raise
-        CallFailed unless it is 0."""
+        CallFailed unless `status` is 0."""
         output = os.pread(self.out, 4096, 0)
         os.close(self.out)
         if status:

@@ -1,5 +1,5 @@
-"""Define the cases of the benchmark, which are plugins with configurations, and the plan, which says how often they are
-called."""
+"""Define the cases of the benchmark (plugins with configurations) and the plan (how often the run calls these
+plugins)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -3,7 +3,7 @@ kernel requests.
 
 The launcher is an installed plugin file, which echo.py answers immediately. The kernel requests are those that any
 plugin must send. This process is warm, and sends the requests through sockets that are already open. Like any plugin,
-it must open one more socket in the pod's namespace.
+this process must open one more socket in the pod's namespace.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Floor:
         os.close(self.home)
 
     def prepare(self, network: Network) -> None:
-        """Make the bridge and the nftables map of a network. A plugin would make these for the first pod only."""
+        """Make the bridge and the nftables map of a network. A plugin makes the bridge and the map only for the first
+        pod."""
         if network.case.type == "bridge" and network.bridge not in self.bridges:
             self.bridges[network.bridge] = self._make_bridge(network)
         if network.case.keys.get("ipMasq"):
@@ -211,7 +212,7 @@ class Floor:
 
     def _send_deletes(self) -> None:
         """Send link deletions from the queue, and wait for the kernel's ACK of each. The ACK arrives when the kernel
-        has freed the link's memory, 20 ms after the deletion; so several threads do this."""
+        has freed the link's memory, 20 ms after the deletion, so several threads send deletions."""
         while (index := self.deletes.get()) is not None:
             wire.send(self.watcher, rtnl.del_link(Batch(), index=index).finish())
 

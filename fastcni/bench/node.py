@@ -76,7 +76,7 @@ class Node:
         self.stack.close()
 
     def pods(self, count: int) -> list[Pod]:
-        """Return the first `count` pods of the node. Make those that do not exist yet."""
+        """Return the first `count` pods of the node. Make the missing pods."""
         more = [Pod(n, f"{self.prefix}{n}") for n in range(len(self.made), count)]
         ip_batch([f"netns add {pod.name}" for pod in more])
         self.made += more

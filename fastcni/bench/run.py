@@ -107,8 +107,8 @@ def check_machine(options: Options) -> None:
 
 
 def set_up(bench: Bench, stack: ExitStack, data_dir: str) -> None:
-    """Make the benchmark's node, install the implementations' plugins, and start their servers. stack: removes and ends
-    all of these."""
+    """Make the benchmark's node, install the implementations' plugins, and start their servers. stack: at its end, it
+    removes the node and the plugins, and ends the servers."""
     wanted = bench.options.sides
     bench.outside = netns.open_own()
     stack.callback(os.close, bench.outside)

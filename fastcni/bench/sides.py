@@ -181,7 +181,7 @@ class Child:
     def cpu(self) -> float:
         """Return the seconds of processor time, user and system, that all threads of the server have used.
 
-        The clock id is the one of clock_getcpuclockid(3): MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
+        The clock id is computed as in clock_getcpuclockid(3): MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED).
         """
         return time.clock_gettime(~self.pid << 3 | 2)
 

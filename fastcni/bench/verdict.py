@@ -206,8 +206,8 @@ def headline(data: Data) -> str:
 
 
 def summary(data: Data) -> list[str]:
-    """Return the sentences after the headline. They say in how many of all calls, one at a time, fastcni is faster or
-    slower."""
+    """Return the sentences after the headline. These sentences say in how many of all calls, one at a time, fastcni is
+    faster or slower."""
     said = []
     if "Go" not in data["sides"]:
         said.append(f"No Go plugins were {'measured' if data.get('peer') else 'found on this node'}, so these are the "
@@ -244,8 +244,8 @@ def counted(mode: str, tones: dict[str, list[str]]) -> str:
 
 
 def spread(data: Data) -> dict[str, float]:
-    """Return {side: how much the rounds differ} in the part latency. For each call, this is the range of the medians of
-    nine in ten rounds, divided by the median of all rounds. The result is the median of all calls."""
+    """Return {side: how much the rounds differ} in the part latency. The difference of one call is the range of the
+    medians of nine in ten rounds, divided by the median of all rounds. The result is the median of all calls."""
     shares: dict[str, list[float]] = {}
     for series in data.get("latency", {}).values():
         for side, calls in series.items():

@@ -16,7 +16,7 @@ from fastcni.spec.address import read_ip
 if TYPE_CHECKING:
     from fastcni.flows.packets import Packet
 
-FORMER_S = 60.0                 # how long the flows of a deleted pod still have the pod's name
+FORMER_S = 60.0                 # seconds for which the flows of a deleted pod still have the pod's name
 SETTLED_NS = 100_000_000        # two changes of a directory within one tick of the clock have the same time
 
 
@@ -36,7 +36,8 @@ class Pods:
     def __init__(self, cache_dirs: Sequence[str]) -> None:
         self.results = [Results(Cache(directory).results()) for directory in cache_dirs]
         self.by_address: dict[bytes, Pod] = {}
-        self.former: dict[bytes, float] = {}            # {address of a deleted pod: when to forget its name, monotonic}
+        # {address of a deleted pod: monotonic time at which refresh() forgets the pod's name}
+        self.former: dict[bytes, float] = {}
 
     def refresh(self) -> None:
         """Read new and changed files, and forget deleted pods after FORMER_S. Without a change, this costs one stat()

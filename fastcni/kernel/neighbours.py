@@ -31,8 +31,8 @@ def ndmsg(family: int, index: int = 0, state: int = 0, flags: int = 0) -> bytes:
 def new_neighbour(batch: Batch, index: int, packed: bytes, mac: bytes, *, what: str | None = None) -> Batch:
     """Add or replace the neighbour `packed` of a link, and mark it as externally learned.
 
-    The kernel keeps such a neighbour, and updates its MAC from the neighbour's ARP or ND. It does not update the MAC of
-    a permanent neighbour.
+    The kernel keeps such a neighbour, and updates its MAC from the neighbour's ARP or ND. The kernel does not update
+    the MAC of a permanent neighbour.
     """
     batch.begin(uapi.RTM_NEWNEIGH, REPLACE, ndmsg(family_of(packed), index, uapi.NUD_REACHABLE, uapi.NTF_EXT_LEARNED),
                 what)

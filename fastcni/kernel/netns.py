@@ -1,4 +1,5 @@
-"""Open network namespaces, enter them and return. A socket stays in the namespace where it was opened."""
+"""Open network namespaces, enter a namespace and return to the previous one. A socket stays in the namespace where it
+was opened."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def add_table(batch: Batch, family: int, name: str, comment: str, flags: int | N
     flags: None leaves the flags of an existing table as they are. With NFT_TABLE_F_OWNER the table belongs to the
     socket: the kernel rejects changes by other sockets with EPERM, and a flush of all tables by another socket keeps
     the table. With NFT_TABLE_F_PERSIST in addition, the table outlives the socket and then has no owner. The socket of
-    the next add_table() with both flags becomes its owner. The kernel answers EOPNOTSUPP before Linux 6.9 and EINVAL
-    before 5.12, and EOPNOTSUPP for a table that was made without these flags.
+    the next add_table() with both flags becomes the table's owner. The kernel answers EOPNOTSUPP before Linux 6.9 and
+    EINVAL before 5.12, and EOPNOTSUPP for a table that was made without these flags.
     """
     batch.begin(NFT_MSG_NEWTABLE, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables table {name}")
     batch.text(NFTA_TABLE_NAME, name).raw(NFTA_TABLE_USERDATA, comment_data(comment))

@@ -45,7 +45,7 @@ class Mounts:
         self.later, self.mount, self.uses = later, Mount(), 0
 
     def current(self) -> Mount:
-        """Return the mount for one lookup. Keep the object until the lookup ends."""
+        """Return the mount for one lookup. The caller must keep the object until the lookup ends."""
         self.uses = uses = self.uses + 1
         if uses == USES:                # compare the local `uses`: other threads change self.uses
             self.later(self._renew)

@@ -214,8 +214,8 @@ def move_link(batch: Batch, index: int, netns_fd: int, name: str, alias: str, *,
     """Move a link into another namespace. After the move the link is down, and has the name `name` and the alias
     `alias` ("": no alias).
 
-    The kernel (do_setlink) first moves the link, under its old name if that is free in the other namespace, and then
-    renames it. So if `name` is taken, the link either has not moved, or has moved and kept its old name.
+    The kernel (do_setlink) first moves the link, under its old name if this name is free in the other namespace, and
+    then renames the link. So if `name` is taken, the link either has not moved, or has moved and kept its old name.
     """
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index), what or f"move link {index}")
     batch.u32(uapi.IFLA_NET_NS_FD, netns_fd).text(uapi.IFLA_IFNAME, name)
@@ -330,8 +330,8 @@ def del_address(batch: Batch, index: int, packed: bytes, prefix: int, *, what: s
 
 def lend_address(batch: Batch, index: int, packed: bytes, seconds: int, *, what: str | None = None) -> Batch:
     """Add an address to a link for `seconds`, or restart the lifetime of an existing address. The address adds no route
-    to its network, the node does not use it as the source of its own connections, and IPv6 does no duplicate address
-    detection.
+    to its network, the node does not use the address as the source of its own connections, and IPv6 does no duplicate
+    address detection.
 
     struct ifa_cacheinfo   prefered:u32 valid:u32 cstamp:u32 tstamp:u32
     """

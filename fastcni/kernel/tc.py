@@ -288,7 +288,7 @@ def get_bpf_filter(batch: Batch, index: int, parent: int, priority: int, what: s
 
 
 def read_filter(payload: bytes) -> Filter | None:
-    """Read an RTM_NEWTFILTER payload as a Filter; None if it is not a u32 filter with a selector."""
+    """Read an RTM_NEWTFILTER payload as a Filter; None if the filter is not a u32 filter with a selector."""
     info, (kind, data) = u32(payload[16:20]), read_kind(payload)
     options = attributes(data) if kind == "u32" else {}
     if uapi.TCA_U32_SEL not in options:

@@ -134,8 +134,8 @@ def receive(sock: Socket, milliseconds: int = ANSWER_MS, caller: int = -1) -> li
     """Receive one datagram, and return its messages, [(type, flags, sequence, port, payload)]. All of fastcni receives
     netlink by this function.
 
-    Returns None if no datagram arrives in time, or if the peer of the connection `caller` closes it. Raises OSError,
-    with ENOBUFS if the kernel dropped notifications.
+    Returns None if no datagram arrives in time, or if the peer of the connection `caller` closes this connection.
+    Raises OSError, with ENOBUFS if the kernel dropped notifications.
     """
     return _netlink.receive(sock.fileno(), milliseconds, here.request.show, caller)
 

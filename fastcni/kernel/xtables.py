@@ -40,9 +40,9 @@ DROPPING, REJECTING = STANDARD_BYTES + bytes(30) + b"\xff" * 4, STANDARD_BYTES +
 def get_info(length: int, table: str) -> bytes:
     """Return struct ipt_getinfo of a legacy iptables table, 84 bytes.
 
-    length: the address length in bytes, 4 or 16. table: the table's name, "filter". The answer differs after almost any
-    change: it has the number of rules, their size, and where each built-in chain begins and ends. The kernel sends no
-    notification of a change. Raises OSError; errno is ENOENT if the table does not exist.
+    length: the address length in bytes, 4 or 16. table: the table's name, "filter". Almost any change of the table
+    changes this struct, which has the number of rules, their size, and where each built-in chain begins and ends. The
+    kernel sends no notification of a change. Raises OSError; errno is ENOENT if the table does not exist.
     """
     return _ask(length, IPT_SO_GET_INFO, table.encode(), INFO_BYTES)
 

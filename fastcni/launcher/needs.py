@@ -19,8 +19,8 @@ def needed(own: dict[str, Module], others: dict[str, dict[str, Module]]) -> dict
 
     A plugin that asks IPAM also gets the modules of host-local, the usual delegate. own: fastcni's modules. others:
     {CNI type: the modules of a plugin of another distribution}. The result does not contain the modules of other
-    distributions. The import system loads them, because they may import each other in a circle, and use the attributes
-    that the import system sets in a module.
+    distributions. The import system loads these modules, because they may import each other in a circle, and may use
+    the attributes that the import system sets in a module.
     """
     needs = needs_of_all(own)
     ends = {kind: [module] for kind, module in BUILT_IN.items()}

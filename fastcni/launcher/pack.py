@@ -52,7 +52,7 @@ from fastcni.third_party import ThirdParty
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 VERSION_MEMBER = "version"
-# Extension modules that plugins need from the interpreter, if it does not have them built in
+# Extension modules that plugins need from the interpreter's directory, unless the modules are built in
 BORROWED = ("_json", "_sha2", "_sha256", "_sha512", "_socket", "fcntl")
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c

@@ -258,8 +258,8 @@ def remove_units(paths: Sequence[str]) -> list[str]:
 
 
 def fragment(unit: str) -> str:
-    """Return the real path of the file from which systemd has loaded a unit; "" without systemd, or if it has no such
-    unit."""
+    """Return the real path of the file from which systemd has loaded a unit; "" without systemd, or if systemd has no
+    such unit."""
     try:
         found = systemctl("show", "--property=FragmentPath", "--value", unit).strip()
     except InstallError:

@@ -62,7 +62,7 @@ def load(kind: str) -> ModuleType:
     name = OTHER.get(kind) or TABLE[kind]
     if kind not in BUILT_IN and kind not in OTHER:
         return load_third_party(kind, name)
-    __import__(name)                    # waits if another thread is importing it
+    __import__(name)                    # waits if another thread is importing the module
     return sys.modules[name]
 
 
@@ -70,7 +70,7 @@ def load_third_party(kind: str, name: str) -> ModuleType:
     """Import and return the module `name` of a plugin of another Python distribution. Raises CniError 50 if the import
     fails, or the module lacks a function of REQUIRED."""
     try:
-        __import__(name)                # waits if another thread is importing it
+        __import__(name)                # waits if another thread is importing the module
     except (Exception, SystemExit) as e:
         raise CniError(errors.PLUGIN_NOT_AVAILABLE, f'plugin "{kind}" cannot be imported: {type(e).__name__}: {e}',
                        f"{name} is a module of another distribution") from e
@@ -90,9 +90,9 @@ def kind_of(plugin: str) -> str:
 
 
 def gives_addresses(kind: str) -> bool:
-    """Return whether the plugin type can be used as IPAM plugin. This is False for fastcni's interface plugins, which
-    would call themselves. The module of another distribution's plugin must declare `KIND = "ipam"`. Types that fastcni
-    does not know may be IPAM plugins."""
+    """Return whether the plugin type can be used as IPAM plugin. The result is False for fastcni's interface plugins,
+    which would call themselves. The module of another distribution's plugin must declare `KIND = "ipam"`. Types that
+    fastcni does not know may be IPAM plugins."""
     if kind in BUILT_IN:
         return kind in IPAM
     return kind not in TABLE or kind_of(kind) == "ipam"

@@ -73,7 +73,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     ips = []
     for range_set, packed in zip(conf.keys.sets, taken, strict=True):
         one = find_range(range_set, packed)
-        ips.append((packed, one.prefix, one.gateway))   # type: ignore[union-attr]  # a range of this set has it
+        # One range of this set has the address
+        ips.append((packed, one.prefix, one.gateway))  # type: ignore[union-attr]
     return ipam_conf.make_result(ips, conf.keys.routes, dns)
 
 

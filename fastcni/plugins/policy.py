@@ -125,8 +125,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 
 
 def restore(req: Request, conf: Conf) -> None:
-    """Tell the agent the pod's port again, because the agent does not know the ports of pods that an earlier version of
-    fastcni has added."""
+    """Send the pod's port to the agent again, because the agent does not know the ports of pods that an earlier version
+    of fastcni has added."""
     try:
         policies.ask(conf.socket, {"do": "protect", **about(req, conf, chained.previous(req))})
     except policies.NoAgent as e:

@@ -38,7 +38,7 @@ class Cache:
 
     def path(self, network: str, rt: RuntimeConf) -> str:
         """Return the path of an attachment's file, <results>/NETWORK-CONTAINERID-IFNAME. Raises CniError 7 if one of
-        the three is empty, or has a slash or NUL."""
+        the three names is empty, or has a slash or NUL."""
         parts = (network, rt.container_id, rt.ifname)
         if not all(parts):
             name, container_id, ifname = map(json.quote, parts)
@@ -176,7 +176,7 @@ class Document:
 
 
 def read_document(raw: bytes, name: str = "") -> Document:
-    """Decode `raw`, the bytes of the cache file `name`. Raises ValueError if they are not a JSON object, or a value has
+    """Decode `raw`, the bytes of the cache file `name`. Raises ValueError if `raw` is not a JSON object, or a value has
     the wrong type.
 
     libcni 0.7 wrote only the result. Later versions write an object of KIND. The first of these versions wrote no

@@ -29,9 +29,9 @@ def load_network(conf_dir: str | os.PathLike[str], name: str, warn: Warn = log_w
     """Load the network called `name` from the files of `conf_dir`.
 
     The files are read in this order: `.conflist`, then `.conf` and `.json` together, both groups sorted by name. The
-    first file with the network's name wins. For a broken file before it, load_network() calls warn(text) and goes on,
-    as kubelet and CRI-O do. (Go's libcni and cnitool load no network if any file is broken.) If a broken file seems to
-    have the network's name, load_network() raises ConfError, so that no later file replaces the broken file.
+    first file with the network's name wins. If a file before this file is broken, load_network() calls warn(text) and
+    goes on, as kubelet and CRI-O do. (Go's libcni and cnitool load no network if any file is broken.) If a broken file
+    seems to have the network's name, load_network() raises ConfError, so that no later file replaces the broken file.
 
     Raises ConfError if the network's own file is broken, NoConfigsFound if the directory has no configuration files,
     NotFound if no file has the name.

@@ -153,8 +153,8 @@ def replace_list(done: Fused, raw: bytes) -> None:
 
 
 def keep(done: Fused, raw: bytes, link: str) -> None:
-    """Make `done.kept` a hard link to the original, by way of the temporary name `link`. If `done.kept` exists, it is
-    from an earlier fuse() of a list that was replaced since, and is overwritten."""
+    """Make `done.kept` a hard link to the original, by way of the temporary name `link`. An existing file `done.kept`
+    is from an earlier fuse() of a list that was replaced since; keep() replaces this file."""
     os.link(done.path, link)
     try:
         if read_conf(link) != raw:

@@ -32,7 +32,7 @@ def replaced(pairs: Sequence[tuple[Attachment, Attachment]],
     host. The namespace at their path belongs to their successors.
 
     pairs: the result of successors(). kinds(): returns {name: kind} of the host's links; called only if an attachment
-    has a successor. GONE: a link on the host that the result names no longer exists, because the kernel
+    has a successor. GONE: the result names a link on the host, and this link no longer exists, because the kernel
     deletes a veth pair with its pod. UNKNOWN: the result names no such link. An attachment with a veth link on the host
     is not returned: its pod may run without the path.
     """

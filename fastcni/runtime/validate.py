@@ -83,7 +83,7 @@ class Judge:
         # Whether ADD reads exactly this configuration: only prevResult is added, no capability value and no value of
         # flannel.
         self.is_entire = plugin.type != "flannel" and not any(plugin.capabilities.values())
-        self.complete = True                        # False if a plugin's read() failed before it asked for all keys
+        self.complete = True                        # False if a plugin's read() failed before read() asked for all keys
 
     def findings(self, plugin_dirs: Sequence[str]) -> Iterator[Finding]:
         """Let the plugin and its delegates read the configuration, and yield the faults that this shows."""
@@ -120,7 +120,8 @@ class Judge:
             ipam = ipam or flannel.IPAM
         if ipam:
             yield "ipam.type", ipam
-            self.conf.section("ipam").text("type")          # counts as known, even if no read() asks for it
+            # The key ipam.type counts as known, even if no read() asks for the key
+            self.conf.section("ipam").text("type")
             if self.plugin.type != "flannel" or "ipam" in self.plugin.values:       # flannel adds an absent "ipam"
                 self.read(ipam, self.conf)
 

@@ -48,7 +48,7 @@ def checks(cni: CNI, net: NetworkList, mode: str) -> Iterator[Check]:
 
 def check(name: str, net: NetworkList, mode: str, function: Callable[[], str | None]) -> Check:
     """Call the function of the check `name`, and return the Check. The function returns None if the check has passed,
-    or the reason why it does not apply. It raises Failed or OSError if the check has failed."""
+    or the reason why it does not apply. The function raises Failed or OSError if the check has failed."""
     started = time.perf_counter()
     fault: Failed | None = None
     left_out = None

@@ -114,8 +114,8 @@ class Links(Routing):
                 self.change_table(where, link.index, self.table_of(where, link.master))
 
     def table_of(self, where: str, master: int) -> int:
-        """Return the routing table for links with this master: the VRF's table if it is a VRF; otherwise the main
-        table."""
+        """Return the routing table for links with this master: the VRF's table if the master is a VRF; otherwise the
+        main table."""
         vrf = self.links[where].get(master)
         if vrf is None or vrf.kind != "vrf":
             return uapi.RT_TABLE_MAIN

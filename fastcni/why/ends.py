@@ -168,7 +168,8 @@ class End:
         return [it for it in found if isinstance(it, dict)] if isinstance(found, list) else []
 
     def bridge_name(self) -> str:
-        """Return the name of the bridge in the configuration of the pod's ADD; "" if it has no plugin bridge."""
+        """Return the name of the bridge in the configuration of the pod's ADD; "" if the configuration has no plugin
+        bridge."""
         keys = self.keys(BRIDGE)
         return str(keys.get("bridge") or "cni0") if keys else ""
 

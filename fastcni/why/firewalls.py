@@ -92,7 +92,8 @@ def remedy(path: Path, seen: Seen, rule: Text, owner: str, end: End | None) -> s
     source, destination = addresses.ip_text(path.sent_from), path.target.text
     if seen.event.table in POLICY_TABLES:
         return f"fastcni policy test {source} {destination} {path.port}/{path.protocol}"
-    if owner == owners.OWN:             # fastcni's rule is intended: the command explains for whom it drops, and why
+    # The rule is fastcni's and intended, so the command explains why the rule drops the packet
+    if owner == owners.OWN:
         return f"{enter}fastcni explain {source if seen.event.table == EGRESS_TABLE else seen.event.chain}"
     if known := owners.allow(owner, seen.hook, source, destination, path.protocol, path.port):
         return enter + known
@@ -160,8 +161,8 @@ def of_nft(event: Trace, comment: str, chains: tuple[str, ...]) -> Text:
 
 
 def of_iptables(event: Trace, at: int, count: int, chains: tuple[str, ...]) -> Text | None:
-    """Return the Text of a rule as iptables-nft prints it; None if the table is not iptables'. at: the position of the
-    rule in its chain, which has `count` rules."""
+    """Return the Text of a rule as iptables-nft prints it; None if iptables-nft did not make the table. at: the
+    position of the rule in its chain, which has `count` rules."""
     program = f"{COMPAT[event.family]}-nft"
     lines = output(f"{program}-save", "-t", event.table)
     rules = [line for line in lines if line.startswith(f"-A {event.chain} ")]

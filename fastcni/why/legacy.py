@@ -17,7 +17,8 @@ from fastcni.kernel import process
 from fastcni.kit.firewall.iptables import USUAL_PATH
 from fastcni.node.attachments.iptables import installed
 
-Counters = dict[tuple[str, str], int]           # {(table, line without its counter): number of packets}
+# {(table, line of iptables-save without its counter): number of packets}
+Counters = dict[tuple[str, str], int]
 NAMES = {False: "/proc/thread-self/net/ip_tables_names", True: "/proc/thread-self/net/ip6_tables_names"}
 PROGRAMS = {False: "iptables-legacy", True: "ip6tables-legacy"}
 LINE = re.compile(r"(?:\[(\d+):\d+\] )?(-A .*?|:\S+ \S+)(?: \[(\d+):\d+\])?$")

@@ -66,7 +66,7 @@ class Probe:
             self.outcome, self.errno = ERROR, number
 
     def wait(self, seconds: float, done: Callable[[], bool] = lambda: False) -> str:
-        """Wait for an answer, at most `seconds`. Return the outcome. wait() calls done() every 20 ms; if it returns
+        """Wait for an answer, at most `seconds`. Return the outcome. wait() calls done() every 20 ms; if done() returns
         True, the wait ends."""
         deadline = time.monotonic() + seconds
         while self.outcome == SILENT and (left := deadline - time.monotonic()) > 0 and not done():

@@ -70,8 +70,8 @@ def holds(network: bytes, prefix: int, packed: bytes) -> bool:
 
 def refused(hop: str, where: str, end: End | None, sock: wire.Socket, source: bytes,
             destination: bytes) -> Fault | None:
-    """Return the Fault of a rule or a route that rejects packets. end: both are in this end's namespace; None: on the
-    node. where: the namespace's name in the Fault."""
+    """Return the Fault of a rule or a route that rejects packets. end: the rule or route is in this end's namespace;
+    None: on the node. where: the namespace's name in the Fault."""
     enter = end.enter if end else ""
     family = "-6 " if len(destination) == 16 else ""
     if rule := refusing_rule(sock, source, destination):

@@ -85,7 +85,7 @@ class Spy:
             place.tracer.close()
 
     def mark(self, where: str, *matches: Match, arp: bool = False) -> None:
-        """Begin to follow these packets in one of the namespaces, if the connection has that namespace."""
+        """Begin to follow these packets in the namespace `where`, if the connection has that namespace."""
         if place := self.places.get(where):
             place.tracer.mark(*matches, arp=arp)
 

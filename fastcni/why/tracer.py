@@ -94,9 +94,9 @@ class Tracer:
         self.owner.close()
 
     def _add_all(self, parts: list[Part]) -> None:
-        """Add all chains in one transaction, because each transaction waits for RCU. If that fails, add the chains of
-        each family and link separately, and leave out those that this kernel lacks: the trace then misses these
-        parts."""
+        """Add all chains in one transaction, because each transaction waits for RCU. If the transaction fails, add the
+        chains of each family and link separately. The trace then misses the families and links that this kernel does
+        not support."""
         try:
             self._add(*parts)
             return
