@@ -159,7 +159,7 @@ def take_lock(path: str) -> int:
             os.close(lock)
             raise
         os.close(lock)
-    raise ListenError(f"{name} is made again and again by another user; use a directory that only root can change")
+    raise ListenError(f"another user keeps creating {name}; use a directory that only root can change")
 
 
 def forget_attempt() -> None:

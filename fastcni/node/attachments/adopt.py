@@ -99,7 +99,8 @@ def judge(attachment: NodeAttachment, known: Collection[str], inventory: Invento
         return Verdict(attachment, True,
                        "no cached result: the runtime has to send its configuration with DEL, as usual")
     if not attachment.cached.config:
-        return Verdict(attachment, True, "its cache file has no configuration: CHECK and DEL use the present one")
+        return Verdict(attachment, True,
+                       "the cache file has no configuration: CHECK and DEL use the network's present one")
     return Verdict(attachment, True, "")
 
 

@@ -182,7 +182,8 @@ def explain_link(node: Node, text: str) -> Iterator[Explanation]:
     owners = node.owners(lambda it: any(text in each.links for each in it.sightings) or text in it.links)
     if link is None:
         if owners:
-            yield Explanation(LINK, f"{text} was the link of {those(owners)}; it is not on this node any more", owners)
+            yield Explanation(LINK, f"{text} was the link of {those(owners)}; the link is no longer on this node",
+                              owners)
         return
     kind = link.kind or "physical or unknown kind"
     if link.kind == "bridge":

@@ -34,7 +34,7 @@ blocks only of spaces that a network here uses."""
                 node.unseen.append(f"cluster-wide addresses: {first.where}: {e}")
                 continue
             yield Finding(WARNING, f"the store of network {first.name} ({first.where}) does not answer: {e}",
-                          "this node gives addresses of its blocks, and fails when they are full",
+                          "pods still get addresses of this node's blocks; ADD fails when these blocks are full",
                           "start the store, or correct `store` in the network's configuration")
             continue
         finally:
@@ -53,8 +53,9 @@ def unused_spaces(node: Node) -> Iterator[Finding]:
         if (os.path.dirname(it.directory), it.space) not in used and not it.addresses:
             yield Finding(WARNING, f"this node, {it.node}, has {plural(it.blocks, 'block')} of space {it.space} of "
                           f"{it.where}, and no network here uses that space", "no other node can give their addresses",
-                          f"put the network's file back and let the server return them; or, if no pod here has one, "
-                          f"fastcni ipam forget-node {it.node} on another node, then rm -r {it.directory}")
+                          "put the network's file back, so that the server returns the blocks; or, if no pod here has "
+                          f"such an address, fastcni ipam forget-node {it.node} on another node, then rm -r "
+                          f"{it.directory}")
 
 
 def dead_nodes(found: Survey, own: str) -> Iterator[Finding]:
@@ -64,9 +65,9 @@ def dead_nodes(found: Survey, own: str) -> Iterator[Finding]:
             continue
         name = view.node.name
         if name == own:
-            yield Finding(ERROR, f"this node, {name}, was declared dead in the store", "it gets no new block, and its "
-                          "addresses may be given to other pods once it is forgotten",
-                          "systemctl restart fastcni.service (or an ADD) makes it join again; see `fastcni ipam nodes`")
+            yield Finding(ERROR, f"this node, {name}, was declared dead in the store", "this node gets no new block; "
+                          "after `fastcni ipam forget-node`, other pods may get its addresses", "systemctl restart "
+                          "fastcni.service lets the node join again, as does the next ADD; see `fastcni ipam nodes`")
         else:
             yield Finding(WARNING, f"node {name} is dead; {plural(view.blocks, 'block')} of it "
                           f"{'is' if view.blocks == 1 else 'are'} in quarantine", "no node gives these addresses",
@@ -84,7 +85,7 @@ def full_ranges(network: ClusterNetwork, found: Survey) -> Iterator[Finding]:
             yield Finding(ERROR if full else WARNING, f"range {one} of network {network.name} is "
                           f"{'' if full else 'nearly '}full: {held} of {total} addresses are held in the cluster",
                           "ADD fails without a free address",
-                          "enlarge the range; `fastcni ipam list --addresses` shows who has them")
+                          "enlarge the range; `fastcni ipam list --addresses` shows the pods with these addresses")
 
 
 def count(found: Survey, space: str, first: int, last: int, bits: int) -> int:

@@ -78,8 +78,8 @@ def full(found: own.Status) -> Iterator[Finding]:
         most = pins.MAPS[name][2]
         if count >= most * NEARLY:
             yield Finding(WARNING, f"the map of {name} of the datapath ebpf has {count} of {most} elements",
-                          f"when it is full, {effect}", "fastcni gc --all removes what has ended; with a server this "
-                          "happens every 30 s")
+                          f"when the map is full, {effect}", "fastcni gc --all removes flows that have ended and pods "
+                          "that no longer exist; a server does so every 30 s")
 
 
 def without(node: Node) -> Iterator[Finding]:

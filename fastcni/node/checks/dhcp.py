@@ -27,11 +27,12 @@ def leases(node: Node) -> Iterator[Finding]:
                           START)
         elif found.running:
             yield Finding(WARNING, f"{plural(len(found.running), 'dhcp lease')} of running pods, and no daemon listens "
-                          f"at {path}: {names(found.running)}", "the leases end, then servers give the addresses to "
-                          "others", START)
+                          f"at {path}: {names(found.running)}",
+                          "when the leases end, the DHCP servers may give the addresses to other hosts", START)
     if absent and found.over:
         yield Finding(WARNING, f"{plural(len(found.over), 'dhcp lease')} of pods that are gone: {names(found.over)}",
-                      "the servers keep these addresses until the leases end", f"the daemon releases them: {START}")
+                      "the servers keep these addresses until the leases end",
+                      f"a dhcp daemon releases these leases: {START}")
     lost = [it for it in found.running if it.ends <= time.time()]
     if lost:
         yield Finding(ERROR, f"{plural(len(lost), 'dhcp lease')} of running pods ended: {names(lost)}",
@@ -39,8 +40,9 @@ def leases(node: Node) -> Iterator[Finding]:
                       "lease (events lease_lost, packet_not_sent); does the DHCP server answer?")
     if found.damaged:
         yield Finding(WARNING, f"{plural(len(found.damaged), 'damaged lease file')}: "
-                      f"{some(os.path.basename(path) for path in found.damaged)}", "the daemon neither renews nor "
-                      "releases these leases; they end by themselves", f"rm {' '.join(found.damaged[:3])}")
+                      f"{some(os.path.basename(path) for path in found.damaged)}",
+                      "the daemon neither renews nor releases these leases; each lease ends when its time is over",
+                      f"rm {' '.join(found.damaged[:3])}")
 
 
 def names(found: list[dhcp_leases.PodLease]) -> str:

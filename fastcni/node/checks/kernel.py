@@ -59,8 +59,9 @@ def nf_tables(node: Node) -> Iterator[Finding]:
     except OSError as e:
         if e.errno in (errno.EPERM, errno.EACCES):
             return                          # the inventory reports the missing permission
-        yield Finding(ERROR, f"nftables cannot be used: {e}", "ipMasq, portmap and firewall use it unless the network "
-                      'says "backend": "iptables"', "modprobe nf_tables")
+        yield Finding(ERROR, f"nftables cannot be used: {e}",
+                      'ipMasq, portmap and firewall use nftables unless the network has "backend": "iptables"',
+                      "modprobe nf_tables")
 
 
 def modules(node: Node) -> Iterator[Finding]:
@@ -69,13 +70,13 @@ def modules(node: Node) -> Iterator[Finding]:
         for module in MODULES.get(kind, ()):
             if has_module(node, module) is False:
                 yield Finding(ERROR, f"the kernel {node.release} has no module {module}",
-                              f"plugin {kind} of network {network} needs it", f"modprobe {module}")
+                              f"plugin {kind} of network {network} needs this module", f"modprobe {module}")
     with_vlans = [net.name for net in node.networks if any(
         plugin.type == "bridge" and (plugin.values.get("vlan") or plugin.values.get("vlanTrunk"))
         for plugin in flattened(net.plugins))]
     if with_vlans and lacks_vlan_filtering(node):
         yield Finding(ERROR, f"the kernel {node.release} has no VLAN filtering of bridges",
-                      f"the keys vlan and vlanTrunk of network {some(with_vlans)} need it: ADD fails",
+                      f"the keys vlan and vlanTrunk of network {some(with_vlans)} need VLAN filtering: ADD fails",
                       "boot a kernel that was built with CONFIG_BRIDGE_VLAN_FILTERING")
 
 
@@ -109,7 +110,7 @@ def forwarding(node: Node) -> Iterator[Finding]:
                                 ("net.ipv6.conf.all.forwarding", "IPv6", any(":" in ip for ip in ips))):
         if there and node.number(name) == 0:
             yield Finding(ERROR, f"{name} is 0", f"pods with {family} reach nothing outside of this node; another "
-                          "program has switched it off", f"sysctl -w {name}=1")
+                          "program has switched forwarding off", f"sysctl -w {name}=1")
 
 
 def bridge_nf_call(node: Node) -> Iterator[Finding]:
@@ -119,7 +120,7 @@ def bridge_nf_call(node: Node) -> Iterator[Finding]:
     lines = [line for saved in node.seen.facts.saved.values() for line in saved]
     if held:
         yield from off(node, BRIDGED, ERROR, "packets from port to port of a bridge bypass the network policies of "
-                       f"{some(held)}; another program has switched it off")
+                       f"{some(held)}; another program has switched the sysctl off")
     elif BRIDGES & node.types.keys() and any(line.startswith(":KUBE-SERVICES ") for line in lines):
         yield from off(node, BRIDGED[:1], WARNING, "kube-proxy uses iptables: a pod does not reach a Service whose pod "
                        "is on the same bridge")
@@ -181,8 +182,9 @@ def without_pods(node: Node, chain: str) -> Iterator[Finding]:
     bare = [name for name, types in kinds.items()
             if FIREWALL not in types and types.intersection(ROUTED) and name not in used]
     if bare:
-        yield Finding(WARNING, f"{chain} drops forwarded packets by policy, and network {some(bare)} has no plugin "
-                      "firewall", "its pods reach nothing outside of their network, unless other rules let them",
+        yield Finding(WARNING,
+                      f"{chain} drops forwarded packets by policy, and network {some(bare)} has no plugin firewall",
+                      "pods of this network reach nothing outside of it, unless other rules accept their packets",
                       'add {"type": "firewall"} to the plugins of the network')
 
 
@@ -222,7 +224,7 @@ def neighbours(node: Node) -> Iterator[Finding]:
                           "packets to further neighbours are dropped, on the node and in every pod", do)
         elif refused:
             yield Finding(WARNING, f"the {family} neighbour table was full {refused} times since boot (limit {limit})",
-                          "packets were dropped then, on the node or in pods", do)
+                          "while the table was full, the kernel dropped packets, on the node or in pods", do)
 
 
 def conntrack(node: Node) -> Iterator[Finding]:
@@ -253,7 +255,7 @@ def iptables_kinds(node: Node) -> Iterator[Finding]:
         legacy, nft = (any(line.startswith("-A ") for line in saved.get(f"{family}-{kind}-save", ()))
                        for kind in ("legacy", "nft"))
         if legacy and nft:
-            yield Finding(WARNING, f"both kinds of {family}, legacy and nft, have rules", "a packet has to pass both; "
-                          "a program that uses one does not see the rules of the other",
-                          f"see `{family}-legacy-save` and `{family}-nft-save`; choose with "
-                          f"`update-alternatives --config {family}`, then reboot")
+            yield Finding(WARNING, f"both kinds of {family}, legacy and nft, have rules", "a packet has to pass the "
+                          "rules of both kinds; a program that uses one kind does not see the other rules", "see "
+                          f"`{family}-legacy-save` and `{family}-nft-save`; choose with `update-alternatives --config "
+                          f"{family}`, then reboot")

@@ -121,13 +121,13 @@ def shared_networks(node: Node) -> Iterator[Finding]:
         one_link = bool(first.where) and first.where == other.where
         clash = next((it for it in pairs if clashes(first, other, *it)), None)
         if clash:
-            yield Finding(WARNING, f"{names} have one subnet, {clash[0].range.network()}", "pods of both get the same "
-                          "addresses, or the node reaches the pods of only one", "give the networks ranges that do not "
-                          f"overlap, on bridges of their own subnets: {first.file}, {other.file}")
+            yield Finding(WARNING, f"{names} have one subnet, {clash[0].range.network()}", "pods of both networks get "
+                          "the same addresses, or the node reaches the pods of only one network", "give the networks "
+                          f"ranges that do not overlap, on bridges of their own subnets: {first.file}, {other.file}")
         elif one_link and first.where[0] == "bridge" and not pairs and (
                 (first.routed and other.routed) or (ranges[first.network.name] and ranges[other.network.name])):
-            yield Finding(WARNING, f"{names} have one bridge, {first.where[1]}", "pods of both reach each other past "
-                          "firewalls and policies that tell the networks apart",
+            yield Finding(WARNING, f"{names} have one bridge, {first.where[1]}", "pods of one network reach pods of "
+                          "the other past firewalls and policies between the networks",
                           f'set another "bridge" in {other.file}, or a "vlan" in both')
 
 
@@ -181,5 +181,5 @@ def cluster_stores(node: Node) -> Iterator[Finding]:
         if len(found) > 1:
             yield Finding(ERROR, f"networks of the address space {space} have {len(found)} stores: "
                           f"{some(text for texts in found.values() for text in texts)}",
-                          "the node's state of the space is of one store: addresses may be given twice",
+                          "the node keeps its state of this space for one store only, so two pods may get one address",
                           "name one store in all configurations of the space, or another space")

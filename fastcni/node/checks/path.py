@@ -167,9 +167,10 @@ def mtu(node: Node) -> Iterator[Finding]:
     uplink = default_link(links.values())
     wide = [it for it in rest if uplink and it.link and it.link.mtu > uplink.mtu and leaves_by_default(it)]
     if uplink and wide:
-        yield Finding(WARNING, f"the MTU of {pods(wide)} is larger than {uplink.mtu}, that of {uplink.name}, by which "
-                      "the default route goes", f'longer packets to other hosts depend on ICMP messages; "mtu": '
-                      f"{uplink.mtu} in the network's configuration is for pods that come",
+        yield Finding(WARNING, f"the MTU of {pods(wide)} is larger than {uplink.mtu}, the MTU of {uplink.name}, the "
+                      "link of the default route",
+                      f'longer packets to other hosts depend on ICMP messages; "mtu": {uplink.mtu} in the '
+                      "network's configuration changes the MTU of pods that are added later",
                       shell(command for it in wide for command in set_mtu(it, uplink.mtu)))
 
 

@@ -24,14 +24,14 @@ def agent(node: Node) -> Iterator[Finding]:
                 node.unseen.append(f"network policies: the agent at {path}: {e}")
                 continue
             why = e.msg if isinstance(e, CniError) else f"no agent answers at {path}: {e}"
-            yield Finding(ERROR, f"network policies: {why}", "each ADD of that network fails with code 11; the "
-                          "policies in force do not change", "run `fastcni agent` with --policies; the agent logs "
-                          "the reason of a wait")
+            yield Finding(ERROR, f"network policies: {why}",
+                          "each ADD of that network fails with code 11; the policies in force do not change",
+                          "run `fastcni agent` with --policies; the agent's log says why the agent waits")
         else:
             yield from unreadable(status)
             for address in status.get("unheld", []):
                 yield Finding(ERROR, f"no node holds the egress address {address}",
-                              "pods that leave the cluster from this address are closed to outside",
+                              "pods that should leave the cluster by this address reach nothing outside of the cluster",
                               "a node that runs the agent needs a link, up, with an address in its network; "
                               "docs/policy-egress.md")
             for record in status.get("damaged", []):

@@ -38,7 +38,7 @@ MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      #
 GUARDS = {"macspoofchk": "guarded", "ipspoofchk": "bound"}
 ISOLATION = "ingressPolicy isolated"
 IPTABLES_ISOLATION = "CNI-ISOLATION-STAGE-1"
-DECLINES = "the server declines to tell its state"
+DECLINES = "the server declines the request for its state"
 
 
 def server(node: Node) -> Iterator[Finding]:
@@ -59,8 +59,8 @@ def server(node: Node) -> Iterator[Finding]:
         node.unseen.append(f"server {node.socket}: {e.strerror}")
         return
     except TimeoutError:
-        yield Finding(ERROR, f"the server at {node.socket} does not answer", "plugins wait for it before they go "
-                      "one-shot", start)
+        yield Finding(ERROR, f"the server at {node.socket} does not answer",
+                      "plugins wait for the server before they go one-shot", start)
         return
     except OSError as e:
         what = "no server listens" if e.errno == errno.ECONNREFUSED else f"the server refuses ({e.strerror or e})"
@@ -75,8 +75,8 @@ def server(node: Node) -> Iterator[Finding]:
                       "the server runs that version's code until it is restarted", start)
     if found["waiting"] >= found["queueSize"] * NEARLY:
         yield Finding(ERROR, f"the server's queue is full: {found['waiting']} of {found['queueSize']} requests wait",
-                      "more requests are refused with code 11", "journalctl -u fastcni shows what is slow; see also "
-                      "`fastcni serve --queue-size`")
+                      "the server rejects further requests with code 11",
+                      "journalctl -u fastcni shows what is slow; see also `fastcni serve --queue-size`")
     if found["watching"] == 0 and node.inventory.attachments:
         yield Finding(WARNING, "the server watches no network namespace", "flushed firewall rules are not restored",
                       f"{start}; the log says why (event watch_unavailable)")
@@ -116,7 +116,7 @@ def state_directories(node: Node) -> Iterator[Finding]:
         elif found.f_bfree * found.f_frsize < LEAST_FREE_BYTES:
             what, do = "is on a full file system", f"df -h {path} shows the file system: free some space there"
         elif found.f_files and not found.f_ffree:
-            what, do = "is on a file system without free inodes", f"df -i {path} shows it: remove files there"
+            what, do = "is on a file system without free inodes", f"df -i {path} shows the mount: remove files there"
         else:
             continue
         yield Finding(ERROR, f"{path} {what}", "ADD and DEL fail, since they cannot write results and addresses", do)
@@ -153,8 +153,8 @@ def stale(node: Node) -> Iterator[Finding]:
             do = f"rm {' '.join(each.place for it in found for each in it.sightings)}"  # no file names the network
         elif of_gc not in configured:
             do = f"no configuration has this network: put its file back, then {do}"
-        yield Finding(WARNING, f"{what}: {', '.join(parts) or 'links'} left", "their addresses and ports stay in use; "
-                      "the next pod with such an address may get the old pod's rules", do)
+        yield Finding(WARNING, f"{what}: {', '.join(parts) or 'links'} left", "addresses and ports of these pods stay "
+                      "in use; the next pod with such an address may get the old pod's rules", do)
 
 
 def verb(found: list[NodeAttachment]) -> str:
@@ -200,7 +200,7 @@ def lost_rules(node: Node) -> Iterator[Finding]:
             lacking[what].append(it)
     yield from flushed_chains(node)
     for what, found in lacking.items():
-        effect = "packets that it forbids pass" if what in (*GUARDS, ISOLATION) else "connections of these pods fail"
+        effect = "forbidden packets pass" if what in (*GUARDS, ISOLATION) else "connections of these pods fail"
         yield Finding(ERROR, f"{plural(len(found), 'running pod')} lack{'s' if len(found) == 1 else ''} {what}: "
                       f"{some(it.container_id[:12] for it in found)}",
                       f"another program has flushed the firewall: {effect}", "fastcni restore")
@@ -240,13 +240,14 @@ def flushed_chains(node: Node) -> Iterator[Finding]:
                     flushed.update((f"{table} {chain}", None) for chain in store.chains)
     if dormant:
         yield Finding(ERROR, f"nftables tables of running pods have the flag dormant: {some(dormant)}",
-                      "another program has set it: the kernel uses none of their rules", "fastcni restore")
+                      "another program has set the flag: the kernel uses no rule of these tables", "fastcni restore")
     for remedy, text in foreign.items():
         yield Finding(ERROR, f"rules of running pods cannot be restored: {text}", "another program has made a chain or "
                       "set with a name of fastcni's and of another kind", remedy)
     if flushed:
         yield Finding(ERROR, f"nftables chains of running pods have lost rules, among {some(flushed, 6)}",
-                      "another program has flushed them: the elements of the sets have no effect", "fastcni restore")
+                      "another program has flushed these chains: the elements of the sets have no effect",
+                      "fastcni restore")
 
 
 def doubled_rules(node: Node) -> Iterator[Finding]:
@@ -257,7 +258,7 @@ def doubled_rules(node: Node) -> Iterator[Finding]:
         found = [f"{nft.FAMILIES[family]} {table} {chain}" for family, table, chain in sorted(doubled.chains(sock))]
     if found:
         yield Finding(WARNING, f"nftables chains have rules twice: {some(found, 6)}", "`nft -f` with a saved ruleset "
-                      "has added them again: packets pass more rules than necessary, and GC keeps unused chains",
+                      "has added the rules again: packets pass more rules than necessary, and GC keeps unused chains",
                       "fastcni restore")
 
 

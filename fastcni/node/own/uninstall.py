@@ -190,7 +190,7 @@ def kept_blocks(places: Places) -> list[str]:
     unseen: list[str] = []
     values = confs.values_of(confs.networks(confs.read_quietly(places.conf_dir, unseen)))
     return [f"{it.directory}, because node {it.node} has {plural(it.blocks, 'block')} of {it.where}. When no pod here "
-            f"has such an address, free them: fastcni ipam forget-node {it.node}, on another node; then "
+            f"has such an address, free the blocks: fastcni ipam forget-node {it.node}, on another node; then "
             f"rm -r {it.directory}"
             for it in cluster_state.held(address_dirs.cluster_dirs(values), unseen)]
 

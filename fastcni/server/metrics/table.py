@@ -23,10 +23,10 @@ TABLE = (
            "Requests that have ended. code: 0, the code of the CNI error, or declined (it went one-shot), caller_gone, "
            "abandoned, fault."),
     Metric("fastcni_request_seconds", HISTOGRAM, ("command", "plugin"),
-           "Time from the arrival of a request to its end, of requests with an answer."),
-    Metric("fastcni_request_phase_seconds", HISTOGRAM, ("command", "phase"),
-           "Time that a request spent in a phase, of requests that had it. phase: queue, ipam, netlink, nftables, "
-           "delegate (a third-party plugin), program (iptables and the like). Phases can lie inside each other."),
+           "Time from the arrival of an answered request to its end."),
+    Metric("fastcni_request_phase_seconds", HISTOGRAM, ("command", "phase"), "Time that a request spent in a phase, "
+           "for requests with this phase. phase: queue, ipam, netlink, nftables, delegate (a third-party plugin), "
+           "program (iptables and the like). Phases can lie inside each other."),
     Metric("fastcni_requests_waiting", GAUGE, (), "Requests in the queue."),
     Metric("fastcni_requests_running", GAUGE, (), "Requests that a worker has begun."),
     Metric("fastcni_queue_size", GAUGE, (), "Requests that may wait in the queue (--queue-size)."),
@@ -36,21 +36,21 @@ TABLE = (
            "Requests that went one-shot. reason: no_server, busy, unread (the server did not read in time), declined, "
            "too_long, lost (the server died), other."),
     Metric("fastcni_restores_total", COUNTER, (),
-           "Tables of fastcni that were restored after another program's change."),
-    Metric("fastcni_restored_elements_total", COUNTER, (), "Elements of these tables that were restored."),
+           "Tables of fastcni that the server restored after another program's change."),
+    Metric("fastcni_restored_elements_total", COUNTER, (), "Elements that the server restored in tables of fastcni."),
     Metric("fastcni_replays_total", COUNTER, ("outcome",),
            "Replays of the pods' state in iptables and firewalld. outcome: done, failed."),
     Metric("fastcni_link_deletes_total", COUNTER, (), "Links that requests have deleted."),
     Metric("fastcni_link_delete_requests_total", COUNTER, (),
-           "Requests to the kernel for these: one request deletes a group of links."),
+           "Requests to the kernel that delete links: one request deletes a group of links."),
     Metric("fastcni_addresses_held", GAUGE, ("ipam", "network", "range"),
            "Addresses that are given out. For ipam cluster the network is the space. range: none for addresses outside "
            "of all known ranges."),
     Metric("fastcni_addresses_free", GAUGE, ("ipam", "network", "range"),
            "Addresses that can still be given. For ipam cluster: in this node's blocks."),
     Metric("fastcni_attachments", GAUGE, ("network",), "Attachments in the runtimes' result cache."),
-    Metric("fastcni_count_age_seconds", GAUGE, (), "Age of the last four values: the server counts them at most every "
-           "15 s."),
+    Metric("fastcni_count_age_seconds", GAUGE, (),
+           "Age of the numbers of addresses and attachments: the server counts them at most every 15 s."),
     Metric("fastcni_namespaces", GAUGE, (), "Network namespaces of callers that the server has open."),
     Metric("fastcni_threads", GAUGE, (), "Threads of the server."),
 )

@@ -84,7 +84,7 @@ class Hosts:
             return
         unused = self._unused()
         if not unused:
-            raise OSError(EMFILE, f"callers from {MAX_NAMESPACES} network namespaces at once")
+            raise OSError(EMFILE, f"callers from {MAX_NAMESPACES} network namespaces at the same time")
         key, _ = min(unused, key=lambda pair: pair[1].left)
         self.defer(self._forget(key).close)
 

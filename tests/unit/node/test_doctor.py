@@ -254,7 +254,7 @@ def test_a_server_that_declines_to_answer_is_not_called_old(node, tmp_path, monk
     monkeypatch.setattr(checks_state.status, "ask", lambda path: None)
     it = node(at=str(tmp_path / "s"))
     assert list(checks_state.server(it)) == []
-    assert it.unseen == [f"server {tmp_path}/s: the server declines to tell its state; its log says why "
+    assert it.unseen == [f"server {tmp_path}/s: the server declines the request for its state; its log says why "
                          "(event request_declined)"]
 
 

@@ -82,7 +82,7 @@ FAULTS = {
     "the host's end has a smaller MTU": (lambda it: ip("link", "set", it.host_links[0], "mtu", 1300), "mtu", "two ends"),
     "the bridge has a smaller MTU": (lambda it: ip("link", "set", "br0", "mtu", 1400), "mtu", "the bridge br0 has an MTU of 1400, 2 pods"),
     "the bridge has a larger MTU": (lambda it: ip("link", "set", "br0", "mtu", 9000), "mtu", "the bridge br0 has an MTU of 9000"),
-    "the uplink has a smaller MTU": (lambda it: ip("link", "set", "up0", "mtu", 1400), "mtu", "larger than 1400, that of up0"),
+    "the uplink has a smaller MTU": (lambda it: ip("link", "set", "up0", "mtu", 1400), "mtu", "larger than 1400, the MTU of up0"),
     "a pod took another pod's address": (lambda it: ip("address", "add", "10.88.0.2/24", "dev", "eth0", netns=it.names[1]),
                                          "duplicate-addresses", "2 running pods have the address 10.88.0.2"),
 }

@@ -179,7 +179,7 @@ def test_the_namespace_that_was_unused_for_longest_makes_room(kept, monkeypatch)
     monkeypatch.setattr(hosts, "MAX_NAMESPACES", 1)
     it.make_room()
     assert it.closed == ["c", "a"]
-    with pytest.raises(OSError, match="callers from 1 network namespaces at once"):
+    with pytest.raises(OSError, match="callers from 1 network namespaces at the same time"):
         it.make_room()
 
 

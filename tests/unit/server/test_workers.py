@@ -426,4 +426,4 @@ def test_callers_from_too_many_namespaces_go_one_shot(node, pod, local, elsewher
     with Inside(elsewhere):
         assert [server.call("ADD", node.conf(), pod).status for _ in range(3)] == [2, 2, 2]
         assert links().keys() == {"lo"}
-    assert server.ok("VERSION", node.conf()) and server.lines("request_declined", "network namespaces at once")
+    assert server.ok("VERSION", node.conf()) and server.lines("request_declined", "network namespaces at the same time")
