@@ -332,7 +332,7 @@ def wait_for(done, seconds=30.0):
     limit = time.monotonic() + seconds
     while not done():
         if time.monotonic() > limit:
-            raise SystemExit("in vain")
+            raise SystemExit(f"the awaited event did not happen within {seconds:.0f} s")
         time.sleep(0.01)
 
 

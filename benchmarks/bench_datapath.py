@@ -317,9 +317,9 @@ def ended_ms(engine, connections, redirect):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("packets", "add", "policy", "flowtable"), default="packets")
-    parser.add_argument("--rounds", type=int, default=0, help="default: 15; 150 of the part add")
-    parser.add_argument("--policies", type=int, action="append", metavar="N", help="default: 0, 1 and 500")
-    parser.add_argument("--inside", action="store_true", help="do not make namespaces, but use those of the process")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds; default: 15, for the part add 150")
+    parser.add_argument("--policies", type=int, action="append", metavar="N", help="policies; default: 0, 1 and 500")
+    parser.add_argument("--inside", action="store_true", help="use the namespaces of this process")
     options = parser.parse_args()
     if not PROGRAMS:
         raise SystemExit("fastcni was built without clang: there is no datapath")

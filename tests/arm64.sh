@@ -1,14 +1,14 @@
 #!/bin/sh
 # `make test-arm64`: boot Debian 12 with its arm64 kernel in QEMU, run README's install block, `make check` and the
 # real-kernel tests of bridge and portmap there. QEMU emulates the processor, so it takes hours on two busy cores; root.
-#   arm64.sh [PYTEST ARGUMENT...]   by default these tests
+#   arm64.sh [PYTEST ARGUMENT...]   by default the tests above
 # The disk of the machine is its memory: the kernel unpacks a Debian system, and then this checkout, into it.
-# .arm64 keeps what was fetched; .arm64/console has all output. ARM64_LIMIT: the time limit in seconds.
+# .arm64 keeps the fetched files; .arm64/console has all output. ARM64_LIMIT: the time limit in seconds.
 set -eu
 
 say() { printf '%4d s  %s\n' "$(($(date +%s) - start))" "$*"; }
 
-# As the first process of the machine: do all that the lane is for. Its output is the console.
+# Run all steps of the lane, as the first process of the machine. The output goes to the console.
 inside() {
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
     export PATH HOME LANG DEBIAN_FRONTEND=noninteractive PIP_ROOT_USER_ACTION=ignore

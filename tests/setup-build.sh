@@ -1,6 +1,6 @@
 #!/bin/sh
 # Check the requirements of the build: Python 3.11 with venv and headers, and a C compiler.
-# As root on Debian or Ubuntu, install what is missing; else print it.
+# As root on Debian or Ubuntu, install missing packages; otherwise print their names.
 #   setup-build.sh PYTHON
 set -eu
 python=$1

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Check the programs that the tests use: the Go plugins, iptables, ipset, nft, ip, conntrack, iperf3, strace, ping,
 # systemd's tools, firewalld, ufw, dockerd, Open vSwitch, HAProxy, wrk.
-# As root on Debian or Ubuntu, install missing ones. Else print them, and tests that need them are skipped.
-# firewalld, dockerd and Open vSwitch are not installed if systemd runs: it would start them, and they would change the
-# machine's own firewall or links.
+# As root on Debian or Ubuntu, install missing programs. Otherwise print their names: tests that need them are skipped.
+# firewalld, dockerd and Open vSwitch are not installed if systemd runs: systemd would start them, and they would change
+# the machine's own firewall or links.
 #   setup-peer.sh [COMMAND...]     by default all
 set -eu
 [ $# -gt 0 ] || set -- bridge iptables ipset nft ip conntrack ping iperf3 strace systemd-analyze firewalld ufw dockerd \
@@ -49,7 +49,7 @@ package_of() {
 PATH=$PATH:/usr/sbin:/sbin
 missing=
 for name in "$@"; do
-    if [ "$name" = bridge ]; then there=${PEER:-/usr/lib/cni}/bridge; else there=$name; fi  # iproute2 has a bridge too
+    if [ "$name" = bridge ]; then there=${PEER:-/usr/lib/cni}/bridge; else there=$name; fi  # iproute2 has one, too
     command -v "$there" > /dev/null && continue
     case $name in
         firewalld | dockerd | ovs-vswitchd)
@@ -64,7 +64,7 @@ done
 
 if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     echo "installing$missing" >&2
-    # Packages of daemons start them, unless this script says no (invoke-rc.d(8)).
+    # Packages start their daemons unless policy-rc.d forbids it (invoke-rc.d(8)).
     policy=/usr/sbin/policy-rc.d
     if [ ! -e $policy ]; then
         trap 'rm -f $policy' EXIT

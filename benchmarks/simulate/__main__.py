@@ -68,7 +68,7 @@ def main():
     except Failed as e:
         sys.exit(f"simulate: {e}")
     except KeyboardInterrupt:
-        sys.exit("simulate: interrupted; all is removed")
+        sys.exit("simulate: interrupted; everything was removed")
 
 
 def allow_descriptors(wanted):

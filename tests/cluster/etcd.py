@@ -165,7 +165,7 @@ class Etcd:
                 status = self.call("/v3/maintenance/status", {}, member)
                 if status["leader"] == status["header"]["member_id"]:
                     return member
-        raise RuntimeError("no member leads")
+        raise RuntimeError("no member of etcd is the leader")
 
     def backup(self):
         """Save a snapshot of the running member by `etcdctl snapshot save`. Return the snapshot's file."""

@@ -69,7 +69,7 @@ class Lab:
         """Cut the node off from etcd until etcd has ended the node's lease."""
         node.reachable = False
         self.cluster.now += 301.0
-        assert eventually(lambda: self.record(node.name).state != ALIVE, pause=0.05), "its lease does not run out"
+        assert eventually(lambda: self.record(node.name).state != ALIVE, pause=0.05), "the lease does not end"
 
     def blocks(self, node=""):
         return [block.cidr for block in self.store.blocks("s", node)]

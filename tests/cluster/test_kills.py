@@ -57,7 +57,7 @@ class Round:
         """Make a request by a plugin file of n1, which is killed at system call number `at`."""
         run = self.world.injector.run([str(self.world.bin_dir / "cluster")], self.environment(command, container),
                                       json.dumps(self.conf("n1")).encode(), at, variant)
-        assert run.status is not None, "it hangs"
+        assert run.status is not None, "the plugin file hangs"
         return run
 
     def held(self):

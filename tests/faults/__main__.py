@@ -40,15 +40,15 @@ def main():
     parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=", ".join(CAMPAIGNS))
     parser.add_argument("--seconds", type=float, help="the duration of each campaign")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="repeat the choices of another run")
-    parser.add_argument("--only", default="", help="in steps, only the cases with this in their name")
+    parser.add_argument("--only", default="", help="in steps, try only the cases whose name contains this")
     parser.add_argument("--processes", type=int, default=2 * (os.cpu_count() or 1),
-                        help="of steps [two a processor: half of the time they wait for the kernel]")
-    parser.add_argument("--log", default=".lanes/faults.log", metavar="FILE", help="for all failures [%(default)s]")
+                        help="processes of steps [two for each processor]")
+    parser.add_argument("--log", default=".lanes/faults.log", metavar="FILE", help="file of all failures [%(default)s]")
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("needs root, to make network namespaces")
     if unknown := set(options.campaigns) - set(CAMPAIGNS):
-        sys.exit(f"no campaign {', '.join(sorted(unknown))}; there are {', '.join(CAMPAIGNS)}")
+        sys.exit(f"unknown campaign: {', '.join(sorted(unknown))}; the campaigns are {', '.join(CAMPAIGNS)}")
     # The handler raises an exception, so that the campaign removes its objects
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -72,7 +72,7 @@ def run(options, log):
             row.note("interrupted")
             status = 130
         except Exception as e:          # the other campaigns still run
-            row.failed(f"the campaign itself: {type(e).__name__}: {e}")
+            row.failed(f"the campaign failed: {type(e).__name__}: {e}")
         took[name] = time.monotonic() - started
         if status:
             break

@@ -159,7 +159,7 @@ class Core:
                 self.row.failed(f"ADD with a damaged python_core.elf, {len(damaged)} bytes: {wrong}")
         self.replace(data, like=True)
         if (deleted := self.request("DEL", number)).status:
-            self.row.failed(f"DEL after python_core.elf was mended: {deleted.stdout!r}")
+            self.row.failed(f"DEL after python_core.elf was repaired: {deleted.stdout!r}")
         for path in (self.elf.parent / "net-core").glob("10.*"):
             self.row.left(f"{path}: {path.read_bytes()!r}")
             path.unlink()
@@ -183,7 +183,7 @@ class Core:
 
     def end(self):
         if self.hidden >= FEW and self.lost > MAX_LOST * self.hidden:
-            self.row.failed(f"{self.lost} of {self.hidden} requests without an answer after damage that nothing shows")
+            self.row.failed(f"{self.lost} of {self.hidden} requests without an answer after hidden damage")
         if self.installed:
             self.row.note(f"python_core.elf damaged {self.shown} times, and {self.hidden} times unseen: "
                           f"{self.lost} requests without an answer")

@@ -1,10 +1,10 @@
 /* Fail or kill one system call of a process: `inject CONTROL COMMAND...` runs COMMAND and traces it.
  *
- * A seccomp filter stops only the calls of the table in calls.h (written by injector.py), so all others run at full
- * speed. CONTROL is a file that both sides map: the driver chooses the failing call, and reads the outcome. Only calls
- * of COMMAND's threads are counted, not those of programs that it starts. Each message in a netlink request is counted,
- * too. Such a "message" fails by a type that the kernel does not know, so that the kernel executes the other messages
- * of the request. See ptrace(2), seccomp(2), netlink(7).
+ * A seccomp filter stops only the calls of the table in calls.h (written by injector.py), so other calls run at full
+ * speed. CONTROL is a file that this program and injector.py map: injector.py chooses the failing call, and reads the
+ * outcome. This program counts only calls of COMMAND's threads, not of programs that COMMAND starts. It also counts
+ * each message of a netlink request. Such a "message" fails because inject gives it a type that the kernel does not
+ * know; the kernel then executes the other messages of the request. See ptrace(2), seccomp(2), netlink(7).
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -48,7 +48,7 @@ static struct control {                 /* injector.py has the same layout */
 
 static pid_t plugin;                    /* the traced command */
 static int phase;
-static char file[4096];                 /* of the command; when the interpreter reads it, the plugin begins */
+static char file[4096];                 /* the command's file; the plugin begins when the interpreter reads this file */
 static enum { UNSEEN, COUNTED, PASSED } seen[MAX_PID];
 static struct { pid_t pid; void *at; unsigned short type; } altered;
 
@@ -114,8 +114,8 @@ static int is_chosen(int call, int creates)     /* count this call; whether it i
     return 1;
 }
 
-/* Whether it is the call before, once more. The kernel restarts a write to /proc/sys/net/.../forwarding until it gets
- * the RTNL lock, and each time the filter stops it again: restart_syscall() in devinet_sysctl_forward(). */
+/* Return whether the kernel repeats the previous call. The kernel restarts a write to /proc/sys/net/.../forwarding
+ * until the write gets the RTNL lock; the filter stops each restart: restart_syscall(), devinet_sysctl_forward(). */
 static int is_restarted(pid_t pid, const struct user_regs_struct *now)
 {
     static struct user_regs_struct last;

@@ -31,7 +31,7 @@ class Addresses:
     def give(self, address, owner):
         with self.lock:
             if other := self.owners.get(address):
-                self.row.failed(f"{address} was given to {owner} and is {other}'s")
+                self.row.failed(f"{address} was given to {owner}, but {other} has it")
             self.owners[address] = owner
 
     def take(self, address):

@@ -52,7 +52,7 @@ def build(directory):
                                   directory / "fastcni" / f"{leaf}{suffix}", source / f"{leaf}.c"]) for leaf in LEAVES]
     statuses = [process.wait() for process in building]
     if any(statuses):
-        raise RuntimeError("gcc could not build the leaves; `make setup` writes their .c files")
+        raise RuntimeError("gcc could not build the extension modules; `make setup` writes their .c files")
     return directory
 
 

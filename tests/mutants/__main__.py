@@ -95,11 +95,11 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="repeat the choices of another run")
-    parser.add_argument("--only", action="append", help=f"modules below this path; else {', '.join(TARGETS)}")
-    parser.add_argument("--tests-seconds", type=float, default=20, help="tests of a mutant, by their recorded duration")
+    parser.add_argument("--only", action="append", help=f"modules below this path; by default {', '.join(TARGETS)}")
+    parser.add_argument("--tests-seconds", type=float, default=20, help="for a mutant's tests, by recorded durations")
     parser.add_argument("--tests", action="append", help="a recorded test file: run the tests of this file, whatever "
                         "lines they run, because the record lacks the lines that only plugin files run")
-    parser.add_argument("--promises", action="store_true", help="run each promise's test against a mutant of it")
+    parser.add_argument("--promises", action="store_true", help="run each promise's test against the promise's mutant")
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("needs root: each mutant runs in its own namespaces")

@@ -32,7 +32,7 @@ class Promise:
         exactly once."""
         source = (tree.ROOT / self.path).read_text()
         if source.count(self.text) != 1 or self.text == self.broken:
-            raise ValueError(f"{self.path} has {source.count(self.text)} times {self.text!r}")
+            raise ValueError(f"{self.path} contains {self.text!r} {source.count(self.text)} times")
         return source.replace(self.text, self.broken)
 
 

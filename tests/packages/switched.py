@@ -114,7 +114,7 @@ class Stream:
         before = self.answered
         deadline = time.monotonic() + 10
         while self.answered < before + 5 and not self.wrong:
-            assert time.monotonic() < deadline, "the stream stands still"
+            assert time.monotonic() < deadline, "the stream transfers no lines"
             time.sleep(PAUSE_S)
         assert self.wrong == ""
 

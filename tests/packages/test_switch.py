@@ -79,7 +79,7 @@ def test_uninstall_that_waits_removes_what_each_pod_had_when_go_deletes_it(node)
     pods = {name: node.new_pod(name, port) for name, port in (("one", 18080), ("two", 18081))}
     process = subprocess.Popen(**node.command(*node.uninstall_words("--wait", "--json")), stdout=subprocess.PIPE)
     try:
-        assert eventually(lambda: not (node.bin / ".fastcni-replaced").exists()), "the Go plugins are not back"
+        assert eventually(lambda: not (node.bin / ".fastcni-replaced").exists()), "the Go plugins are not restored"
         node.goes("one", pods["one"])
         assert eventually(lambda: "18080" not in ruleset()), "the elements of a deleted pod stay"
         assert "18081" in ruleset()

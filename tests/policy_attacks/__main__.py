@@ -28,13 +28,13 @@ def main():
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--seconds", type=float, help="the duration of each part")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="repeat the choices of another run")
-    parser.add_argument("--cluster", type=int, help="in differential, only this cluster")
-    parser.add_argument("--only", default="", help="in attacks, only those with this in their name")
+    parser.add_argument("--cluster", type=int, help="in differential, run only this cluster")
+    parser.add_argument("--only", default="", help="in attacks, run only those whose name contains this")
     options = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("needs root, to make network namespaces")
     if unknown := set(options.parts) - set(PARTS):
-        sys.exit(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+        sys.exit(f"unknown part: {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     # The handler raises an exception, so that the part removes its objects
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)

@@ -46,7 +46,8 @@ ATTACKS = (
     Attack("DHCP", "datagrams from the ports of DHCP's client and server, by broadcast", forged.dhcp),
     Attack("multicast reports", "data in reports and queries of multicast groups", forged.reports),
     Attack("poisoning", "ARP and neighbour advertisements for the peer and the gateway", forged.poisoning),
-    Attack("poisoning in tags", "the same in VLAN 0, and duplicate address detection for others' addresses",
+    Attack("poisoning in tags",
+           "the frames of `poisoning` in VLAN 0, and duplicate address detection for others' addresses",
            forged.poisoning_in_tags),
     Attack("source routes", "source routes of IPv4 and routing headers of IPv6, by the peer and the gateway",
            forged.source_routes),
@@ -87,7 +88,7 @@ def campaign(row, options):
         possible = {each.name: control(arena, each) for each in chosen if each.frames}
         for name, titles in possible.items():
             if not any(titles.values()):
-                row.failed(f"{name}: none of its frames arrives without policies: it says nothing")
+                row.failed(f"{name}: no frame arrives without policies, so the attack proves nothing")
         arena.begin()
         alive(arena, row)
         failed, number = set(), 0
@@ -139,7 +140,7 @@ def alive(arena, row):
             one, other = (arena.pods[f"{name}@{network}"] for name in (source, to))
             (got,) = arena.got_through([(forged.plain(one, other, one), one, other)])
             if got != {"IPv4", "IPv6"}:
-                row.failed(f"what is allowed does not pass: {source} to {to} on {network}: {sorted(got) or 'nothing'}")
+                row.failed(f"allowed packets do not pass: {source} to {to} on {network}: {sorted(got) or 'nothing'}")
 
 
 def run(arena, row, attack, possible):

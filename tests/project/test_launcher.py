@@ -56,7 +56,7 @@ def test_launcher_is_small_and_needs_no_other_file():
     headers = program_headers(elf)
     assert len(elf) < 16 << 10
     assert not {PT_INTERP, PT_DYNAMIC} & {kind for kind, _ in headers}
-    assert all(flags & 3 != 3 for kind, flags in headers if kind != PT_GNU_STACK), "no page is writable and code"
+    assert all(flags & 3 != 3 for kind, flags in headers if kind != PT_GNU_STACK), "a page is writable and executable"
 
 
 def test_launcher_has_one_config_of_the_expected_size():

@@ -108,7 +108,7 @@ def story(side, name, cni_version):
             chain.do("check", rt)
     chain.do("gc", [("pod-0", "eth0")])
     assert {*addresses(side.held(chain.net.name)).values()} == {"pod-0\r\neth0"}
-    assert chain.answers() == outputs[2], "GC took something of the pod that stays"
+    assert chain.answers() == outputs[2], "GC removed state of the pod that stays"
     for _ in range(2):
         chain.do("delete", chain.attached["pod-0"])
     assert eventually(lambda: not chain.left()), chain.left()

@@ -44,7 +44,7 @@ class Try:
         if bad.twice:
             side.add(bad.conf, self.pod)
             assert eventually(lambda: "state DOWN" not in side.on_host("ip", "link", "show", "br0", check=False)), (
-                "br0 does not get UP")
+                "br0 does not come up")
 
     def state(self):
         return {**state_of(self.side, self.pod), **self.side.held("net-a")}

@@ -139,7 +139,7 @@ def test_gc_removes_a_pod_that_go_has_deleted_from_the_set(sides):
     assert handover.by_second("ADD", conf, pod, cid="pod-1").status == 0
     fastcni.ok("GC", {**conf, "cniVersion": "1.1.0", "cni.dev/valid-attachments": []})
     assert members(fastcni) == []
-    assert [line for line in saved(fastcni) if "-s 10.22.0.2/32" in line], "the rules of the pod that Go added"
+    assert [line for line in saved(fastcni) if "-s 10.22.0.2/32" in line], "GC removed rules that Go added"
 
 
 def test_an_add_of_fastcni_repeats_no_rules_of_a_pod_of_go(sides):

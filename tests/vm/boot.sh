@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run pytest in a virtual machine with the kernel of .vm and this machine's files. Its changes to files are dropped.
+# Run pytest in a virtual machine with the kernel of .vm and this machine's files. Its changes to files are lost.
 #   boot.sh [PYTEST ARGUMENT...]    by default the complete VM lane, counted together with the other lanes' .lanes
 # VM_LIMIT: the time limit in seconds. The exit status is pytest's, or 1 if pytest did not end.
 set -eu
@@ -20,7 +20,7 @@ rm -rf .lanes/vm.*
 mkdir .lanes/vm.tmp
 : > .lanes/vm.output
 printf '%s\n' "$@" > .lanes/vm.args
-tar -cf .lanes/vm.tree [!.]* || [ $? = 1 ]      # a copy: files may change meanwhile; 1: one changed during tar
+tar -cf .lanes/vm.tree [!.]* || [ $? = 1 ]      # a copy, because files may change later; 1: a file changed during tar
 
 share() {
     echo "-q=-fsdev -qlocal,id=$1,path=$2,security_model=none,multidevs=remap,readonly=$3" \

@@ -1,7 +1,7 @@
 #!/bin/sh
 # In the guest: mount a writable overlay of the host's files as root, then run pytest with the arguments of
 # .lanes/vm.args.
-#   inside.sh [LANE FEATURE...]     run the complete lane: tests that need one of these features, and the base
+#   inside.sh [LANE FEATURE...]     run the complete lane: tests that need one of these, and features.BASE
 set -eu
 cd "$(dirname "$0")/../.."
 project=$PWD
@@ -16,7 +16,7 @@ fi
 modprobe -d .vm/kernel overlay
 p9=trans=virtio,version=9p2000.L,msize=524288
 mkdir /run/files /run/written /run/root
-# cache=loose: else the guest asks the host for each file again and again, which takes most of the time
+# Without cache=loose the guest asks the host for each file again and again, which takes most of the time.
 mount -t 9p -o "ro,cache=loose,$p9" files /run/files
 mount -t tmpfs tmpfs /run/written
 mkdir /run/written/upper /run/written/work
@@ -39,10 +39,10 @@ for name in [!.]*; do
     mount --bind "/run/tree/$name" "$name"
 done
 modprobe -a tun br_netfilter
-# else each namespace gets a link tunl0 as soon as one test loads the module ipip
+# Without this sysctl each new namespace gets a link tunl0, as soon as a test has loaded the module ipip.
 echo 1 > /proc/sys/net/core/fb_tunnels_only_for_init_net
-# The first packet that conntrack sees makes the kernel change its own code. Two emulated processors that came there at
-# the same time have hung.
+# The first packet that conntrack sees makes the kernel change its own code. The machine hung when two emulated
+# processors did this at the same time, so send one packet first.
 ip link set lo up
 nft 'add table ip first; add chain ip first c { type filter hook output priority 0; }; add rule ip first c ct state new accept'
 ping -c 1 -q 127.0.0.1 > /dev/null

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The tests of the store, and those of cluster IPAM, agent, policies and the image's script (root), against a real API
-# server: Kubernetes 1.20 of Debian 12's source package, and etcd. A kubelet of the same source runs a pod by containerd.
-# No lane runs it: the build takes fifteen minutes of two processors, once, and 3 GB in DIRECTORY.
+# Run the tests of the store, of cluster IPAM, the agent, policies and the image's script (root) with a real API server:
+# Kubernetes 1.20 of Debian 12's source package, and etcd. A kubelet of the same source runs a pod by containerd.
+# No lane runs this script: the first build takes fifteen minutes of two processors, and 3 GB in DIRECTORY.
 #   real-api-server.sh DIRECTORY [argument of pytest]...
 # apt-get install golang-1.19-go etcd-server openssl containerd runc busybox-static
 set -eu
@@ -23,7 +23,7 @@ fetch() {
     (cd "$directory/apt" && APT_CONFIG=$directory/apt/conf apt-get -qq update &&
         APT_CONFIG=$directory/apt/conf apt-get -qq source --download-only kubernetes)
     tar -xzf "$directory"/apt/kubernetes_*.orig.tar.gz -C "$source" --strip-components=1
-    # Its JSON library iterates over maps as Go did before 1.18.
+    # Kubernetes' JSON library uses Go's map iterator of before 1.18: change it to that of Go 1.19.
     cd "$source/vendor/github.com/modern-go/reflect2"
     sed -i -e 's/^func mapiterinit(rtype unsafe.Pointer, m unsafe.Pointer) \*hiter/func mapiterinit(rtype unsafe.Pointer, m unsafe.Pointer, it *hiter)/' \
         -e 's/^\t\/\/ rest fields are ignored/\tt, h, buckets, bptr, overflow, oldoverflow unsafe.Pointer\n\tstartBucket uintptr\n\toffset uint8\n\twrapped bool\n\tb, i uint8\n\tbucket, checkBucket uintptr/' \
