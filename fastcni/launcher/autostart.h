@@ -1,15 +1,16 @@
-/* The start of a server by a request that finds none: `fastcni install --autostart`.
+/* Start a server if a request finds no server: `fastcni install --autostart`.
  *
- * Only root starts one, from the node's own namespaces, and only at the usual socket. The request itself goes one-shot.
- * The file ATTEMPT has the time of the last attempt. Its lock lets one request at a time decide, so of many requests at
- * once one starts a server. A server that listens empties the file. If it fails to start, the next attempt is a minute
- * later. fastcni/server/detached.py is the rest of the start. See flock(2), namespaces(7), daemon(7).
+ * Only a request of root in the node's own namespaces starts a server, and only at the usual socket. The request
+ * itself runs one-shot. The file ATTEMPT has the time of the last attempt. A request decides under the lock of this
+ * file, so of many requests at the same time only one starts a server. A server that listens empties the file. If a
+ * server fails to start, the next attempt is a minute later. fastcni/server/detached.py does the rest of the start.
+ * See flock(2), namespaces(7), daemon(7).
  */
 
 #define DIRECTORY "/run/fastcni"
 #define SERVER DIRECTORY "/fastcni.sock"
 #define ATTEMPT DIRECTORY "/autostart"
-#define LOG DIRECTORY "/server.log"       /* what Python prints if it cannot start the server; else see --log-to */
+#define LOG DIRECTORY "/server.log"       /* what Python prints if it cannot start the server, see --log-to */
 enum { O_WRONLY = 1, O_CREAT = 0100, O_TRUNC = 01000, O_APPEND = 02000 };
 #if defined(__aarch64__)
 enum { O_NOFOLLOW = 0100000 };
@@ -20,7 +21,7 @@ enum { NEXT_ATTEMPT_S = 60, MAX_ARGUMENTS = 16, CLOCK_BOOTTIME = 7, SIGCHLD = 17
 
 static const char usual_path[] = SERVER;
 
-static int same_link(const char *one, const char *other)       /* 0 also where /proc or the permission is missing */
+static int same_link(const char *one, const char *other)       /* 0 also without /proc or permission */
 {
     static char targets[2][64];
     long size = system_call(SYS_readlinkat, AT_FDCWD, (long)one, (long)targets[0], sizeof targets[0] - 1);
@@ -32,15 +33,16 @@ static int same_link(const char *one, const char *other)       /* 0 also where /
     return is(targets[0], targets[1]);
 }
 
-/* Has this process the namespaces of the node's first process? A server started in the namespaces of a container or of a
- * rootless runtime would end with these, or could not serve the node. */
+/* Return whether this process has the namespaces of the node's first process. In the namespaces of a container or of a
+ * rootless runtime, a server would end with these namespaces, or could not serve the node. */
 static int in_the_nodes_namespaces(void)
 {
     return same_link("/proc/self/ns/user", "/proc/1/ns/user") && same_link("/proc/self/ns/mnt", "/proc/1/ns/mnt")
         && same_link("/proc/self/ns/pid", "/proc/1/ns/pid") && same_link("/proc/self/ns/net", "/proc/1/ns/net");
 }
 
-/* Note an attempt, if the last one is long ago. Return a descriptor that has the lock; negative: no attempt now. */
+/* Record an attempt, if the last attempt is long ago. Return a descriptor that has the lock; negative: no attempt
+ * now. */
 static long begin_attempt(void)
 {
     long file = system_call(SYS_openat, AT_FDCWD, (long)ATTEMPT, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -65,7 +67,7 @@ static long begin_attempt(void)
     return file;
 }
 
-/* In the child: become the server. It keeps no stream, descriptor or variable of the request, and not its session. */
+/* In the child: become the server, without the request's streams, descriptors, variables and session. */
 __attribute__((noreturn))
 static void become_server(long attempt)
 {
@@ -75,7 +77,7 @@ static void become_server(long attempt)
     long null, log, fd;
     int i;
 
-    if (connect_to(SERVER) >= 0) {      /* a server has come between this request's look and its lock */
+    if (connect_to(SERVER) >= 0) {      /* a server has started since this request found none */
         system_call(SYS_ftruncate, attempt, 0, 0, 0);
         leave(0);
     }
@@ -98,14 +100,14 @@ static void become_server(long attempt)
     leave(1);
 }
 
-/* Start a server, if the installation is to. It costs this request one fork of a small process at most. */
+/* Start a server, if the installation has a command line for this. The request forks a small process at most once. */
 static void autostart(void)
 {
     long attempt;
 
     if (!config.server[0] || system_call(SYS_geteuid, 0, 0, 0, 0) || (attempt = begin_attempt()) < 0)
         return;
-    /* A child has no parent-death signal. It has none of the request's streams, so no runtime waits for it. */
+    /* The child has no parent-death signal and none of the request's streams, so no runtime waits for the child. */
     if (system_call(SYS_clone, SIGCHLD, 0, 0, 0) == 0)
         become_server(attempt);
     system_call(SYS_close, attempt, 0, 0, 0);

@@ -1,10 +1,11 @@
-/* The launcher's text, streams and error document. No libc, no allocation: the document is built in one static page. */
+/* Text, streams and the error document of the launcher, without libc and allocation: one static page has the
+ * document. */
 
 enum { O_RDONLY = 0, O_RDWR = 2, O_NONBLOCK = 04000, O_CLOEXEC = 02000000, AT_FDCWD = -100, AT_EXECFN = 31 };
 enum { ENOENT = 2, EAGAIN = 11, ENOMEM = 12, EISDIR = 21, EINVAL = 22, ENFILE = 23, EMFILE = 24, ECONNRESET = 104, ENOBUFS = 105, ECONNREFUSED = 111 };
 enum { POLLIN = 1, POLLOUT = 4 };
-enum { FOR_EVER = 0 };                  /* milliseconds */
-enum { FIELD = 1024 };                  /* bytes of a path in an error's text */
+enum { FOR_EVER = 0 };                  /* in place of a number of milliseconds */
+enum { FIELD = 1024 };                  /* the most bytes of a path in an error's text */
 enum { IO_FAILURE = 5, TRY_AGAIN_LATER = 11, INTERNAL = 999 };          /* CNI error codes */
 
 
@@ -31,7 +32,7 @@ static void put_number(long value)
     put(digits + at);
 }
 
-static void put_quoted(const char *text, long limit)    /* at most so many bytes, escaped for a JSON string; UTF-8 stays */
+static void put_quoted(const char *text, long limit)    /* `limit` bytes at most, for a JSON string; UTF-8 stays */
 {
     char one[2] = { 0, 0 };
 
@@ -43,7 +44,7 @@ static void put_quoted(const char *text, long limit)    /* at most so many bytes
     }
 }
 
-static const char *const errno_texts[] = {      /* as strerror(3), of the likely ones */
+static const char *const errno_texts[] = {      /* the texts of strerror(3) for likely errors */
     [1] = "Operation not permitted", [2] = "No such file or directory", [7] = "Argument list too long",
     [8] = "Exec format error", [12] = "Cannot allocate memory", [13] = "Permission denied", [20] = "Not a directory",
     [21] = "Is a directory", [23] = "Too many open files in system", [24] = "Too many open files", [26] = "Text file busy",
@@ -51,7 +52,7 @@ static const char *const errno_texts[] = {      /* as strerror(3), of the likely
     [40] = "Too many levels of symbolic links",
 };
 
-static const char *after(const char *text, const char *prefix)     /* the text behind the prefix, or 0 */
+static const char *after(const char *text, const char *prefix)     /* the text after the prefix, or 0 */
 {
     while (*prefix)
         if (*text++ != *prefix++)
@@ -59,7 +60,7 @@ static const char *after(const char *text, const char *prefix)     /* the text b
     return text;
 }
 
-static const char *next_of(const char *text)    /* the text behind this one in a list */
+static const char *next_of(const char *text)    /* the next text in a list */
 {
     while (*text++)
         ;
@@ -132,14 +133,14 @@ static void leave(int status)
 
 /* ---- the error document ---- */
 
-static int for_netavark;                /* the document is {"error": "..."}, see netavark.h */
+static int for_netavark;                /* whether the document is {"error": "..."}, see netavark.h */
 
-static int is_exhaustion(long error)   /* the request may succeed later; spec/errors.py has the same list */
+static int is_exhaustion(long error)   /* later the request may succeed; spec/errors.py has this list, too */
 {
     return error == ENOMEM || error == ENFILE || error == EMFILE;
 }
 
-/* Begin the document. `what` is untrusted text. error: an errno, or 0. Its details follow by put(), for a JSON string. */
+/* Begin the document. `what` is untrusted text. error: an errno, or 0. The caller adds the details by put(). */
 static void begin_error(int code, const char *tried, const char *what, long error)
 {
     filled = 0;

@@ -1,61 +1,63 @@
-/* The launcher: the native part of an installed plugin file. It passes the request to the server or to Python.
+/* The launcher: the ELF program at the beginning of a plugin file. It passes the request to the server or to Python.
  *
- * Every file in the CNI bin dir is this program with a zip of Python code behind it. It tries two modes in order:
+ * Every file in the CNI bin dir is this program followed by a zip of Python code. The launcher tries two modes in
+ * order:
  *
- *     warm      if a server listens, send the request to it and print its answer
- *     one-shot  answer VERSION. Else execute `python -I -S -B -X utf8 -c BOOTSTRAP NAME FD`. NAME is the plugin's name. FD is this file,
- *               open, so that an installation that replaces the file changes nothing for this process. If that Python
- *               is gone, the file names others of the same version. BOOTSTRAP checks that it is the same build
+ *     warm      if a server listens, send the request to the server and print the server's answer
+ *     one-shot  answer VERSION. For other commands execute `python -I -S -B -X utf8 -c BOOTSTRAP NAME FD`. NAME is the
+ *               plugin's name. FD is a descriptor of this file, so that an installation that replaces the file changes
+ *               nothing for this process. If that Python no longer exists, try the other Pythons in the file's list.
+ *               BOOTSTRAP checks that the Python has the same version and build
  *
- * A request that finds no server may start one, see autostart.h. A request that goes one-shot is counted if a server has
- * asked for it, see one_shot_count.h. If both modes fail, it prints one CNI error document to stdout and exits with
- * status 1.
+ * A request that finds no server may start a server, see autostart.h. If a server with --metrics has run, the
+ * launcher counts requests that run one-shot, see one_shot_count.h. If both modes fail, the launcher prints one CNI
+ * error document to stdout and exits with status 1.
  *
- * `dhcp daemon ...` is no request: it goes to Python, with its arguments behind FD. `setup NETNS`, `teardown NETNS` and
- * others are requests of podman, see netavark.h.
+ * `dhcp daemon ...` is no request: Python runs the daemon, and gets its arguments after FD. `setup NETNS`, `teardown
+ * NETNS` and similar commands are requests of podman, see netavark.h.
  *
- * Freestanding: no libc, no allocation, only raw system calls and static buffers. Python gets the arguments, streams,
- * signals and environment unchanged. If stdin was read for a server, Python gets it as a memory file. See elf(5),
- * getauxval(3), unix(7), cmsg(3), CNI spec "Error".
+ * The launcher has no libc and allocates no memory: it uses raw system calls and static buffers. Python gets the
+ * arguments, streams, signals and environment unchanged. If the launcher has read stdin for a server, Python gets
+ * stdin as a memory file. See elf(5), getauxval(3), unix(7), cmsg(3), CNI spec "Error".
  */
 
 #include "machines.h"
 #include "document.h"
 
-/* The installer writes this into the finished file. pack.py has the same layout, and finds it by the magic. */
+/* pack.py writes this struct into the plugin file. pack.py has the same layout, and finds the struct by its magic. */
 struct config {
     char magic[16];
-    char interpreters[1024];            /* paths, in the order to try them; each ends with a NUL, the list with another */
+    char interpreters[1024];            /* a list: paths in the order of the attempts, each with a NUL; then a NUL */
     char version[32];                   /* "3.11", for an error's text */
     char bootstrap[1008];
-    char server[1024];                  /* the command line to start a server with, as a list; empty: start none */
-    char libraries[504];                /* paths of the shared objects that the interpreter needs; a list */
+    char server[1024];                  /* a list: the command line that starts a server; empty: start no server */
+    char libraries[504];                /* a list of the paths of the interpreter's shared objects */
     struct {
         unsigned long size, modified_ns, digest;        /* size 0: the list has no python_core.elf */
         struct { unsigned at, bytes; } parts[4];
     } core;                             /* the first program of the list; launcher/core.py explains it */
     unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/call/deadlines.py explains them */
-    char versions[1024];                /* lists: an answer to VERSION, then the plugins that give it; an empty list ends */
+    char versions[1024];                /* lists: an answer to VERSION, then its plugins; an empty list is the end */
 };
 _Static_assert(sizeof(struct config) == 4704, "pack.py writes 4704 bytes");
 
 __attribute__((section(".data"), used, aligned(16)))
 volatile struct config config = { .magic = "fastcni-config\n" };
 
-/* An ELF note, elf(5), by which a launcher of fastcni is recognised without being run: kit/call/search.py reads it. */
+/* An ELF note, elf(5), by which kit/call/search.py recognises a launcher of fastcni without running it. */
 __attribute__((section(".note.fastcni"), used, aligned(4)))
 static const struct { unsigned name_size, size, type; char name[8]; } note = { 8, 0, 1, "fastcni" };
 
 
-/* ---- warm mode; fastcni/server/requests/protocol.py is the other end and describes the messages ---- */
+/* ---- warm mode; fastcni/server/requests/protocol.py is the server's part and describes the messages ---- */
 
 enum { MAGIC = 0x696e6366 /* "fcni" */, PROTOCOL = 2, DECLINED = 2 };
 enum { HEAD_BYTES = 16, BODY_BYTES = 128 << 10 };           /* fits the usual send buffer, net.core.wmem_default */
 enum { RLIMIT_FSIZE = 1, RLIMIT_NOFILE = 7 };
-enum { MIN_STDIN_BYTES = 4 << 10, MAX_STDIN_BYTES = 32 << 20 };         /* of the body; in all: Python refuses more */
+enum { MIN_STDIN_BYTES = 4 << 10, MAX_STDIN_BYTES = 32 << 20 };         /* the least in the body; the most in all */
 enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC = 0x40000000 };
 
-/* Two buffers: after an invalid reply, Python must still get the stdin in the request. */
+/* Two buffers, because Python must get the stdin in the request even after an invalid reply. */
 static struct { unsigned magic, version, descriptors, environment; char body[BODY_BYTES]; } request;
 static struct { unsigned magic, version, status, stderr; char body[BODY_BYTES]; } reply;
 
@@ -67,11 +69,11 @@ static struct { void *name; unsigned long name_size; struct piece *pieces; unsig
     sending = { .pieces = &asked, .count = 1, .rights = &sent },
     receiving = { .pieces = &answered, .count = 1, .rights = &received, .rights_size = 16 + sizeof(int) };
 
-static int have_stdin;                  /* stdin was read to its end */
-static long memory;                     /* a memory file with stdin that does not fit the request; 0: none yet */
-static unsigned long moved, here;       /* bytes of stdin in the memory file; bytes of it in the request */
+static int have_stdin;                  /* whether stdin was read to its end */
+static long memory;                     /* a memory file with stdin that does not fit in the request; 0: no file */
+static unsigned long moved, here;       /* bytes of stdin in the memory file; bytes of stdin in the request */
 
-/* Connect to the server's socket: a descriptor, or negative. -ENOENT, -ECONNREFUSED: no server listens there. */
+/* Connect to the server's socket. Return a descriptor or -errno; -ENOENT, -ECONNREFUSED: no server listens. */
 static long connect_to(const char *path)
 {
     static struct { short family; char path[108]; } address = { .family = 1 };      /* AF_UNIX */
@@ -80,8 +82,8 @@ static long connect_to(const char *path)
     for (at = 0; (address.path[at] = path[at]); at++)
         if (at == sizeof address.path - 1)
             return error;
-    /* Non-blocking, also for connect(): if too many wait for the server, connect() fails with EAGAIN.
-     * If the caller closed a standard stream, the socket would take its number. Then Python handles the request. */
+    /* Non-blocking, so that connect() fails with EAGAIN if too many requests wait for the server. If the caller has
+     * closed a standard stream, the socket gets the stream's number; then Python handles the request. */
     server = system_call(SYS_socket, address.family, 5 /* SOCK_SEQPACKET */ | O_CLOEXEC | O_NONBLOCK, 0, 0);
     if (server > 2 && !(error = system_call(SYS_connect, server, (long)&address, sizeof address, 0)))
         return server;
@@ -94,7 +96,7 @@ static long connect_to(const char *path)
 #include "programs.h"
 #include "netavark.h"
 
-static int add_environment(const char *text, char **environment)    /* text: the plugin's name; 0: it does not fit */
+static int add_environment(const char *text, char **environment)    /* text: the plugin's name. 0: no space */
 {
     char *to = request.body, *end = request.body + BODY_BYTES - MIN_STDIN_BYTES;
 
@@ -114,7 +116,7 @@ static int add_environment(const char *text, char **environment)    /* text: the
 
 static struct { unsigned long soft, hard; } file_size;      /* struct rlimit64 */
 
-/* Let a memory file have any size. The limit is for files on a disk. Only root may raise the hard limit. */
+/* Remove the limit of a file's size, which also applies to memory files. Only root may raise the hard limit. */
 static void lift_limit(void)
 {
     static const unsigned long none[] = { -1UL, -1UL };
@@ -137,7 +139,7 @@ static void move_to_memory(void)        /* move stdin from the request to the me
         lift_limit();
     if (!memory)                        /* MFD_CLOEXEC | MFD_NOEXEC_SEAL: sysctl vm.memfd_noexec may ask for the seal */
         memory = system_call(SYS_memfd_create, (long)"stdin", 1 | 8, 0, 0);
-    if (memory == -EINVAL)              /* Linux before 6.3 does not know the seal */
+    if (memory == -EINVAL)              /* Linux before 6.3 has no MFD_NOEXEC_SEAL */
         memory = system_call(SYS_memfd_create, (long)"stdin", 1, 0, 0);
     error = memory < 0 ? memory : write_all(memory, request.body + request.environment, here);
     if (error)                          /* stdin cannot be read again */
@@ -145,7 +147,7 @@ static void move_to_memory(void)        /* move stdin from the request to the me
     moved += here, here = 0;
 }
 
-static int read_stdin(void)             /* 0: it cannot be read, and Python reports the error */
+static int read_stdin(void)             /* 0: stdin cannot be read, and Python reports the error */
 {
     char *start = request.body + request.environment;
     unsigned long size = BODY_BYTES - request.environment;
@@ -163,7 +165,7 @@ static int read_stdin(void)             /* 0: it cannot be read, and Python repo
     return have_stdin = 1;
 }
 
-static void restore_stdin(void)         /* give Python what was read as its stdin; 0 is open, so `memory` is not 0 */
+static void restore_stdin(void)         /* make what was read the stdin of Python; 0 is open, so `memory` is not 0 */
 {
     if (!have_stdin)
         return;
@@ -196,7 +198,7 @@ static void print(long size)            /* print the reply and exit; return if t
     leave(error || size < 0 ? 1 : reply.status);
 }
 
-/* Is the request still unread by the server? If the kernel cannot tell, it counts as read. */
+/* Return whether the server has not read the request yet; 0 also if the kernel does not know. */
 static int is_unread(long server)
 {
     int bytes = 0;
@@ -205,21 +207,22 @@ static int is_unread(long server)
     return bytes > 0;
 }
 
-/* Wait for the answer. A server reads requests at once and queues them itself. So a server that reads nothing for
- * config.unread is stopped or hangs. `limit` is longer than a server works on any request. */
+/* Wait for the answer. A server reads requests immediately and queues them itself. So a server that reads nothing for
+ * config.unread ms is stopped or hangs. No request takes a server longer than `limit` ms. */
 static enum { ANSWERED, UNTOUCHED, LATE } await_answer(long server, unsigned limit)
 {
     if (wait_for(server, POLLIN, config.unread))
         return ANSWERED;
     if (!is_unread(server))
         return wait_for(server, POLLIN, limit - config.unread) ? ANSWERED : LATE;
-    /* Shut the connection down first, and check again then. If the request is still unread, the server sees the
-     * shutdown when it reads the request, and does not begin it. */
+    /* Shut the connection down, then check again. If the request is still unread, the server sees the shutdown when it
+     * reads the request, and does not begin the request. */
     system_call(SYS_shutdown, server, 2 /* SHUT_RDWR */, 0, 0);
     return is_unread(server) ? UNTOUCHED : LATE;
 }
 
-/* Receive the answer: its size, or -errno. If the kernel lacks memory, try again for a second: the ADD has succeeded. */
+/* Receive the answer. Return its size, or -errno. If the kernel lacks memory, try for a second: the ADD has
+ * succeeded. */
 static long receive(long server)
 {
     long size, tries = 100;
@@ -230,8 +233,8 @@ static long receive(long server)
     return size;
 }
 
-/* Ask the server at `path`, print its answer and exit. Return if nothing was done, or if the request can be repeated: the
- * reason for one_shot_count.h; 0: it is to run one-shot. */
+/* Ask the server at `path`, print its answer and exit. If the server has done nothing, or if the request can be
+ * repeated, return the reason for one_shot_count.h; 0: the request does not count. */
 static char warm(const char *name, const char *path, char **environment)
 {
     const char *command = value_of("CNI_COMMAND=", environment, ""), *netns = value_of("CNI_NETNS=", environment, "");
@@ -239,9 +242,9 @@ static char warm(const char *name, const char *path, char **environment)
     long server, size, fd;
     int late = 0;
 
-    if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* FASTCNI_WIRE prints one-shot only */
+    if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* only Python obeys FASTCNI_WIRE */
         return 0;
-    server = connect_to(path);          /* first: without a server this is the only cost */
+    server = connect_to(path);          /* first, so that without a server only this call takes time */
     if ((server == -ENOENT || server == -ECONNREFUSED) && path == usual_path && !is(command, "VERSION"))
         autostart();
     if (server < 0)
@@ -249,9 +252,9 @@ static char warm(const char *name, const char *path, char **environment)
     if (!add_environment(name, environment))
         return TOO_LONG;
     fd = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server reports an error */
-    if (!is(command, "VERSION") && !read_stdin())       /* VERSION reads no stdin: that may be a terminal */
+    if (!is(command, "VERSION") && !read_stdin())       /* for VERSION, stdin may be a terminal: do not read it */
         return OTHER;
-    if (memory)                         /* too long for a message: it must not take the server's time and memory */
+    if (memory)                         /* too long for a message, and for the server's time and memory */
         return TOO_LONG;
 
     if (fd > 0) {
@@ -272,16 +275,16 @@ static char warm(const char *name, const char *path, char **environment)
         break;
     case ANSWERED:
         size = receive(server);
-        if (size == -ECONNRESET)        /* closed with the request unread: unix_release_sock() in net/unix/af_unix.c */
+        if (size == -ECONNRESET)        /* the server has not read the request: unix_release_sock() in af_unix.c */
             return NOT_SERVED;
         if (size > 0 && (size < HEAD_BYTES || reply.magic != MAGIC || reply.version != PROTOCOL
                          || reply.status == DECLINED))
-            return NOT_SERVED;          /* a server of another version has not worked on the request */
+            return NOT_SERVED;          /* the server has another version and has not begun the request */
         if (size > 0)
             print(size - HEAD_BYTES);
     }
-    /* Read and not answered. The other commands can be repeated, and a lost setup of podman, which first deletes what
-     * an earlier one has left. A late one may still be running. */
+    /* The server has read the request and not answered. Repeat all commands but ADD. Repeat also a lost setup of
+     * podman, because a setup first runs DEL for an earlier setup; but not a late setup, which may still be running. */
     if (is(command, "ADD") && (late || !for_netavark))
         fail(TRY_AGAIN_LATER, "the fastcni server ", what, 0,
              "the runtime's DEL removes the rest of this ADD; the log of `fastcni serve` may have the reason");
@@ -291,7 +294,7 @@ static char warm(const char *name, const char *path, char **environment)
 
 /* ---- one-shot mode ---- */
 
-/* Answer VERSION without Python and exit. Return for a plugin that is not in the list: Python knows why. */
+/* Answer VERSION without Python and exit. If the plugin is not in the list, return: Python reports the reason. */
 static void answer_version(const char *name)
 {
     const char *list = (const char *)config.versions, *plugin;
@@ -302,13 +305,13 @@ static void answer_version(const char *name)
                 leave(write_all(1, list, next_of(list) - 1 - list) ? 1 : 0);
 }
 
-/* Open this file, with a number above the standard streams, even if the caller has closed some of these. */
+/* Open this file. The descriptor is above 2 even if the caller has closed standard streams. */
 static long open_self(const char *path)
 {
     long fd, spare;
 
     do
-        spare = open_file("/dev/null", O_RDONLY);       /* read-only: an answer written to it fails, as to no stream */
+        spare = open_file("/dev/null", O_RDONLY);       /* read-only, so that writing an answer fails */
     while (spare >= 0 && spare < 3);
     fd = open_file("/proc/self/exe", O_RDONLY);
     if (fd < 0)                         /* no /proc, or the file may be executed but not read */
@@ -318,8 +321,8 @@ static long open_self(const char *path)
     return fd;
 }
 
-/* Report that no program of the list runs. error: the errno of the interpreter, 0: `--version` fails. missing: a shared
- * object that the interpreter needs, "": all are there. path: of this file. */
+/* Report that no program of the list runs. error: the errno of the interpreter's start, 0: `--version` fails. missing:
+ * the path of a missing shared object of the interpreter, "": none is missing. path: the path of this file. */
 __attribute__((noreturn))
 static void no_interpreter(const char *path, long error, const char *missing)
 {
@@ -352,7 +355,7 @@ static void no_interpreter(const char *path, long error, const char *missing)
 
 enum { FIXED_ARGUMENTS = 8, MAX_ARGUMENTS_OF_DAEMON = 32, FILES_OF_PYTHON = 5 };
 
-/* Without descriptors Python's dynamic linker would end the process, and print no document. */
+/* Report exhausted descriptors, because Python's dynamic linker would end the process without an error document. */
 static void check_descriptors(const char *path, long used)
 {
     static unsigned long limit[2];      /* struct rlimit64 */
@@ -371,12 +374,12 @@ static void one_shot(const char *path, const char *name, char **more, char **env
     if (fd < 0)
         fail(INTERNAL, "open ", path, -fd, "run `fastcni install` again, for the directory of this file");
     check_descriptors(path, fd);
-    put_number(fd);                     /* the page is free until an error */
+    put_number(fd);                     /* until an error, `page` is unused */
 
     const char *const fixed[FIXED_ARGUMENTS] = {
         0, "-ISB", "-X", "utf8", "-c", (const char *)config.bootstrap, name, page,
     };
-    static const char *arguments[FIXED_ARGUMENTS + MAX_ARGUMENTS_OF_DAEMON + 1];     /* zero: there is no memset() */
+    static const char *arguments[FIXED_ARGUMENTS + MAX_ARGUMENTS_OF_DAEMON + 1];     /* static: there is no memset() */
     for (count = 0; count < FIXED_ARGUMENTS; count++)
         arguments[count] = fixed[count];
     while (*more && count < FIXED_ARGUMENTS + MAX_ARGUMENTS_OF_DAEMON)
@@ -386,7 +389,7 @@ static void one_shot(const char *path, const char *name, char **more, char **env
             changed = 1;
             continue;
         }
-        arguments[0] = interpreter;     /* the full path: Python finds its library by it */
+        arguments[0] = interpreter;     /* the full path, by which Python finds its library */
         result = changed ? starts(interpreter, environment) : 0;
         if (!result)
             result = system_call(SYS_execve, (long)interpreter, (long)arguments, (long)environment, 0);
@@ -420,7 +423,7 @@ void begin(long *stack)
     if ((why = warm(name, path_of_server, environment)))
         count_one_shot(path_of_server, why);
     restore_stdin();
-    if (system_call(SYS_read, 0, (long)page, 0, 0) == -EISDIR)      /* Python would end without a document */
+    if (system_call(SYS_read, 0, (long)page, 0, 0) == -EISDIR)      /* Python would end without an error document */
         fail(IO_FAILURE, "error reading from stdin", "", EISDIR, "stdin has to be the network configuration");
     if (is(value_of("CNI_COMMAND=", environment, ""), "VERSION"))
         answer_version(name);

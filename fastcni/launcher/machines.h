@@ -1,6 +1,6 @@
-/* The launcher's two machines: the start of a program, a system call, and the numbers of the calls. */
+/* The code for each of the two machines: the program's first instructions, a system call, the system calls' numbers. */
 
-enum { EINTR = 4 };                     /* without handlers, too, SIGSTOP and SIGCONT interrupt some calls, signal(7) */
+enum { EINTR = 4 };                     /* SIGSTOP and SIGCONT interrupt some calls even without handlers, signal(7) */
 
 #include "system_call.h"
 
@@ -15,7 +15,7 @@ enum { SYS_pwrite64 = 18, SYS_clone = 56, SYS_flock = 73, SYS_ftruncate = 77, SY
 enum { SYS_fstat = 5 };                 /* one_shot_count.h */
 struct status { unsigned long device, inode, links; unsigned mode, user, group, unused; unsigned long special, size;
                 long unused_too[4]; struct { long s, ns; } modified;
-                long rest[10]; };       /* struct stat, with more room than the kernel writes to */
+                long rest[10]; };       /* struct stat, larger than the kernel needs */
 
 __asm__(".globl _start\n_start:\n"
         "    xor %ebp, %ebp\n"

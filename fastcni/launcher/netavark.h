@@ -1,16 +1,16 @@
-/* netavark's plugin protocol: `fastcni setup NETNS` and others. fastcni/spec/netavark.py describes it.
+/* Convert requests of netavark's plugin protocol, such as `fastcni setup NETNS`, to CNI; see fastcni/spec/netavark.py.
  *
- * No CNI plugin has arguments, so the first one decides. The arguments become CNI variables; the rest of the launcher,
- * the server and Python handle a request for the plugin "netavark". Variables of CNI that podman's caller has are left
- * out. An error document has another form, see document.h.
+ * CNI plugins get no arguments, so the first argument shows the protocol. The arguments become CNI variables, and the
+ * rest of the launcher, the server and Python handle a request for the plugin "netavark". CNI variables in podman's own
+ * environment are removed. The error document of this protocol has another form, see document.h.
  */
 
 static const char *const commands_of_netavark[] = {
     "setup", "CNI_COMMAND=ADD", "teardown", "CNI_COMMAND=DEL", "create", "CNI_COMMAND=CREATE", "info", "CNI_COMMAND=VERSION", 0,
 };
 
-/* Return the environment of the request as CNI's; 0: the arguments are none of netavark's. There is one argument or
- * more. `environment` follows the arguments and their 0 on the stack, so there is room for two variables before it. */
+/* Return the environment of the CNI request; 0: the arguments are not netavark's. The caller has checked that there is
+ * an argument. On the stack, `environment` follows the arguments and their 0, so two variables fit before it. */
 static char **environment_of_netavark(char **arguments, char **environment)
 {
     static char netns[4096 + 16];

@@ -1,8 +1,9 @@
-/* The count of requests that go one-shot although a server was asked for: fastcni/server/metrics/one_shot.py reads it.
+/* Count the requests that run one-shot although a server should answer them.
  *
- * The file SOCKET.one-shot has one byte for each, its reason. Only a server with --metrics makes the file. Without one
- * this is a single open() that fails. An append needs no lock. The file is left alone if it is long, or may be another
- * user's: a hard link in a directory that all users can write to, for instance. See fstat(2).
+ * The file SOCKET.one-shot has one byte for each of these requests: the reason. Only a server with --metrics makes the
+ * file, and fastcni/server/metrics/one_shot.py reads it. Without the file, counting is a single open() that fails. An
+ * append needs no lock. The launcher does not change a file that is long or may be another user's, for instance a hard
+ * link in a directory where all users can write. See fstat(2).
  */
 
 enum { NO_SERVER = 'n', BUSY = 'b', UNREAD = 'u', NOT_SERVED = 'd', TOO_LONG = 't', LOST = 'l', OTHER = 'o' };

@@ -1,18 +1,19 @@
-/* Which program of the list can be started. execve() succeeds with a damaged program, too: then the request ends with a
- * signal and without an answer.
+/* Find the program of the list that can be started. execve() also succeeds with a damaged program; a signal then ends
+ * the request without an answer.
  *
- * python_core.elf is started while it is the file of the installation: its size, its modification time, and a digest of
- * what is used before its main(). launcher/core.py says why, and makes the same digest. It has no inode number: a copy of
- * the file is as good. This takes 0.04 ms. python_core.elf handles signals that come later.
+ * The launcher starts python_core.elf if it is the file of the installation: with the same size, modification time, and
+ * digest of the parts that are used before main(). launcher/core.py says why, and computes the same digest. The inode
+ * number is not compared, because a copy of the file is as good. The comparison takes 0.04 ms. After main() has begun,
+ * python_core.elf handles the signals of a damaged program itself.
  *
- * Only if something has changed, a program is started twice: first with --version, which runs its dynamic linker. So a
- * shared object that is missing, or an interpreter that is damaged as well, ends in an error document. See clone(2),
- * wait(2), ld.so(8).
+ * If python_core.elf or a shared object has changed, the launcher first runs a program with --version, which runs its
+ * dynamic linker. So the launcher can report a missing shared object or a damaged interpreter by an error document. See
+ * clone(2), wait(2), ld.so(8).
  */
 
 enum { CHUNK_BYTES = 16 << 10, WAIT_ALL_CHILDREN = 0x40000000 /* __WALL */, F_OK = 0, X_OK = 1 };
 
-/* Is the file at `path` the python_core.elf of the installation? */
+/* Return whether the file at `path` is the python_core.elf of the installation. */
 static int is_installed_core(const char *path)
 {
     static struct status found;
@@ -34,7 +35,8 @@ static int is_installed_core(const char *path)
     return same && digest == config.core.digest;
 }
 
-/* Return a shared object of the interpreter that does not exist any more, or "". Another user may not see all of them. */
+/* Return the path of a shared object of the interpreter that no longer exists, or "". A file that this user may not see
+ * counts as existing. */
 static const char *missing_library(void)
 {
     const char *path = (const char *)config.libraries;
@@ -44,8 +46,8 @@ static const char *missing_library(void)
     return path;
 }
 
-/* Run `PROGRAM --version`. Return 0 if it succeeds, 1 if it fails, -errno if there is no such program. The child sends no
- * signal when it ends, so it can be waited for even if the caller ignores SIGCHLD. */
+/* Run `PROGRAM --version`. Return 0 if the program succeeds, 1 if it fails, -errno if it does not exist. The child
+ * sends no signal when it ends, so the launcher can wait for the child even if the caller ignores SIGCHLD. */
 static long starts(const char *program, char **environment)
 {
     const char *const arguments[] = { program, "--version", 0 };

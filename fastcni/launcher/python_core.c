@@ -1,29 +1,31 @@
-/* python_core.elf: a Python for one-shot requests, which starts faster.
+/* python_core.elf: a Python for one-shot requests that starts faster than the interpreter.
  *
- * It is linked from the interpreter's static library, and started as the launcher starts an interpreter:
+ * setup.py links this program from the interpreter's static library. The launcher starts it like an interpreter:
  *
  *     python_core.elf -ISB -X utf8 -c TEXT NAME FD ...
  *
  * The start of Python has two phases, see "Multi-Phase Initialization" in PEP 587 and "Python Initialization
- * Configuration" in Python's documentation. The core phase makes the built-in types and modules. The main phase finds
- * the standard library, and imports codecs and the standard streams, of which most requests need nothing. So TEXT runs
- * after the core phase. When something is imported that neither Python's core nor the plugin file has, or when sys.path,
- * sys.stdin, open() or the like is used, bootstrap.py calls python_core.complete(), which runs the main phase. From then
- * on this is an ordinary `python -I -S`.
+ * Configuration" in Python's documentation. The core phase makes the built-in types and modules. The main phase
+ * finds the standard library, and imports codecs and the standard streams. Most requests need nothing of the main
+ * phase, so TEXT runs after the core phase. bootstrap.py calls python_core.complete(), which runs the main phase,
+ * when code imports a module that neither Python's core nor the plugin file has, or uses sys.path, sys.stdin, open()
+ * or the like. From then on this program is an ordinary `python -I -S`.
  *
- * Signals are as in Python: SIGPIPE is ignored, SIGINT raises KeyboardInterrupt. Only those of a crash have a handler, for
- * which signal.getsignal() returns None. The garbage collector is off, as TEXT turns it off in an interpreter.
+ * Signals are as in Python: SIGPIPE is ignored, SIGINT raises KeyboardInterrupt. Only the signals of a crash have a
+ * handler, for which signal.getsignal() returns None. The garbage collector is off; in an interpreter TEXT turns it
+ * off.
  *
- * The first line of TEXT is "#!INTERPRETER SIZE MTIME": the interpreter whose standard library is used, its bytes, and
- * when it was last modified, in seconds. If that has changed, as by an update, the interpreter is executed instead: its
- * library may need other built-in modules, and the update may close a hole that this copy has.
+ * The first line of TEXT is "#!INTERPRETER SIZE MTIME": the interpreter whose standard library is used, the size of
+ * its file in bytes, and the file's modification time in seconds. If an update has changed the file, this program
+ * executes the interpreter instead: the new library may need other built-in modules, and the update may fix a
+ * vulnerability that this program still has.
  *
- * The compiled leaves are built-in modules, and sys.leaves is their digest. If a plugin file has others, as after an
- * upgrade of fastcni without `fastcni install`, its TEXT executes the next interpreter of its list. It also does so if
- * the interpreter is gone.
+ * fastcni's extension modules are built-in modules, and sys.leaves is their digest. If a plugin file has other
+ * extension modules, as after an upgrade of fastcni without `fastcni install`, its TEXT executes the next
+ * interpreter of its list. TEXT does the same if the interpreter no longer exists.
  *
- * The launcher has compared size, time and first bytes of this file with those of the installation. If damage of other
- * bytes ends this program, a handler of its signals executes the interpreter, or prints an error document.
+ * The launcher has compared size, time and first bytes of this file with those of the installation. If damage in
+ * other bytes leads to a signal, the signal's handler executes the interpreter, or prints an error document.
  */
 
 #include <Python.h>
@@ -36,7 +38,7 @@
 #include <unistd.h>
 #include "system_call.h"
 
-enum { TEXT = 5, FD = 7 };              /* their places in the arguments */
+enum { TEXT = 5, FD = 7 };              /* indexes of TEXT and FD in the arguments */
 
 extern int _PySignal_Init(int install);         /* Modules/signalmodule.c. Without it, an import of _signal crashes */
 
@@ -48,12 +50,12 @@ EACH_LEAF(DECLARE)
 struct interpreter { char path[1024]; long long size, modified; };
 static struct interpreter interpreter;
 
-/* ---- the end of this program, if it is damaged: no function of libc, which damaged code may have called wrongly ---- */
+/* ---- the end of this program if it is damaged: without libc, which damaged code may have called wrongly ---- */
 
 static char **restart;                  /* the arguments of the interpreter */
 static const char *own_path;
 static long plugin_file;
-static char signal_stack[64 << 10];     /* the usual one may be full */
+static char signal_stack[64 << 10];     /* the usual stack may be full */
 
 static void print(int stream, const char *text)
 {
@@ -71,9 +73,9 @@ static void print_quoted(const char *text)      /* for a JSON string */
     }
 }
 
-/* Execute the interpreter. If the request has begun, print an error document instead; if an answer is out, print nothing
- * more. The flags of two descriptors tell: bootstrap.py closes the plugin file for programs before it reads stdin, and
- * stdout after the answer. why: what follows the path of this program in a sentence. */
+/* Execute the interpreter. If the request has begun, print an error document instead; if an answer was printed, print
+ * nothing. Two descriptors show this: bootstrap.py sets FD_CLOEXEC on the plugin file before it reads stdin, and on
+ * stdout after the answer. why: the rest of a sentence that begins with the path of this program. */
 __attribute__((noreturn))
 static void give_up(const char *why)
 {
@@ -107,7 +109,8 @@ static void on_exit_of_python(void)
     give_up(" was ended by Python");
 }
 
-/* Handle the signals of a crash, and an exit() by Python, whose own fatal errors call it. The interpreter must not inherit a blocked signal, hence SA_NODEFER. */
+/* Handle the signals of a crash, and exit(), which Python calls after fatal errors. SA_NODEFER: the interpreter must
+ * not inherit a blocked signal. */
 static void handle_crashes(void)
 {
     static const int crashes[] = { SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP, SIGSYS };
@@ -121,7 +124,7 @@ static void handle_crashes(void)
     atexit(on_exit_of_python);
 }
 
-static void check(PyStatus status)      /* print a failed status and end */
+static void check(PyStatus status)      /* if the status is a failure, print it and end */
 {
     if (PyStatus_Exception(status)) {
         fprintf(stderr, "%s: %s\n", own_path, status.err_msg ? status.err_msg : "the start of Python ended");
@@ -132,18 +135,19 @@ static void check(PyStatus status)      /* print a failed status and end */
 
 /* ---- the start of Python ---- */
 
-/* Interns the names in the code of all frozen modules, which writes to most pages of that code. The core phase calls it
- * first, and needs one of these twenty modules. Names that are not interned are compared by their text, so the others can
- * wait for the main phase. In Python 3.12 they cannot: there, frozen names and others that are interned before them would
- * stay different objects. setup.py has the linker put our function in its place, see --wrap in ld(1). Returns -1 with an
- * exception set, or 0. */
+/* Python's _Py_Deepfreeze_Init() interns the names in the code of the twenty frozen modules, which writes to most
+ * pages of that code. Python calls this function at the beginning of the core phase, which needs only one of these
+ * modules. Names that are not interned are compared by their text, so the other modules can wait for the main phase;
+ * but not in Python 3.12, where a frozen name and an equal name that was interned earlier would stay different
+ * objects. So the linker puts the function below in its place, see --wrap in ld(1). Returns -1 with an exception
+ * set, or 0. */
 extern int __real__Py_Deepfreeze_Init(void);
 
 enum { INTERN_LATER = PY_VERSION_HEX < 0x030c0000 };
 
 int __wrap__Py_Deepfreeze_Init(void)
 {
-    PyGC_Disable();                     /* the core phase would collect garbage three times, and has none */
+    PyGC_Disable();                     /* otherwise the core phase collects garbage three times, and finds none */
     return INTERN_LATER ? 0 : __real__Py_Deepfreeze_Init();
 }
 
@@ -173,7 +177,7 @@ static PyObject *make_module(void)
 #define ENTRY(name) { "fastcni." #name, PyInit_##name },
 static struct _inittab built_in[] = { EACH_LEAF(ENTRY) { "python_core", make_module }, { 0 } };
 
-static int set_list(const char *name, int count, char **texts)  /* set a list of sys; 0: done */
+static int set_list(const char *name, int count, char **texts)  /* set a list of sys; return 0 on success */
 {
     PyObject *list = PyList_New(0), *item;
     int failed = !list;
@@ -197,8 +201,8 @@ static int set_leaves(const char *text)
     return failed;
 }
 
-/* Python asks for memory in arenas of 1 MiB, and a request uses most of two. To have the kernel provide all pages of an
- * arena at once takes less time than a page fault for each. */
+/* Provide an arena of 1 MiB, in which Python allocates memory; a request uses most of two arenas. MAP_POPULATE takes
+ * less time than a page fault for each page. */
 static void *provide(void *unused, size_t size)
 {
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -235,14 +239,14 @@ static void start(int count, char **arguments)
     PyConfig_Clear(&config);
 }
 
-static int read_line(const char *text, struct interpreter *to)          /* the first line of TEXT; 0: it is another */
+static int read_line(const char *text, struct interpreter *to)          /* read the first line of TEXT; 0: error */
 {
     const char *end = strchr(text, '\n'), *at = end;
     int spaces = 0;
 
     if (strncmp(text, "#!", 2) || !end)
         return 0;
-    while (spaces < 2 && --at > text + 2)       /* from the end: a path may have spaces */
+    while (spaces < 2 && --at > text + 2)       /* from the end, because a path may have spaces */
         spaces += *at == ' ';
     if (spaces < 2 || at - text - 2 >= (long)sizeof to->path)
         return 0;
@@ -264,7 +268,7 @@ int main(int count, char **arguments)
     char *text;
     int failed;
 
-    if (count == 2 && !strcmp(arguments[1], "--version"))       /* as sys.version: pack.py compares the builds */
+    if (count == 2 && !strcmp(arguments[1], "--version"))       /* sys.version, for interpreters.py */
         return puts(Py_GetVersion()) < 0;
     own_path = arguments[0];
     text = count > TEXT ? arguments[TEXT] : "";
@@ -275,7 +279,7 @@ int main(int count, char **arguments)
     if (!is_unchanged(&interpreter)) {
         arguments[0] = interpreter.path;
         execv(interpreter.path, arguments);
-        leaves = "";                    /* it is gone: no plugin file has this digest */
+        leaves = "";                    /* the interpreter no longer exists; no plugin file has this digest */
     }
     if (!(restart = malloc((count + 1) * sizeof *restart)))
         return 1;
@@ -291,7 +295,7 @@ int main(int count, char **arguments)
     arguments[TEXT] = text;             /* refuse.py executes the next interpreter with the same arguments */
     if (failed || set_list("orig_argv", count, arguments) || _PySignal_Init(1) < 0)
         PyErr_Print();
-    else if (!PyRun_SimpleString(text))         /* bootstrap.main() ends the process; an exception is printed already */
+    else if (!PyRun_SimpleString(text))         /* bootstrap.main() ends the process; Python has printed an exception */
         _exit(1);
     give_up(" has not run the request");
 }

@@ -1,4 +1,5 @@
-/* A system call without libc, for both machines. It returns the result or minus an errno. EINTR comes from the includer. */
+/* Make a system call without libc, on both machines. Return its result or minus an errno. The includer defines
+ * EINTR. */
 
 #if defined(__x86_64__)
 static long system_call(long number, long a, long b, long c, long d)

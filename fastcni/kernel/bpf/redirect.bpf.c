@@ -1,20 +1,23 @@
-/* Two programs of cls_bpf at the host end of a pod's veth pair. They redirect packets of a flow between two pods of the
- * node from one pod's link to the other's, past the host's stack.
+/* Two programs of cls_bpf at the host end of a pod's veth pair. They redirect packets of a flow between two pods of
+ * the node from one pod's link to the other's, past the host's stack.
  *
  *     pod A                      host                       pod B
  *     eth0 ---- from_pod ---- routing, nftables ---- to_pod ---- eth0      the first packet, and others from time to time
  *     eth0 ---- from_pod ----------------------------------------- eth0    the packets that follow
  *
- * The host decides: from_pod marks a first packet with a hash of its addresses and ports (tc_index), and lets it pass.
- * If to_pod finds a packet whose hash still fits, nothing dropped or translated the packet. Then `flows` gets its flow.
- * Both ends have to be in `pods` with the link at which the packet is seen, so a flow has no forged addresses.
+ * The host decides about a flow: from_pod marks the first packet with a hash of its addresses and ports (tc_index),
+ * and passes the packet to the host. If the packet arrives at to_pod, and the hash still fits, the host has neither
+ * dropped nor translated the packet. Then to_pod adds the flow to `flows`. Both ends must be in `pods` with the
+ * links at which the programs see the packet, so a flow has no forged addresses.
  *
- *     TCP  SYN and SYN-ACK pass through the host; then all packets are redirected. For VERDICT_NS, other connections to
- *          the same port between the two pods are redirected from their SYN on.
- *     UDP  each direction for FRESH_NS; then one packet passes through the host again. So conntrack knows the flow.
+ *     TCP  SYN and SYN-ACK pass through the host; from_pod redirects all further packets. For VERDICT_NS, from_pod also
+ *          redirects other connections to the same port between the two pods, from their SYN on.
+ *     UDP  from_pod redirects the packets of a direction for FRESH_NS. Then one packet passes through the host again,
+ *          so that conntrack keeps the flow.
  *
- * A full map, fragments, IP options and extension headers, VLAN tags, a TTL of 1: the packet passes through the host.
- * No headers are included: these structs and numbers are the kernel's interface (linux/bpf.h).
+ * Packets also pass through the host if the map is full, and if they are fragments or have IP options, extension
+ * headers, VLAN tags or a TTL of 1. The structs and numbers below are the kernel's interface (linux/bpf.h), without
+ * its headers.
  */
 
 typedef unsigned char u8;
@@ -41,13 +44,13 @@ static u64 (*now_ns)(void) = (void *)160;                                   /* k
 
 enum { PASS = -1, ETHERNET = 14, IPV4 = 20, IPV6 = 40, UDP_BYTES = 8, TCP_FLAGS = 13 };
 enum { TCP = 6, UDP = 17, FIN = 1, SYN = 2, RST = 4, ACK = 16 };
-enum { RESTRICTED = 1 };                /* in pod.flags */
+enum { RESTRICTED = 1 };                /* a bit of pod.flags */
 
-/* kit/datapath/maps.py reads and writes the same structs. An IPv4 address is mapped, ::ffff:10.1.0.2. */
+/* kit/datapath/maps.py reads and writes the same structs. IPv4 addresses are IPv4-mapped, ::ffff:10.1.0.2. */
 struct address { u32 words[4]; };
-struct pod { u32 ifindex, flags, mtu, macs[3]; };                           /* macs: the pod's, the host end's */
-struct key { struct address ends[2]; u32 ports, protocol; };                /* ends[0] is the smaller one */
-struct side { u64 seen, packets, bytes; u32 ifindex, closed; };             /* of the packets that this end sends */
+struct pod { u32 ifindex, flags, mtu, macs[3]; };                           /* macs: the pod's, then the host end's */
+struct key { struct address ends[2]; u32 ports, protocol; };                /* ends[0] is the smaller address */
+struct side { u64 seen, packets, bytes; u32 ifindex, closed; };             /* about the packets that this end sends */
 struct flow { struct side sides[2]; u32 first, unused; };                   /* first: the end that sent the first packet */
 
 struct map { int unused; };
@@ -88,7 +91,7 @@ INLINE int read(struct __sk_buff *skb, struct packet *packet)
     return 1;
 }
 
-/* The same key for both directions. */
+/* Make the key of a packet's flow, which is the same for both directions. */
 INLINE void make_key(struct packet *packet, struct key *key)
 {
     packet->reversed = 0;
@@ -104,13 +107,13 @@ INLINE void make_key(struct packet *packet, struct key *key)
     key->protocol = packet->protocol;
 }
 
-/* A key without the port of ends[side]: of connections to one port. */
+/* Return `ports` without the port of ends[side], for the key of all connections to one port. */
 INLINE u32 any_port(u32 ports, u32 side)
 {
     return side ? ports & 0xffff : ports & 0xffff0000;
 }
 
-/* 16 bits of the addresses and ports, never 0. */
+/* Return a hash of the addresses and ports: 16 bits, never 0. */
 INLINE u32 hash(const struct packet *packet)
 {
     u32 mixed = packet->protocol ^ packet->ports;
@@ -123,7 +126,7 @@ INLINE u32 hash(const struct packet *packet)
     return mixed ? mixed : 1;
 }
 
-/* Whether the flow was between other links: one of its addresses belongs to another pod now. */
+/* Return whether the flow was between other links, because one of its addresses now belongs to another pod. */
 INLINE int differs(const struct flow *flow, u32 side, u32 from, u32 to)
 {
     return flow->sides[side].ifindex != from || flow->sides[!side].ifindex != to;
@@ -147,7 +150,7 @@ INLINE int redirect(struct __sk_buff *skb, struct packet *packet, struct key *ke
     if (ip + IPV4 > (u8 *)(long)skb->data_end)
         return PASS;
     if (skb->protocol == SWAP16(0x0800)) {
-        u32 sum = *(u16 *)(ip + 10) + SWAP16(0x0100);           /* RFC 1624, for a TTL that is 1 less */
+        u32 sum = *(u16 *)(ip + 10) + SWAP16(0x0100);           /* RFC 1624: the TTL decreases by 1 */
         *(u16 *)(ip + 10) = sum + (sum >= 0xffff);
         ip[8]--;
     } else
@@ -169,7 +172,7 @@ SECTION("tc/from_pod") int from_pod(struct __sk_buff *skb)
 {
     struct packet packet;
     struct key key;
-    skb->tc_index = 0;                  /* the pod may have set it */
+    skb->tc_index = 0;                  /* the pod may have set tc_index */
     if (!read(skb, &packet))
         return PASS;
     struct pod *to = look_up(&pods, &packet.destination);
