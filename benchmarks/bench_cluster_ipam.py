@@ -121,7 +121,7 @@ def together(count, work, ready=None):
     work()], processor seconds of all processes). work() must return a JSON value."""
     go_read, go_write = os.pipe()
     children = []
-    gc.freeze()                     # as the server does
+    gc.freeze()                     # the server also freezes its objects
     for number in range(count):
         read, write = os.pipe()
         pid = os.fork()

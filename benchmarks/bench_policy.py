@@ -197,7 +197,7 @@ class Agent:
         site.put_all(it.compiler)
         it.attend()
         os.write(tell_ready, b"1")
-        garbage.freeze()                # as the agent does
+        garbage.freeze()                # the agent also freezes its objects
         poll = select.poll()
         for fd in (it.fileno(), self.stop_reading):
             poll.register(fd, select.POLLIN)
@@ -257,7 +257,7 @@ def measure(table, policies, pods, others, rounds, cluster_policies=0):
     loads = []
     for _ in range(1 if rounds < 10 else 3):
         site = Site(policies, pods, others, cluster_policies)
-        gc.freeze()                     # as the server does
+        gc.freeze()                     # the server also freezes its objects
         loads.append(took_ms(site.load))
         if len(loads) < 3 and rounds >= 10:
             site.close()

@@ -36,7 +36,7 @@ ADDRESS = "10.200.0.1"
 
 
 class Processes:
-    """The agent and the processes that it has started. peak: the largest sum of the proportional set sizes of all these
+    """The agent's process and its child processes. peak: the largest sum of the proportional set sizes of all these
     processes, in KB."""
 
     def __init__(self, pid):

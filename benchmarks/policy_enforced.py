@@ -95,7 +95,7 @@ def serve(settings):
     try:
         it = Policies(settings, Silent())
         raise_priority()
-        garbage.freeze()                        # as the agent does
+        garbage.freeze()                        # the agent also freezes its objects
         poll = select.poll()
         poll.register(it.fileno(), select.POLLIN)
         while True:

@@ -58,8 +58,8 @@ class Member:
         self.start(*self.options)
 
     def healthy(self):
-        """Return whether the member answers and knows a leader. Raises RuntimeError with its log if the member has
-        ended."""
+        """Return whether the member answers and knows a leader. Raises RuntimeError with the member's log if the member
+        has ended."""
         if self.popen.poll() is not None:
             raise RuntimeError(f"etcd has ended: {(self.directory / 'log').read_text()[-3000:]}")
         try:

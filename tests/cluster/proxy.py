@@ -7,9 +7,9 @@ import threading
 
 
 class Proxy:
-    """`with Proxy(port) as proxy:` forwards connections to proxy.endpoint to 127.0.0.1:port. lose: the number of
-    answers to lose: the proxy reads each such answer, and closes the connection to the client. lost: the number of lost
-    answers.
+    """`with Proxy(port) as proxy:` accepts connections at proxy.endpoint, and forwards them to 127.0.0.1:port. lose:
+    the number of answers to lose: the proxy reads each such answer, and closes the connection to the client. lost: the
+    number of lost answers.
 
     A subclass may override three methods. The proxy calls request() before it sends a piece of a request to the
     service, answer() before it forwards the answer, and answered() after that. If request() or answer() returns true,

@@ -17,7 +17,7 @@ from lab.node import Inside
 WORKERS = 2
 WARM, ONE_SHOT = 0.7, 0.3       # the share of warm ADDs, and of one-shot DELs
 LIFE_S = {True: 0.002, False: 0.012}     # the longest time until an ADD is killed: warm, one-shot
-ROLLED_BACK_S = 5.0             # the server has rolled an ADD back by then, also on a busy machine
+ROLLED_BACK_S = 5.0             # seconds in which the server rolls an ADD back, also on a busy machine
 
 
 def campaign(row, options):

@@ -13,14 +13,14 @@ from fastcni.plugins import CHAINED
 DUAL = ("10.22.0.0/16", "fd00:22::/64")  # two subnets are enough: no campaign adds so many pods that they are full
 DEVICE_MAC = "0a:00:00:00:00:05"
 UPLINK = ["link add up0 type veth peer far0", "link set up0 up"]
-ON_HOST = {                     # type: the lines for ip(8) that make its links on the host
+ON_HOST = {                     # {plugin type: the lines for ip(8) that make its links on the host}
     **dict.fromkeys(["macvlan", "ipvlan", "vlan"], UPLINK),
     "host-device": [f"link add dev{i} address {DEVICE_MAC} type veth peer far{i}" for i in range(2)],
 }
 BRIDGE = {"isGateway": True, "ipMasq": True, "macspoofchk": True, "routes": ["0.0.0.0/0", "::/0"]}
 CLUSTER = {"type": "cluster", "range": "10.22.0.0/24", "node_name": "a"}       # without a store, so for one node
 PORT_80 = {"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}
-PLUGINS = {                     # name: (subnets, keys, required kernel features, ...)
+PLUGINS = {                     # {name: (subnets, keys, required kernel features, ...)}
     "bridge": (DUAL, BRIDGE),
     "bridge, ipspoofchk": (DUAL, {"ipspoofchk": True, "isDefaultGateway": True}),
     "bridge, vlan": (DUAL, {"vlan": 100, "vlanTrunk": [{"id": 5}], "isGateway": True}, "bridge-vlan-filtering"),

@@ -19,7 +19,8 @@ from fastcni.launcher import interpreters, pack
 
 PAGE = 4096
 PODS = 6
-# The share of requests that may lack an answer after hidden damage; checked if there were so many requests
+# The share of requests that may lack an answer after hidden damage, and the number of requests from which on the share
+# is checked
 MAX_LOST, FEW = 0.05, 40
 
 

@@ -18,7 +18,7 @@ from unit.dhcp.server import Network, Server, addresses
 from fastcni.dhcp import packets
 from fastcni.dhcp.lease_files import SUFFIX
 
-STAYING, COMING = 2, 3          # pods
+STAYING, COMING = 2, 3          # numbers of pods: that stay, that are added and deleted
 LEASE_S = 20  # the daemon renews a lease after half of this time, long enough for daemons that start slowly
 STAY_S = 3                      # the longest life of a pod that comes and goes
 DAEMON_LIFE_S = (0.0, 2.0)      # from a daemon's start to its kill: shortest, longest

@@ -1,5 +1,5 @@
 """Make requests in other time namespaces, and run `fastcni gc` in mount namespaces that see no pod. Living pods keep
-everything.
+their addresses, links and files.
 
 A time namespace shifts CLOCK_BOOTTIME, as in a restored virtual machine or in a container with --time. In a private
 mount of /run/netns, namespaces that are made later appear as plain files. The campaign also adds and deletes pods.

@@ -9,7 +9,7 @@ import time
 from faults.load import Runtime, clean_up, pod_conf, together
 from faults.world import World, left_behind
 
-STAYING, COMING = 3, 3          # pods
+STAYING, COMING = 3, 3          # numbers of pods: that stay, that are added and deleted
 RESTORED = 30.0  # seconds until the server has restored everything: it delays restores after repeated flushes
 FLUSHES = ("flush ruleset", "delete table inet fastcni", "flush table inet fastcni")
 

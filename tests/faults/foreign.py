@@ -20,7 +20,7 @@ from fastcni.runtime import RuntimeConf
 from fastcni.runtime.cache import Cache
 from fastcni.spec import json
 
-STAYING, COMING = 2, 2          # pods
+STAYING, COMING = 2, 2          # numbers of pods: that stay, that are added and deleted
 EXTERNAL, PORT = "198.51.100.9", 80
 RESTORED_S = 30.0               # the server delays restores after repeated changes
 ASK_S = 0.5
@@ -60,7 +60,7 @@ CHANGES = (forbid, allow, flush, kube_proxy, from_before, own_rule, flush_all)
 
 
 class Chain:
-    """A bridge network with the plugin firewall, as a runtime with a result cache calls it."""
+    """A network of bridge and firewall. Chain calls both plugins and writes cache files, as a runtime does."""
 
     def __init__(self, world, row, server):
         self.world, self.row, self.server = world, row, server

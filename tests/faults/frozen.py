@@ -91,4 +91,4 @@ def check_answer(world, row, server, conf, pod, first, answer):
     if deleted.status:
         row.failed(f"the DEL after a freeze: {deleted.stdout!r}")
     if first == "ADD" and answer.status:
-        time.sleep(LATE_S)                            # a late ADD would restore what DEL has removed
+        time.sleep(LATE_S)                            # a late ADD would make state again that DEL has removed

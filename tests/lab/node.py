@@ -21,7 +21,7 @@ from fastcni.testing.witnesses import addresses, eventually, ip_json, links, rou
 __all__ = ["Inside", "Node", "addresses", "arrives_by", "cid_of", "elements", "eventually", "ip_batch", "ip_json",
            "links", "members", "routes", "rules", "run", "set_sysctl", "source_seen", "sysctl"]
 OUTSIDE = {4: "192.0.2.9", 6: "2001:db8::9"}                # only the default route of pods leads to OUTSIDE
-# Linux/in.h, in6.h: (level, option to set, type of the received message)
+# linux/in.h, in6.h: (level, option to set, type of the received message)
 PKTINFO = {4: (socket.IPPROTO_IP, 8, 8), 6: (socket.IPPROTO_IPV6, 49, 50)}
 AGAIN = 0.3                                                 # seconds until a datagram is repeated
 # Files of host-local and of cluster-wide addresses that belong to no pod

@@ -145,7 +145,8 @@ def _ask_once(client, address, port, protocol):
             return text
 
 
-# SCTP (RFC 9260): a common header, and a chunk that is INIT or INIT ACK, each with an initiate tag.
+# Client and server exchange SCTP packets (RFC 9260). A packet has a common header and one chunk, INIT or INIT ACK, with
+# an initiate tag.
 
 def _sctp_packet(source, destination, tag, chunk_type, text=""):
     """Return an SCTP packet whose chunk has `text` after the fields of RFC 9260."""

@@ -99,7 +99,7 @@ class Prober:
         self.poll.close()
 
     def send(self, probe):
-        """Send one packet. An error of the kernel is ignored: the packet does not arrive."""
+        """Send one packet. Ignore an error of the kernel, because the packet then does not arrive."""
         self.number = self.number % 0x7FFFFFFF + 1
         self.sent[self.number] = probe
         family = 6 if ":" in probe.to else 4

@@ -248,7 +248,7 @@ def test_extensions_and_code_come_from_the_file_alone(bin_dir):
     assert (status, answer, pack.read_config(data)[0]) == (1, REFUSAL, INTERPRETER)
     assert version.strip(b"\0").decode() == pack.version()
     imported = {line.rsplit("|", 1)[1].strip() for line in stderr.splitlines() if "|" in line}
-    # And no module of fastcni comes from the disk
+    # No module of fastcni comes from the disk
     assert "_json" in imported and not {name for name in imported if name.startswith("fastcni")}
     assert not imported & set("orjson json re dataclasses typing ipaddress socket subprocess logging pathlib enum "
                               "contextlib functools collections site".split())

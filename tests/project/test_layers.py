@@ -23,7 +23,7 @@ ROWS = [
     {"handle", "third_party"},
     {"daemon"},                             # shared by the long-running processes
     {"launcher", "runtime"},                # the entry points
-    {"server", "dhcp", "agent"},            # the daemons: none imports another
+    {"server", "dhcp", "agent"},            # the daemons; no daemon imports another
     {"bench", "node", "testing"},           # call the daemons
     {"flows", "selftest"},
     {"why"},

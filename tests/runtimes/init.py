@@ -2,10 +2,9 @@
 
     unshare --net --mount --pid --fork --mount-proc --kill-child python init.py [BASE UPPER DIRECTORY...]
 
-With BASE, the node's root is that system, and UPPER gets what is written there; DIRECTORYs are the machine's.
-It prints "ready" when the directories are there. When it ends,
-the kernel ends every process of the node and removes its
-mounts, so that nothing of a runtime stays on the machine.
+With BASE, the node's root directory is an overlay of the system BASE, and writes go to UPPER. The overlay also has each
+DIRECTORY of the machine. init.py prints "ready" when the directories are mounted. When init.py ends, the kernel ends
+every process of the node and removes the node's mounts, so that nothing of a runtime stays on the machine.
 """
 
 import ctypes
@@ -52,8 +51,8 @@ def make_own(path):
 
 
 def unmount_below(paths):
-    """Unmount the machine's mounts below these paths in this mount namespace. They would keep network namespaces of the
-    machine's pods alive."""
+    """Unmount the machine's mounts below these paths in this mount namespace. These mounts would keep network
+    namespaces of the machine's pods alive."""
     with open("/proc/self/mountinfo", encoding="utf-8") as file:
         found = [line.split()[4] for line in file]
     for path in reversed(found):

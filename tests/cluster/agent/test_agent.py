@@ -54,7 +54,7 @@ class Node:
         if not self.clock:
             return []
         (library,) = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
-        # with a private /dev/shm: a killed process leaves the library's files there
+        # a private /dev/shm, in which a killed process leaves the library's files
         return ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec env "$@"', "sh",
                 f"LD_PRELOAD={library}", "DONT_FAKE_MONOTONIC=1", *self.clock]
 
@@ -270,7 +270,8 @@ def test_packets_to_the_outside_have_the_nodes_address(nodes):
     assert sniff.communicate(timeout=30)[0] == "192.0.2.1\n"
     run("nft", "flush", "ruleset", netns=one.netns)
     assert eventually(lambda: "masquerade" in run("nft", "list", "ruleset", netns=one.netns))
-    assert eventually(lambda: "event=masquerade_restored" in one.log())         # the agent logs after it restores
+    # The agent logs this event after it has restored the rule
+    assert eventually(lambda: "event=masquerade_restored" in one.log())
 
 
 def test_the_subnet_is_given_to_bird_until_the_node_leaves(nodes):
@@ -388,7 +389,7 @@ def test_the_agent_waits_for_what_is_missing(nodes):
     """etcd has no configuration of the network yet, as in a new cluster."""
     (one,) = nodes(1)
     client = Client(one.etcd.conf())
-    client.txn([], [{"request_delete_range": {"key": "L25ldC9jb25maWc="}}])        # /net/config
+    client.txn([], [{"request_delete_range": {"key": "L25ldC9jb25maWc="}}])        # base64 of /net/config
     one.start()
     assert eventually(lambda: "etcd has no key /net/config" in one.log())
     client.txn([], [put("/net/config", CONF % "host-gw")])

@@ -65,7 +65,7 @@ def reflector(number, netns, directory):
 
 
 def announcing(number, bird):
-    """Announce a node's subnets as its agent does."""
+    """Announce a node's subnets as the node's agent does."""
     path = bird.directory / "bgp.json"
     path.write_text(json.dumps({"as": 64512, "config": f"{bird.directory}/fastcni.conf", "socket": str(bird.socket),
                                 "peers": [{"address": address, "as": 64512} for address in REFLECTORS]}))

@@ -159,7 +159,7 @@ def test_another_programs_flush_is_repaired(cluster):
         if "fwmark" in line:
             ip("rule", "del", "priority", line.partition(":")[0], netns=pod.node.netns)
     assert eventually(lambda: pod.source() == EGRESS[4]), pod.node.log()
-    assert table(pod.node)                  # since Linux 6.9 no other program can delete it
+    assert table(pod.node)                  # since Linux 6.9 no other program can delete the table
 
 
 def test_explain_names_the_address_and_its_holder(cluster):

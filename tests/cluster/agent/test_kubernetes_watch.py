@@ -122,7 +122,8 @@ def test_a_lost_watch_goes_on_without_a_list(mock, registry, monkeypatch):
 
 
 def test_after_a_restore_of_etcd_all_nodes_are_listed(mock, registry, monkeypatch):
-    """After the restore, the agent's revision is higher than the API server's, so the API server's cache rejects it."""
+    """After the restore, the agent's revision is higher than the API server's, so the API server's cache rejects the
+    agent's revision."""
     monkeypatch.setattr(kubernetes, "FIRST_PAUSE_S", 0.01)
     one, lost = registry(), threading.Event()
     original = one.api.watch

@@ -417,7 +417,7 @@ class Running:
         self.api.put("nodes", {"metadata": {"name": "nobody"}})
 
     def do(self, function):
-        """Return what function(api) returns, called in the server's thread."""
+        """Call function(api) in the server's thread. Return its result."""
         async def call():
             return function(self.api)
 

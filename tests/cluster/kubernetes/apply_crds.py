@@ -35,7 +35,7 @@ def main():
 
 
 def established(api, name):
-    """Return whether the API server accepts objects of the CRD. Exits if it rejects the schema."""
+    """Return whether the API server accepts objects of the CRD. Exits if the API server rejects the schema."""
     status = api.get(f"{CRDS}/{name}").get("status") or {}
     conditions = {it["type"]: it for it in status.get("conditions") or ()}
     if conditions.get("NonStructuralSchema", {}).get("status") == "True":

@@ -12,7 +12,7 @@ TIMEOUT_S = 60
 
 
 class Stopped(BaseException):
-    """The actor's process is killed: raised in the actor instead of a request or of its answer."""
+    """Raised in an actor in place of a request or its answer, as if the actor's process was killed."""
 
 
 class Actor:

@@ -84,6 +84,6 @@ def test_a_cluster_without_whereabouts_is_named(cluster, mock):
 
 def test_an_api_server_that_is_away_is_code_11(cluster, mock):
     mock.__exit__()
-    mock.__enter__()        # the mock returns, on another port
+    mock.__enter__()        # the API server runs again, on another port
     status, document = cluster("import-whereabouts")
     assert (status, document["code"]) == (1, 11) and "cannot read whereabouts' objects" in document["msg"]

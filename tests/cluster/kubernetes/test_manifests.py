@@ -79,7 +79,7 @@ def rules():
 
 
 def use_everything(store, past):
-    """Call each method of a store so that it takes each of its branches."""
+    """Call every method of a store, so that all branches of the methods run."""
     ip_claim = IPClaim("s", "10.0.0.70", "10.0.0.64/26", HELD, container="c", ifname="eth0", pod="ns/p", since=1.0)
     store.grid("s", {"4": 26})
     store.grid("s", {"4": 26, "6": 122})
