@@ -134,8 +134,8 @@ def attempt(do: Any) -> Any:
     except pins.Unavailable as e:
         raise CniError(errors.INTERNAL, f"the datapath ebpf is not available: {e}") from None
     except OSError as e:
-        raise CniError(errors.INTERNAL, f"the datapath ebpf: {e}", "it needs root in the node's network namespace, and "
-                       f"bpffs at {pins.ROOT}") from e
+        raise CniError(errors.INTERNAL, f"the datapath ebpf: {e}",
+                       f"the command needs root in the node's network namespace, and bpffs at {pins.ROOT}") from e
     finally:
         sock.close()
 

@@ -191,7 +191,8 @@ def confirm(plan: Forgetting, as_json: bool) -> None:
     without a terminal."""
     if as_json or not sys.stdin.isatty():
         raise CniError(errors.INVALID_ENVIRONMENT, f"nothing was freed: pods of node {plan.node.name} may still run",
-                       "stop them, and confirm that with --yes; --dry-run shows what would be freed")
+                       "stop these pods, and confirm with --yes that they have stopped; --dry-run shows what would be "
+                       "freed")
     click.confirm(f"Have all pods of node {plan.node.name} stopped?", abort=True)
 
 

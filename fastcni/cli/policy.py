@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Pod
     from fastcni.agent.policy.verdicts import Answer, Direction, Sources
 
-SETTLED_S = 1.0                 # seconds; the agent writes changes sooner, so a longer difference is a fault
+SETTLED_S = 1.0                 # seconds in which the agent writes a change: a difference after them is a fault
 REREAD_S = 0.1
 
 
@@ -267,7 +267,7 @@ def text(answer: Answer, unread: str) -> str:
     if unread:
         lines.append(f"by the kernel alone: the policies cannot be read: {unread}")
     elif not answer.by_kernel:
-        lines.append("by the policies alone: this machine's kernel has no part in it")
+        lines.append("by the policies alone: this machine's kernel does not decide about this connection")
     return "\n    ".join(lines)
 
 

@@ -29,9 +29,9 @@ from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 INTRODUCTION = (
-    'This adds two pods of its own to each network, a veth link "fcst..." with the addresses of an outside host, and '
-    "one host port, for some seconds, and removes all of it. Running pods are not touched. Nothing else is changed, "
-    "but for what each ADD mends, such as a bridge that is down.")
+    'The test adds two pods of its own to each network, a veth link "fcst..." with the addresses of an outside host, '
+    "and one host port. It removes these again after some seconds, and does not change running pods. It changes "
+    "nothing else, except what each ADD repairs, such as a bridge that is down.")
 
 
 @click.command()

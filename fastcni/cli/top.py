@@ -78,7 +78,7 @@ class Source(activity_source.Source):
         found = history.ask(self.path, after, LIMIT)
         if found is None:
             raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {self.path} keeps no history of its requests",
-                           "is it of an older version, or was it started with --history 0?")
+                           "check whether the server is of an older version, or was started with --history 0")
         return found
 
     def poll(self) -> None:

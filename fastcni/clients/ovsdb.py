@@ -35,9 +35,9 @@ class Refused(Exception):
 class Ovsdb:
     """One connection to a database. Close the connection by `with` or close().
 
-    address: "unix:PATH", "tcp:IP:PORT", or a path. seconds: the limit of all methods together. Each method raises Away,
-    whose text names the address, CallerGone and, if no database answers at the address, Refused. The constructor raises
-    ValueError for an invalid address.
+    address: "unix:PATH", "tcp:IP:PORT", or a path. seconds: the limit of all methods together. Each method may raise
+    Away, whose text names the address; CallerGone; and Refused, if the program at the address is no database. The
+    constructor raises ValueError for an invalid address.
     """
 
     def __init__(self, address: str, seconds: float) -> None:

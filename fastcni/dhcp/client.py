@@ -287,7 +287,7 @@ class Client:
     def decline(self, _: object) -> None:
         assert self.offered
         self.world.log.warning("address_in_use", lease=self.owner.name, address=address.ip_text(self.offered.address),
-                               why="another host answered an ARP probe for it")
+                               why="another host answered an ARP probe for the address")
         try:
             self.world.send(self, self._encode(packets.DECLINE, self.offered.address, self.offered.server))
         except OSError as e:

@@ -96,7 +96,8 @@ def read_directory(directory: str) -> Iterator[Saved | tuple[str, str]]:
         except Damaged as e:
             yield path, str(e)
             continue
-        yield found if path_of(directory, found.owner.key) == path else (path, "its name is that of another lease")
+        yield found if path_of(directory, found.owner.key) == path else (
+            path, "the file has the name of another lease's file")
 
 
 def encode(owner: Owner, lease: Lease, boot: str, ends: float) -> bytes:

@@ -50,7 +50,7 @@ def seen_now() -> float:
 
 
 def unix_time(boottime: float) -> float:
-    """Convert a time of CLOCK_BOOTTIME to unix time, comparable with the times of files."""
+    """Convert a time of CLOCK_BOOTTIME to unix time, so that callers can compare it with the times of files."""
     return seen_now() - time.clock_gettime(time.CLOCK_BOOTTIME) + boottime
 
 

@@ -158,7 +158,7 @@ class Connection:
             sent = self.sock.send(self.unsent)
         except BlockingIOError:
             sent = 0
-        except OSError:                 # the plugin has closed the connection: the next read ends it here, too
+        except OSError:                 # the plugin has closed the connection, which the next read reports
             sent = len(self.unsent)
         self.unsent = self.unsent[sent:]
         if self in self.service.connections:

@@ -115,7 +115,7 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     prepare_process(logger)
     server = Server(options, listen, beside, logger, started, parts)
     server.start()
-    signal.sigwait(ends)            # sigtimedwait() may return a signal that never came, after its timeout
+    signal.sigwait(ends)            # not sigtimedwait(), which may return a signal that never came
     return server.stop()
 
 

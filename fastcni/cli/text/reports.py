@@ -86,7 +86,7 @@ def plugin_lines(collected: Collected, dry_run: bool) -> list[str]:
     if dry_run:
         return []
     if collected.released is None:
-        return [f"called        {kind}: it does not report what it released"]
+        return [f"called        {kind}: the plugin does not report what it released"]
     lines = [f"called        {kind}: released {len(collected.released) or 'nothing'}"]
     for one in collected.released:
         by = f"{one.plugin}: " if one.plugin != kind else ""

@@ -97,7 +97,7 @@ def judge(attachment: NodeAttachment, known: Collection[str], inventory: Invento
         return Verdict(attachment, False, "nothing names its network")
     if not attachment.cached:
         return Verdict(attachment, True,
-                       "no cached result: the runtime has to send its configuration with DEL, as usual")
+                       "no cached result: the runtime has to send the network's configuration with DEL, as usual")
     if not attachment.cached.config:
         return Verdict(attachment, True,
                        "the cache file has no configuration: CHECK and DEL use the network's present one")

@@ -53,7 +53,8 @@ def read(path: str, raw: bytes, since: float, unseen: list[str]) -> tuple[Sighti
         result = read_result(values.get("result") if document.kind else values)
     except (CniError, ValueError) as e:
         if document.kind:
-            unseen.append(f"result cache {path}: its result cannot be read: {e}; CHECK fails, and DEL works without it")
+            unseen.append(f"result cache {path}: the result cannot be read: {e}; CHECK fails, and DEL works without "
+                          "the result")
     if not document.kind and not result:
         return None
     cached = Cached(path, it.netns, read_config(it.config), result, it.args, it.capability_args)

@@ -39,7 +39,7 @@ SHARED_CHAINS = {
     "CNI-ISOLATION-STAGE-2": "firewall: ingressPolicy of bridges",
     "hostports": "portmap: looks up host ports in the maps hostports4 and hostports6",
     "hostport-prerouting": "portmap: packets from outside to an address of the node",
-    "hostport-output": "portmap: packets of the node to one of its addresses",
+    "hostport-output": "portmap: packets of the node to an address of the node",
     "hostport-postrouting": "portmap: masquerades what would otherwise be answered past the node",
     "postrouting": "ipMasq: looks up pods in the maps pods4 and pods6",
     "ingress-policy": "firewall: ingressPolicy of bridges",

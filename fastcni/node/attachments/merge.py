@@ -148,8 +148,8 @@ def group(sightings: Iterable[Sighting]) -> list[Group]:
 
 
 def put_to_owners(sightings: Iterable[Sighting], groups: list[Group]) -> list[Sighting]:
-    """Add each sighting without a container to the groups that share an address or a link with it. Return the sightings
-    that fit no group."""
+    """Add each sighting without a container to the groups that share an address or a link with the sighting. Return the
+    sightings that fit no group."""
     by_thing: dict[str, list[Group]] = {}           # {an address or the name of a link: groups}
     for each in groups:
         for thing in each.addresses() | each.links():

@@ -26,7 +26,7 @@ def conf_files(node: Node) -> Iterator[Finding]:
     for file in node.seen.files:
         if file.net is None and not file.unreadable:
             yield Finding(ERROR, f"{file.path} is broken: {file.error}", "kubelet, CRI-O and fastcni skip the file; "
-                          "Go's libcni refuses every network that is sorted behind it",
+                          "Go's libcni rejects every network whose file is sorted behind this file",
                           f"correct or remove {file.path}")
 
 
@@ -37,9 +37,9 @@ def one_file_a_name(node: Node) -> Iterator[Finding]:
         if file.net:
             used = first.setdefault(file.net.name, file.path)
             if used != file.path:
-                yield Finding(WARNING, f"{file.path} has network {file.net.name}, as {used} has", "runtimes use the "
-                              "file that is sorted first, and ignore the other",
-                              f"remove {file.path}, or change its name")
+                yield Finding(WARNING, f"{file.path} has network {file.net.name}, as {used} has",
+                              "runtimes use the file that is sorted first, and ignore the other",
+                              f"remove {file.path}, or rename the network in this file")
 
 
 def keys(node: Node) -> Iterator[Finding]:
@@ -54,7 +54,7 @@ def keys(node: Node) -> Iterator[Finding]:
         if severity == validate.ERROR:
             yield Finding(ERROR, found, "ADD fails", do)
         else:
-            yield Finding(WARNING, found, "the configuration does not do what it seems to say", do)
+            yield Finding(WARNING, found, "the configuration may have another effect than its author expects", do)
 
 
 def plugin_files(node: Node) -> Iterator[Finding]:
@@ -130,7 +130,7 @@ def core_findings(path: str, fields: tuple[int, ...], interpreter: str, whose: s
 
 
 def is_there(path: str) -> bool:
-    """Return whether a file exists. Return True also if this user may not check."""
+    """Return whether a file exists. Return True also if this user has no permission to check."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

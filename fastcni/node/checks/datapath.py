@@ -92,4 +92,4 @@ def without(node: Node) -> Iterator[Finding]:
         yield Finding(WARNING, f'{plural(len(lacking), "running pod")} ({some(lacking)}) '
                       f'{"is" if len(lacking) == 1 else "are"} not in the datapath "ebpf" of their network{why}',
                       "their packets pass through the host's stack", "the runtime's log has the warning of ADD, which "
-                      "says why; remove the cause, then delete the pod, so that its runtime makes it again")
+                      "says why; remove the cause, then delete the pod, so that the runtime creates a new pod")

@@ -36,8 +36,8 @@ def leases(node: Node) -> Iterator[Finding]:
     lost = [it for it in found.running if it.ends <= time.time()]
     if lost:
         yield Finding(ERROR, f"{plural(len(lost), 'dhcp lease')} of running pods ended: {names(lost)}",
-                      "these pods have no address", "the log of the dhcp daemon says why it got no other "
-                      "lease (events lease_lost, packet_not_sent); does the DHCP server answer?")
+                      "these pods have no address", "the log of the dhcp daemon says why the daemon got no other lease "
+                      "(events lease_lost, packet_not_sent); does the DHCP server answer?")
     if found.damaged:
         yield Finding(WARNING, f"{plural(len(found.damaged), 'damaged lease file')}: "
                       f"{some(os.path.basename(path) for path in found.damaged)}",

@@ -148,7 +148,7 @@ def forward_policy(node: Node) -> Iterator[Finding]:
         for network in dict.fromkeys(it.network for it in cut if it not in given):
             bare = [it for it in cut if it.network == network and it not in given]
             yield Finding(WARNING, f"{chain.name} drops what {pods(bare)} forward{'s' * (len(bare) == 1)}, and network "
-                          f"{network} has no plugin firewall", "they reach nothing outside of their network",
+                          f"{network} has no plugin firewall", "these pods reach nothing outside of their network",
                           'add {"type": "firewall"} to the plugins of the network, and add the pods again')
         yield from without_pods(node, chain.name)
 
@@ -162,7 +162,7 @@ def forward_rules(node: Node) -> Iterator[Finding]:
             do = "fastcni restore"
         what = f"what {pods(cut)} forward{'s' * (len(cut) == 1)}"
         if rule.certain:
-            yield Finding(ERROR, f"{rule.rule} drops {what}", "they reach nothing outside of their network", do)
+            yield Finding(ERROR, f"{rule.rule} drops {what}", "these pods reach nothing outside of their network", do)
         else:
             yield Finding(WARNING, f"{rule.rule} may drop {what}",
                           "the rule has further conditions, or follows a rule that has some", do)

@@ -66,8 +66,9 @@ def duplicate_addresses(node: Node) -> Iterator[Finding]:
             added = [in_namespace(it.netns, f"address del {ip} dev {it.attachment.ifname}") for it in met
                      if it.attachment and it.attachment.cached and ip not in given(it.attachment)]
             yield Finding(ERROR, f"{len(met)} running pods have the address {ip}: {some(it.name for it in met)}",
-                          "packets to the address reach one of these pods", "; ".join(added) or
-                          "delete all but one of these pods, so that their runtime makes them with other addresses")
+                          "packets to the address reach one of these pods",
+                          "; ".join(added) or "delete all but one of these pods, so that the runtime creates new pods "
+                          "with other addresses")
 
 
 def given(attachment: NodeAttachment) -> set[str]:

@@ -20,7 +20,7 @@ from fastcni.spec import address
 # Flags of a bridge port: (field of Link, key of the plugin bridge, effect if another program clears the flag)
 FLAGS = (("isolated", "portIsolation", "other pods of the bridge reach the pod"),
          ("hairpin", "hairpinMode", "the pod does not reach itself by its host ports"))
-AGAIN = "delete the pod, so that its runtime makes it again"
+AGAIN = "delete the pod, so that the runtime creates a new pod"
 
 
 def shell(commands: Iterable[str], most: int = 6) -> str:
@@ -51,9 +51,9 @@ def bridges(node: Node) -> Iterator[Finding]:
             yield Finding(ERROR, f"the bridge {name} of {plural(len(found), 'running pod')} is down",
                           "its pods reach nothing", shell([f"ip link set {name} up", *lost]))
         elif lost:
-            yield Finding(ERROR, f"the bridge {name} lacks the address of the gateway of "
-                          f"{plural(len(found), 'running pod')}", "its pods reach nothing beyond the bridge",
-                          shell(lost))
+            yield Finding(ERROR,
+                          f"the bridge {name} lacks the address of the gateway of {plural(len(found), 'running pod')}",
+                          "pods of this bridge reach nothing beyond the bridge", shell(lost))
 
 
 def gateways_of(link: PodLink) -> Iterator[tuple[str, str]]:

@@ -152,7 +152,7 @@ def stale(node: Node) -> Iterator[Finding]:
         if of_gc not in configured and all(it.ifname == LOOPBACK for it in found) and {*kinds} == {CACHE}:
             do = f"rm {' '.join(each.place for it in found for each in it.sightings)}"  # no file names the network
         elif of_gc not in configured:
-            do = f"no configuration has this network: put its file back, then {do}"
+            do = f"no configuration has this network: put the network's file back, then {do}"
         yield Finding(WARNING, f"{what}: {', '.join(parts) or 'links'} left", "addresses and ports of these pods stay "
                       "in use; the next pod with such an address may get the old pod's rules", do)
 

@@ -33,7 +33,7 @@ from fastcni.spec.errors import CniError
 
 # {plugin type that only fastcni has: what an operator must do before the uninstall}
 ONLY_HERE = {chain.KIND: "fastcni unfuse {path}",
-             "policy": "take it out of {path}, or if the node agent has written the file: fastcni agent --leave"}
+             "policy": "remove the plugin from {path}; if the node agent has written the file: fastcni agent --leave"}
 AGENT_TABLES = (masquerade.TABLE, ruleset.TABLE)
 LOOK_AGAIN_S = 10.0             # seconds until wait() checks without a notification: some pods have no link on the host
 # Seconds after a link's deletion, at which wait() checks again: meanwhile the runtime removes the rest of the pod.
@@ -124,7 +124,7 @@ def stop_server(report: Report, path: str, dry_run: bool) -> list[str]:
     if not server_process.owns_lock(path):
         if dry_run and report.units:
             return []                   # the uninstall will stop the units of this process
-        return [f"process {pid} listens at {path}, and fastcni did not make this socket: stop its systemd units"]
+        return [f"process {pid} listens at {path}, and fastcni did not make this socket: stop the socket's units"]
     report.server = pid
     if dry_run or server_process.stop(pid):
         return []
@@ -176,7 +176,7 @@ def sort_leases(done: State) -> list[str]:
     leases = dhcp_leases.read()
     if leases.found and server_process.owns_lock(SOCKET_PATH):
         done.kept.append(f"{plural(len(leases.found), 'dhcp lease')} in {leases.directory}, because a dhcp daemon of "
-                         f"fastcni listens at {SOCKET_PATH}: stop it, and repeat this command")
+                         f"fastcni listens at {SOCKET_PATH}: stop the daemon, and repeat this command")
         return []
     if leases.running:
         done.needed_files += [it.path for it in leases.running]

@@ -33,7 +33,7 @@ class OneShotCount:
 
     def read(self) -> dict[str, int]:
         """Return {reason: number of requests} since the file was created. If the file is long, empty it; a reason that
-        a plugin file appends in these microseconds is lost. Raises OSError."""
+        a plugin file appends at the same time is lost. Raises OSError."""
         while piece := os.pread(self.file, PIECE_BYTES, self.at):
             self.at += len(piece)
             left = len(piece)

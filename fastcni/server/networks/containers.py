@@ -1,7 +1,7 @@
 """Find the containers to which multus has attached networks, by pod, from libcni's files in one cniDir.
 
-The files also name containers that the server did not add: containers from before its restart, and those that one-shot
-requests or Multus have added.
+The files also name containers that the server did not add: containers from before the server's restart, and containers
+that one-shot requests or Multus have added.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def shown(name: str, value: str) -> str:
 
 
 def read(error: str) -> Any:
-    """Return an error document without secrets; the text if it is no JSON; None if there is no error."""
+    """Return an error document without secrets. If `error` is no JSON, return its text; if `error` is empty, return
+    None."""
     try:
         return secrets.hide(json.read(error.encode("utf-8", "replace"))) if error else None
     except json.JsonError:

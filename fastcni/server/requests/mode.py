@@ -39,10 +39,10 @@ SETTLED_NS = 2 * 10**9          # nanoseconds after which a further change of a 
 
 
 class WarmMode(Mode):
-    """The mode of one request at a time, from begin() to forget_request(); its sockets stay open. facts, deletes: the
-    cache and the deletions of the namespace, shared by all its WarmModes. background(fn, *args): runs a function in
-    another thread. cluster: keeps the stores of cluster-wide addresses open. networks: keeps the watches of pods and
-    network definitions.
+    """The mode of one request at a time, from begin() to forget_request(). The sockets of a mode stay open between
+    requests. facts, deletes: the cache and the deletions of the namespace, shared by all its WarmModes. background(fn,
+    *args): runs a function in another thread. cluster: keeps the stores of cluster-wide addresses open. networks: keeps
+    the watches of pods and network definitions.
 
     Methods of Mode that another object implements are attributes with that object's function, so that a request calls
     the function directly.
@@ -125,7 +125,7 @@ class WarmMode(Mode):
         return self.cluster.store(key, open_store)
 
     def network_objects(self, key: Hashable, open_objects: Callable[[], Any]) -> Any:
-        """Return the source of `key`, opened once by open_objects(). Its watches serve all requests."""
+        """Return the source of `key`, which open_objects() opens once. The source's watches serve all requests."""
         return self.networks.objects(key, open_objects)
 
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
@@ -142,8 +142,8 @@ class WarmMode(Mode):
             return None
 
     def take_pair(self, req: Request) -> Pair | None:
-        """For DEL: return the recorded pair if it still exists. The pair exists if a link has both the name and the
-        index of its host end: that name is random."""
+        """For DEL: return the recorded pair if a link still has the name and the index of the pair's host end. No other
+        link has both, because the name is random."""
         pair = self.facts.take_pair(pair_key(self, req))
         return pair if pair and wire.index_of(pair.name, self.route) == pair.index else None
 

@@ -126,7 +126,7 @@ def receive(conn: Connection) -> Message | None:
         if not data:
             raise Lost
         if cut:
-            raise Declined("a message or its descriptors cut short")
+            raise Declined("the message or its descriptors were cut short")
         message = read(data, fds)
     finally:
         for fd in fds:          # the message's descriptors are no longer in the list
@@ -148,7 +148,7 @@ def read(data: bytes, fds: list[int]) -> Message:
     if magic != MAGIC or version != VERSION:
         raise Declined(f"magic {magic!r}, version {version}")
     if mask & ~NETNS or mask.bit_count() != len(fds):
-        raise Declined(f"descriptors {mask:#x}, and {len(fds)} of them")
+        raise Declined(f"descriptors {mask:#x}, but {len(fds)} descriptors came with the message")
     if size > len(data) - HEAD.size:
         raise Declined(f"an environment of {size} bytes in a message of {len(data)}")
     message = Message()

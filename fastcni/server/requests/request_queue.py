@@ -111,7 +111,7 @@ class RequestQueue:
         """Take the call that runs next, and return its Running, for which the caller must call done(). None if no call
         may run."""
         if not self.waiting:
-            return None                 # the thread that puts the next call takes a call itself
+            return None                 # the thread that calls put() next also calls take()
         with self._lock:
             call = self._choose()
             if call is None:

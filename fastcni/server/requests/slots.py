@@ -38,8 +38,8 @@ BOUNDED = (waiting.PROGRAM, waiting.LOCK, waiting.BUS, waiting.DHCP, waiting.AGE
 class Running(waiting.Request):
     """A running call, to which its thread reports waits and spent time.
 
-    kind: the kind of its wait, "" while the call works. since: when it began to wait or work, in monotonic seconds.
-    phases: see server/records/ended.py.
+    kind: the kind of the call's wait, "" while the call works. since: when the call began to wait or work, in monotonic
+    seconds. phases: see server/records/ended.py.
     """
 
     spent: Callable[..., None]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LOGGED_PHASES: dict[str, int | str] = {"ipam_ms": waiting.IPAM, "netlink_ms": uapi.NETLINK_ROUTE,
                                        "nftables_ms": uapi.NETLINK_NETFILTER}
 FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()
-STARTING_PAUSE_S = 0.001        # seconds between checks of a thread that another thread is starting
+STARTING_PAUSE_S = 0.001        # seconds between two checks whether keep() has started a thread
 
 
 class Workers:

@@ -86,7 +86,7 @@ class LegacyWatch:
 
     def expect(self, now: float) -> None:
         """Record that an ADD or a replay adds JUMP within POLL_S. Any thread may call this."""
-        if self.expected is None:       # a further request does not delay the check
+        if self.expected is None:       # further requests do not delay a check that is due
             self.expected = now + POLL_S
 
     def _miss(self) -> None:

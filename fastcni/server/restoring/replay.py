@@ -169,4 +169,4 @@ def name_thread() -> None:
         with open("/proc/thread-self/comm", "w", encoding="ascii") as file:
             file.write(OWN_NAME)
     except OSError:
-        return                          # the watch then takes the transactions for those of another program
+        return                          # the watch then attributes the transactions to another program

@@ -81,7 +81,7 @@ def test_a_file_under_the_name_of_another_lease_is_damaged(files):
     (name,) = os.listdir(files.directory)
     os.rename(f"{files.directory}/{name}", f"{files.directory}/{'0' * 32}.lease")
     ((_, why),) = files.read_all()
-    assert why == "its name is that of another lease"
+    assert why == "the file has the name of another lease's file"
 
 
 def test_a_daemon_killed_while_it_writes_leaves_the_former_lease(files, monkeypatch):

@@ -416,7 +416,7 @@ def test_gc_on_a_terminal_shows_kept_and_deleted_attachments_with_the_reason(sta
                  "would call    a, b", "attachments kept 1, deleted 1; dry run"):
         assert text in shown
     status, shown = on_terminal(stage, "gc", "net")
-    for text in ("deleted       dead eth1  (", "called        a: it does not report what it released",
+    for text in ("deleted       dead eth1  (", "called        a: the plugin does not report what it released",
                  "network net: attachments kept 1, deleted 1; other things released 0; failed 0"):
         assert text in shown
 
