@@ -28,7 +28,7 @@ cdef extern from "<linux/netlink.h>" nogil:
     enum: NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP
     enum: NLM_F_CAPPED          # in an ACK: only the header of the request is repeated
     enum: NLM_F_ACK_TLVS        # in an ACK: extended acknowledgement attributes follow
-    enum: NLM_F_DUMP_INTR       # in an answer to a dump: the table has changed meanwhile
+    enum: NLM_F_DUMP_INTR       # in an answer to a dump: the table has changed during the dump
     struct nlmsghdr:
         uint32_t nlmsg_len
         uint16_t nlmsg_type
@@ -42,7 +42,7 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t recv(int fd, void* buffer, size_t size, int flags)
 
 cdef enum:
-    CAPACITY = 32768            # bytes in one Batch; callers send a longer list in two
+    CAPACITY = 32768            # bytes in one Batch; callers send a longer list in two Batches
     USUAL = 512                 # the first size of a Batch's buffer, which then doubles up to CAPACITY
     DATAGRAM = 65536            # the kernel fills a datagram of a dump up to 32 KiB, so none is cut short
     DEPTH = 16                  # the most nested attributes that may be open at the same time
@@ -67,8 +67,9 @@ cdef class Batch:
     """Requests that go to the kernel in one send.
 
     `asked` maps the sequence number of each request to the text for its error. The kernel answers the last request, and
-    each earlier request that it rejects: see finish(). A dump is alone in its batch. Each method that writes returns
-    the batch, so that calls can be chained; finish() returns the bytes. The sequence numbers are `first` + 1 to `last`.
+    each earlier request that it rejects: see finish(). A batch with a dump has no other request. Each method that
+    writes returns the batch, so that calls can be chained; finish() returns the bytes. The sequence numbers are `first`
+    + 1 to `last`.
     """
 
     # grows, because clearing 32 KiB for each Batch would empty a processor's cache

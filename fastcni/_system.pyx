@@ -114,8 +114,8 @@ def identity(int fd):
 
 
 def directory_times(str path not None):
-    """Return (time of birth, time of the last change) of a directory in unix seconds. The first is None if the file
-    system does not record a time of birth. Python's os.stat() does not return this time. Raises OSError. Source:
+    """Return (time of birth, time of the last change) of a directory in unix seconds. The time of birth is None if the
+    file system does not record it. Python's os.stat() does not return the time of birth. Raises OSError. Source:
     statx(2)."""
     cdef statx_times found
     if statx(AT_FDCWD, PyBytes_AS_STRING(encoded(path)), 0, STATX_BTIME | STATX_MTIME, &found):
@@ -217,8 +217,8 @@ def open_regular(str path not None, int flags, int mode=0, *, int directory=AT_F
 
 
 def mount_procfs():
-    """Return a descriptor of a new procfs for this process's PID namespace. No path leads to the procfs, which ends
-    with its descriptor. The mount takes some 50 us, the last close() some milliseconds. Raises OSError."""
+    """Return a descriptor of a new procfs for this process's PID namespace. The procfs has no path; the kernel unmounts
+    it when the descriptor is closed. The mount takes some 50 us, the last close() some milliseconds. Raises OSError."""
     cdef int context, mount = -1, failed = 0
     with nogil:
         context = <int> syscall(SYS_fsopen, <const char*> "proc", FSOPEN_CLOEXEC)

@@ -38,7 +38,8 @@ NEEDS = {                       # {command: required variables (spec section 2)}
     "VERSION": (),
 }
 VALID = {"CNI_CONTAINERID": config.check_container_id, "CNI_IFNAME": config.check_ifname}
-UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)     # errnos with which loading an extension module fails
+# Errnos with which the loading of an extension module may fail
+UNREADABLE = (EIO, ESTALE, EACCES, EPERM, *errors.EXHAUSTED)
 # Exceptions that are no error of the plugin: the thread cannot leave the pod's namespace, another process handles the
 # request, or the request has ended.
 NOT_ERRORS = (netns.Lost, Crowded, Abandoned)

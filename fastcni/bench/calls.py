@@ -75,7 +75,7 @@ class Flow:
                     running[it.pid] = it
                 if not running:
                     break
-                pid, status, used = os.wait4(0, 0)          # 0: children in our process group, so no server
+                pid, status, used = os.wait4(0, 0)          # 0: only children in this process group, so no server
                 took = time.perf_counter()
                 if pid in running:
                     it = running.pop(pid)
@@ -91,7 +91,7 @@ class Flow:
                         failed = failed or e
                     self.ms.append((took - it.started) * 1e3)
         finally:
-            for it in running.values():                     # after Ctrl-C, which ended these processes, too
+            for it in running.values():                     # after Ctrl-C, which has also ended these processes
                 with suppress(ChildProcessError):           # the loop has already reaped the process
                     os.waitpid(it.pid, 0)
                 os.close(it.out)

@@ -83,7 +83,7 @@ CASES = (
     Case("host-device", "host-device", of_pod=lambda link, number: {"device": f"{link}-{number}"}, single=True,
          each=("link add @link-@pod type veth peer name @link-@podp",)),
     Case("dummy", "dummy", kind="dummy", single=True),
-    Case("tap", "tap", {"bridge": ""}, single=True),        # for tap, the key names a bridge in the pod
+    Case("tap", "tap", {"bridge": ""}, single=True),        # for tap, the key `bridge` names a bridge in the pod
     Case("portmap", "portmap", of_pod=mapped(1), host=SUBNET, behind=True, single=True),
     Case("portmap-32", "portmap", of_pod=mapped(32), host=SUBNET, behind=True, single=True),
     Case("kubernetes", "bridge", {**GATEWAY, "ipMasq": True}, of_pod=mapped(1), single=True,

@@ -45,7 +45,8 @@ class Floor:
     def __init__(self, launcher: Plugins) -> None:
         self.launcher = launcher
         self.bridges: dict[str, int] = {}                   # {name: index}
-        self.made: dict[int, tuple[int, int]] = {}          # {pod's number: (host end's index, pod end's)}
+        # {pod's number: (index of the host end, index of the pod's end)}
+        self.made: dict[int, tuple[int, int]] = {}
 
     def __enter__(self) -> Floor:
         self.home = netns.open_own()

@@ -2,7 +2,8 @@
 implementation.
 
 The other parts call one plugin many times in a row. The plugin's code and data are then in the processor's caches, and
-no processor is in an idle state. On a usual node, pods are added from time to time, and other programs run in between.
+no processor is in an idle state. On a usual node, runtimes add pods from time to time, and other programs run between
+two calls.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from fastcni.bench.cases import ALONE, UNFLOODED, WITHOUT_IPV6, title
 from fastcni.bench.tables import median, present, speed
 
 STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "fastcni", "svg.fonttype": "none",          # text as text: small and searchable
+    # The SVG has text as text, which is small and searchable
+    "svg.hashsalt": "fastcni", "svg.fonttype": "none",
     "font.family": "sans-serif", "font.size": 9, "axes.titlesize": 10, "axes.grid": True, "grid.color": "#e4e4e4",
     "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",
     "axes.axisbelow": True, "path.simplify": False,

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Column
 
 REFRESH_SECONDS = 0.5
-LINE_SECONDS = 60               # without a terminal, the least time between two lines of a part
-TRUSTED_SECONDS = 15            # the estimate has the weight of so many seconds of the run
+LINE_SECONDS = 60               # without a terminal, the fewest seconds between two lines of a part
+TRUSTED_SECONDS = 15            # the estimate counts as much as this many measured seconds
 
 
 class Meter:

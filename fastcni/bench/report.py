@@ -159,8 +159,8 @@ def replot(directory: str, html: str | None, out: Console) -> None:
 
 
 def check_directory(path: str) -> None:
-    """Raise CniError if the directory of the file `path` does not exist. A run calls this first, so that no
-    measurements are lost."""
+    """Raise CniError if the directory of the file `path` does not exist. A run calls check_directory() before it
+    measures, so that no measurements are lost."""
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise CniError(errors.IO_FAILURE, f"write the page {path}: there is no directory {directory}")

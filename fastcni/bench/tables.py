@@ -199,7 +199,7 @@ def density(data: Data) -> Table:
                 found = {side: series.get(side, {}).get(call) for side in sides}
                 cells = [spread(found[side]) for side in sides]
                 if case in [own.name for own in OWN_KEYS]:
-                    # the Go plugins lack the key: compare with Go's case bridge
+                    # the Go plugins lack this case's key, so compare with Go's times of the case bridge
                     plain = data["density"].get("bridge", {}).get(level, {})
                     found["Go"] = plain.get("Go", {}).get(call)
                 cells += [ratio(middle(found[ours]), middle(found.get(theirs))) for ours, theirs in ratios]

@@ -95,8 +95,8 @@ def density(data: dict[str, Any]) -> Figure:
 
 
 def by_pods(levels: dict[str, Any], side: str, call: str, name: str, line: str = "") -> svg.Curve | None:
-    """Return the curve of one implementation's medians, None if it was not measured. line: see Curve. If `line` is not
-    "", `name` alone is the curve's label."""
+    """Return the curve of one implementation's medians, None if the run did not measure the implementation. line: see
+    Curve. If `line` is not "", `name` alone is the curve's label."""
     points = [(float(level), median(series[side][call])) for level, series in levels.items()
               if series.get(side, {}).get(call)]
     if not points:

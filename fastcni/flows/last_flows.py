@@ -32,7 +32,7 @@ NAME = "fastcni-flows"          # has the characters of a plugin's name, but no 
 SIZE = 10_000                   # the most flows that are stored
 SHOWN = 5                       # the newest drops that the status shows
 SPAN_S = 60.0                   # the seconds in which the status counts drops
-WAIT_S = 1.0                    # how long the thread waits for a flow before it checks whether the server ends
+WAIT_S = 1.0                    # seconds for which the thread waits for a flow before it checks whether the server ends
 MAX_COUNTS = 1000               # the most combinations of labels; further combinations are counted as OTHER
 OTHER = "other"
 

@@ -15,7 +15,7 @@ PROTOCOLS = {IPPROTO_ICMP: "icmp", IPPROTO_TCP: "tcp", IPPROTO_UDP: "udp", IPPRO
              IPPROTO_SCTP: "sctp"}
 WITH_PORTS = {IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP}
 ARP_BYTES = 28                  # an ARP packet for Ethernet and IPv4 (RFC 826)
-ON_LINK = (b"\xff\x02", b"\xe0\0\0")    # multicast of one link: ff02::/16, 224.0.0.0/24
+ON_LINK = (b"\xff\x02", b"\xe0\0\0")    # link-local multicast: ff02::/16, 224.0.0.0/24
 
 
 class Packet(NamedTuple):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastcni.flows.packets import Packet
 
 FORMER_S = 60.0                 # seconds for which the flows of a deleted pod still have the pod's name
-SETTLED_NS = 100_000_000        # two changes of a directory within one tick of the clock have the same time
+SETTLED_NS = 100_000_000        # a directory that changed in the last 0.1 s may change again with the same time
 
 
 class Pod(NamedTuple):
@@ -108,7 +108,7 @@ def read(path: str) -> Iterator[tuple[bytes, Pod]]:
     try:
         found = caches.read(path, read_file(path), 0.0, [])
     except (OSError, ValueError):
-        return                              # `fastcni doctor` names the file
+        return                              # `fastcni doctor` reports the damaged file
     if found is None:
         return
     sighting, cached = found

@@ -60,7 +60,7 @@ FAMILIES = (nft.NFPROTO_INET, nft.NFPROTO_BRIDGE)
 BEFORE = -400                   # the priority of the base chains: before the chains of other programs
 NEW, REPORT, ASKING, ASKED = "new", "report", "asking", "asked"
 WITH_PORTS, PORTS_ID = "with-ports", 1
-SET_ID = 2                      # all other sets share this ID, because the kernel finds them by their names
+SET_ID = 2                      # all other sets share this ID, because the kernel finds a set by its name
 TIMEOUT_MS, MAX_KEYS = 10_000, 16_384           # the lifetime of an element; the most elements in a dynamic set
 # Limits for each second: packets of one source, destination and port; all packets; requests for one MAC; all requests
 PER_FLOW, PACKETS, PER_REQUEST, REQUESTS = 1, 100, 1, 50

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from fastcni.flows.packets import Packet
     from fastcni.kernel.nft_trace import Trace
 
-ALLOWED_S = 10.0                # how long the rules that accepted one packet are used for other packets of its flow
-MAX_PACKETS = 4096              # packets in memory; all messages about a packet arrive within microseconds
+# Seconds for which the rules that accepted one packet also count for other packets of its flow
+ALLOWED_S = 10.0
+MAX_PACKETS = 4096              # the most packets in memory; all messages about a packet arrive within microseconds
 ISOLATING = {(table.FAMILY, table.TABLE, nftables.CHAIN),
              (table.BRIDGE_FAMILY, table.TABLE, nftables.PORTS)}
 ISOLATING_CHAINS = (iptables.STAGE_1, iptables.STAGE_2)

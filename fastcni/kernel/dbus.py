@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ADDRESS, SYSTEM_BUS = "DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/run/dbus/system_bus_socket"
 RECV_SIZE = 4096
-MAX_UNASKED_BYTES = 1 << 16          # limit of the messages that arrive before the answer to a request
+MAX_UNASKED_BYTES = 1 << 16          # the most bytes of messages that may arrive before the answer to a request
 METHOD_RETURN, ERROR = 2, 3     # message types
 
 # Errors if no program has the name, or if the program ended before it answered.

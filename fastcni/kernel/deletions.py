@@ -37,7 +37,8 @@ def announce(sock: Socket, mark: str) -> None:
     try:
         message = MAGIC + generation(sock).to_bytes(8, "big") + mark.encode()
     except wire.NetlinkError:
-        return                  # no nf_tables in this kernel, or no permission: no server restores anything
+        # This kernel has no nf_tables, or this process no permission: no server restores elements
+        return
     out = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, uapi.NETLINK_USERSOCK)
     try:
         out.sendto(message, (0, GROUP))

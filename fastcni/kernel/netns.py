@@ -71,7 +71,7 @@ def return_to(home: int) -> None:
 
 
 def ensure(home: int) -> None:
-    """Make sure that the calling thread is in its home namespace. A new thread starts in the namespace of its creator.
+    """Move the calling thread into its home namespace: a new thread starts in the namespace of its creator.
 
     Raises Lost.
     """
@@ -128,7 +128,8 @@ class inside:
             setns(self.fd)
         except OSError as e:
             self._close()
-            kind = NotNamespace if e.errno == EINVAL else OSError       # EINVAL: a namespace of another kind
+            # EINVAL: the descriptor is a namespace of another kind
+            kind = NotNamespace if e.errno == EINVAL else OSError
             raise kind(e.errno, f"enter the pod's network namespace: {e.strerror}") from None
 
     def __exit__(self, *_: object) -> None:

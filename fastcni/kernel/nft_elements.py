@@ -51,7 +51,7 @@ TYPE_ETHERTYPE, TYPE_IFINDEX = 10, 20
 SIZES = {TYPE_IPADDR: 4, TYPE_IP6ADDR: 16, TYPE_ETHERADDR: 6, TYPE_ETHERTYPE: 2, TYPE_INET_PROTOCOL: 1,
          TYPE_INET_SERVICE: 2, TYPE_IFINDEX: 4, TYPE_IFNAME: IFNAMSIZ}
 ADDRESS_TYPES = {4: TYPE_IPADDR, 16: TYPE_IP6ADDR}     # by length of an address
-BITS_OF_A_TYPE = 6              # bits of each type's number in the number of a concatenation
+BITS_OF_A_TYPE = 6              # in the number of a concatenation, each type takes 6 bits
 
 
 # Keys and values ----------------------------------------------------------------------------------

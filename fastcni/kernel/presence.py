@@ -50,7 +50,7 @@ def look_up(path: str, since: float) -> tuple[str, str]:
     if not path.startswith("/"):
         return UNKNOWN, f"{path} is not absolute"
     try:
-        device = os.stat(netns.OWN).st_dev              # nsfs: the device of every namespace
+        device = os.stat(netns.OWN).st_dev              # the device of nsfs, on which all namespaces' files are
     except OSError as e:
         return UNKNOWN, f"{netns.OWN}: {strerror(e)}"
     try:
@@ -60,7 +60,8 @@ def look_up(path: str, since: float) -> tuple[str, str]:
     except OSError as e:
         if e.errno == ENOENT:
             return missing(path, since)
-        seen = e.errno == EACCES and os.path.lexists(path)          # the namespace of another user's process
+        # EACCES: the namespace belongs to another user's process
+        seen = e.errno == EACCES and os.path.lexists(path)
         return ALIVE if seen else UNKNOWN, f"{path} cannot be read: {strerror(e)}"
     if found.st_dev == device:
         return ALIVE, f"{path} exists"

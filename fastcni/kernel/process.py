@@ -20,9 +20,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-MAX_OUTPUT = 16 << 20      # limit of the bytes of each stream; a CNI result has about 1 kB
+MAX_OUTPUT = 16 << 20      # the most bytes of each stream; a CNI result has about 1 kB
 
-KILL_TIMEOUT_S = 5.0        # seconds until a killed program must have ended, which may first finish a long system call
+KILL_TIMEOUT_S = 5.0        # seconds in which a killed program must end; its last system call may take long
 
 # The names of signals that end programs, as a shell prints them. Other signals are printed by number.
 SIGNALS = {
@@ -127,7 +127,8 @@ def wait(pid: int, timeout: float | None) -> tuple[int, bool]:
     """Wait for the child `pid` and reap it. Return (its wait status, whether it was killed after the timeout)."""
     try:
         late = not ends_within(pid, timeout and waiting.limit(timeout))
-    except BaseException:       # the caller has left, KeyboardInterrupt, no descriptor free: leave no program running
+    # For example CallerGone, KeyboardInterrupt, no free descriptor: leave no program running
+    except BaseException:
         end(pid)
         raise
     if late:
@@ -144,7 +145,8 @@ def ends_within(pid: int, seconds: float | None) -> bool:
     try:
         fd = posix.pidfd_open(pid)
     except OSError as e:
-        if e.errno not in (errno.ENOSYS, errno.EPERM):      # Linux before 5.3, or a seccomp filter
+        # pidfd_open(2) fails before Linux 5.3, or a seccomp filter forbids the call
+        if e.errno not in (errno.ENOSYS, errno.EPERM):
             raise
         return waiting.until(lambda: has_ended(pid), float("inf") if seconds is None else seconds, waiting.PROGRAM)
     try:
@@ -177,7 +179,7 @@ def reap_strays() -> None:
         try:
             if posix.waitpid(pid, posix.WNOHANG)[0]:
                 strays.remove(pid)
-        except (ChildProcessError, ValueError):         # another thread has reaped it
+        except (ChildProcessError, ValueError):         # another thread has reaped the program
             continue
 
 

@@ -47,7 +47,7 @@ class Mounts:
     def current(self) -> Mount:
         """Return the mount for one lookup. The caller must keep the object until the lookup ends."""
         self.uses = uses = self.uses + 1
-        if uses == USES:                # compare the local `uses`: other threads change self.uses
+        if uses == USES:                # the local variable `uses`, because other threads change self.uses
             self.later(self._renew)
         return self.mount
 

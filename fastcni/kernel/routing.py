@@ -21,7 +21,7 @@ ORDER = sys.byteorder
 OF_THE_MOMENT = (uapi.RTA_TABLE, uapi.RTA_CACHEINFO)    # attributes that route_again() leaves out
 
 
-MARK_PRIORITY = 90              # before the main table's rule, and rules of `ip rule add`
+MARK_PRIORITY = 90              # the kernel uses this rule before the main table's rule and the rules of `ip rule add`
 
 # struct fib_rule_hdr   family dst_len src_len tos | table res1 res2 action | flags:u32
 

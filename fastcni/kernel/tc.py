@@ -28,7 +28,7 @@ QUANTUM = 60000                 # bytes that an htb class sends before the next 
 # {length of an address in bytes: offset of the address in struct iphdr or struct ipv6hdr}
 SOURCE, DESTINATION = {4: 12, 16: 8}, {4: 16, 16: 24}
 PROTOCOLS = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}
-PSCHED = "/proc/net/psched"     # has the same numbers in every namespace
+PSCHED = "/proc/net/psched"     # this file has the same numbers in every namespace
 
 
 def handle(major: int, minor: int = 0) -> int:

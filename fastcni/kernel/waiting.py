@@ -26,17 +26,17 @@ PROGRAM_TIMEOUT_S = 60.0        # for iptables and other tools
 LOCK_TIMEOUT_S = 30.0           # for a lock that only root can hold
 NAMESPACE_LOCK_TIMEOUT_S = 2.0  # for a lock that a pod can hold, too
 ROLLBACK_TIMEOUT_S = 10.0       # for each wait while an ADD is rolled back
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.02       # pause between two tries of until()
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.001, 0.02       # the first and the longest pause between two tries of until()
 GONE = 2                        # await_input() returns GONE if the caller has left
 
 # Kinds of waits. The server does not limit how many requests wait for the lock of a namespace, because a pod can hold
 # that lock.
 ANNOUNCEMENT, PROGRAM, LOCK, NAMESPACE_LOCK, BUS = "announcement", "program", "lock", "namespace lock", "bus"
 IPAM, DELEGATE = "ipam", "delegate"     # further phases of a request, see Request.spent()
-STORE = "store"                 # wait for an answer of the store of cluster-wide addresses: a few seconds at most
-DHCP = "dhcp daemon"            # wait for a lease
-AGENT = "policy agent"          # wait for network policies: until the agent knows the pod
-OVSDB = "ovsdb"                 # wait for Open vSwitch: until its database answers or its daemon has set up a port
+STORE = "store"                 # wait until the store of cluster-wide addresses answers: a few seconds at most
+DHCP = "dhcp daemon"            # wait until the dhcp daemon has a lease
+AGENT = "policy agent"          # wait until the policy agent knows the pod
+OVSDB = "ovsdb"                 # wait until Open vSwitch's database answers, or its daemon has set up a port
 
 
 class CallerGone(Exception):

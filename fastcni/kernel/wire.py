@@ -107,7 +107,8 @@ def set_buffer_size(sock: socket, size: int) -> None:
     try:
         sock.setsockopt(uapi.SOL_SOCKET, uapi.SO_RCVBUFFORCE, size)
     except OSError:
-        return                  # not root in the initial user namespace: fewer notifications can wait
+        # Only root in the initial user namespace may do this; others can store fewer notifications
+        return
 
 
 def set_request_size(sock: socket, size: int) -> None:
@@ -247,7 +248,7 @@ def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlin
     batch.clear()
     try:
         send(sock, data)
-    except OSError as e:        # the kernel handles a request within send(), so it has not handled this request
+    except OSError as e:        # the kernel handles requests within send(), so it has not handled these requests
         raise NetlinkError(e.errno, f"{what}: send the request") from None
     replies: Replies = []
     refused: list[NetlinkError] = []

@@ -31,7 +31,7 @@ ENTRY_BYTES = {4: 112, 16: 168}         # struct ipt_entry, struct ip6t_entry; m
 TARGET_OFFSET = {4: 88, 16: 140}        # offset of u16 target_offset in the entry; u16 next_offset follows
 ERROR_NAME_BYTES = 32           # bytes of errorname[30] in struct xt_error_target, aligned
 MAX_TRIES = 5                   # tries while other programs change the table between two calls
-DROP = -1                       # the verdict -NF_DROP - 1
+DROP = -1                       # the kernel's verdict for a drop: -NF_DROP - 1
 # struct xt_standard_target: u16 size, name[29], u8 revision, int verdict; struct xt_entry_target of REJECT: size, name
 STANDARD_BYTES = (40).to_bytes(2, sys.byteorder)
 DROPPING, REJECTING = STANDARD_BYTES + bytes(30) + b"\xff" * 4, STANDARD_BYTES + b"REJECT\0"
@@ -125,7 +125,7 @@ class Table:
             at, end = (ENTRIES_BYTES + number(self.info, where + 4 * hook) for where in (HOOK_ENTRY, UNDERFLOW))
         while 0 <= at < end:
             entry = self._entry(at)
-            if self._target(entry)[0] == XT_ERROR_TARGET:       # the next chain, or the end of the table
+            if self._target(entry)[0] == XT_ERROR_TARGET:       # this entry begins the next chain, or ends the table
                 return
             yield entry
             at += len(entry)

@@ -109,7 +109,7 @@ class Finder:
         return create_dynamic(spec) if spec.origin else sys.modules.get(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__.origin:  # type: ignore[union-attr]  # the import system has set it
+        if module.__spec__.origin:  # type: ignore[union-attr]  # the import system has set __spec__
             exec_dynamic(module)
             return
         kind, offset, length = self.index[module.__name__]
@@ -196,7 +196,7 @@ def preload(packed: Packed, finder: Finder) -> None:
     builtins.__import__ = import_quickly  # type: ignore[assignment]  # names is read, and passed on
     try:
         for name, parent, child, is_package, code in packed:
-            if name in modules:  # a previous part has the module, too
+            if name in modules:  # a part that ran before has the module, too
                 continue
             module = modules[name] = type(sys)(name) if code else finder.extension(name)
             if is_package:

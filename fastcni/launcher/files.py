@@ -31,7 +31,7 @@ def replace(directory: str, names: Iterable[str], write: Callable[[str, str], No
             try:
                 os.unlink(temporary)
             except FileNotFoundError:
-                pass                    # the file was renamed
+                pass                    # the temporary file no longer exists, because it was renamed
 
 
 def write(path: str, data: bytes, mode: int) -> None:

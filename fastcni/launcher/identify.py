@@ -12,10 +12,10 @@ from fastcni.kit.call import search
 from fastcni.launcher import pack
 
 FASTCNI, GO, OTHER = "fastcni", "go", "other"
-MAX_ELF_BYTES = 1 << 20         # bytes at the start of fastcni's plugin file, before its zip
+MAX_ELF_BYTES = 1 << 20         # the most bytes before the zip of fastcni's plugin file
 PROGRAM = (b"\x7fELF", b"#!")   # execve(2)
 GO_MARK = b"\xff Go buildinf:"  # buildInfoMagic of Go's debug/buildinfo
-VERSION_S = 5                   # seconds; a plugin prints its version immediately
+VERSION_S = 5                   # seconds in which a plugin must print its version
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ ROWS = ("spec", "kernel", "clients", "kit", "plugins")  # packages whose modules
 NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/nft_trace.py",
               "kit/datapath/restrict.py", "kit/firewall/contract.py", "kit/firewall/doubled.py",
               "kit/ipam/cluster/stores/whereabouts_pools.py", "kit/ipam/cluster/upkeep.py")
-# Modules of fastcni that only `dhcp daemon` imports, no plugin; the daemon takes other modules from the standard
-# library
+# Modules of fastcni that only `dhcp daemon` imports. The daemon also imports modules of the standard library
 DAEMON_DIRECTORY, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py", "daemon/stop_signals.py")
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/netavark.py",
           "launcher/one_shot.py")

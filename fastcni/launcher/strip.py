@@ -23,7 +23,7 @@ from types import CodeType
 from typing import Any
 
 NO_COLUMNS, NO_LOCATION = 13, 15        # kinds of entries in a code object's location table
-MAX_UNITS = 8                           # units of two bytes of instructions in one entry
+MAX_UNITS = 8                           # the most units (two bytes of instructions) in one entry
 
 
 def stripped(source: bytes | str, filename: str | PathLike[str]) -> ast.Module:
@@ -74,7 +74,8 @@ class Stripper(ast.NodeTransformer):
         of a tree. An empty block becomes `pass`."""
         found: Any = node if isinstance(node, ast.expr) else super().visit(node)
         if getattr(found, "body", None) == [] and not isinstance(found, ast.Module):
-            found.body = [ast.copy_location(ast.Pass(), getattr(node, "pattern", node))]    # a case has no line
+            # The node of a `case` has no line number
+            found.body = [ast.copy_location(ast.Pass(), getattr(node, "pattern", node))]
         return found
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:

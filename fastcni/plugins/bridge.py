@@ -51,7 +51,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
         option.add(req, conf, port, undo)
     result = complete(req, conf, port)
     req.mode.keep_pair(req, port.host, result)
-    if not conf.leave_down:         # last, because the kernel sets the host end up on another processor in the meantime
+    # last, because the kernel sets the host end up on another processor at the same time
+    if not conf.leave_down:
         port.wait_until_up()
     return result
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.forward.keys import Conf
 
-VERSIONS = version.ALL[version.ALL.index("0.4.0"):]         # as in the reference plugin: earlier versions have no CHECK
+# As in the reference plugin, because earlier versions have no CHECK
+VERSIONS = version.ALL[version.ALL.index("0.4.0"):]
 
 
 def read(req: Request) -> Conf:

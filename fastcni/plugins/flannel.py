@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DELEGATE, IPAM = "bridge", "host-local"             # default types of the delegate and its IPAM
 SUBNET_FILE, DATA_DIR = "/run/flannel/subnet.env", "/var/lib/cni/flannel"
+# Keys that ADD copies to the delegate's configuration and stores with that configuration
 KEPT_KEYS = ("runtimeConfig", "args")
 REQUEST_KEYS = ("prevResult", VALID_ATTACHMENTS)      # keys that each request copies to the delegate's configuration
 

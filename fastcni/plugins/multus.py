@@ -238,7 +238,7 @@ def join(req: Request, conf: Conf, pod: Pod, network: Network, added: list[tuple
     with Undo() as undo:
         undo.unless_failed(conf.state.rewrite, elements)
         conf.state.rewrite([*elements, state.element(network, 1)])
-        undo(conf.state.remove_result, network)         # the next UPDATE attaches a network without a result again
+        undo(conf.state.remove_result, network)         # an UPDATE attaches networks without a stored result
         after = [*added, (network, attach(req, conf, network, undo))]
         for place in default_routes.arrange(pod, after):
             conf.state.write_result(req, *after[place])

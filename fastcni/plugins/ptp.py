@@ -41,7 +41,7 @@ class Conf:
 
     mtu: int                    # 0: the kernel's default
     masquerade: masquerade.Masquerade
-    dns: dict[str, Any] | None  # the result's dns; None: IPAM's dns
+    dns: dict[str, Any] | None  # the dns of the result; None: the result has the IPAM plugin's dns
     ipv6: bool                  # whether the pod's link has IPv6
     enable_dad: bool
     datapath: str               # see read_datapath()

@@ -29,7 +29,7 @@ class Conf:
     __slots__ = ("table", "gateways", "hints")
 
     table: int                          # the table's number; 0: choose free tables
-    gateways: dict[int, bytes]          # {4 or 16: packed}: replace the gateways of prevResult
+    gateways: dict[int, bytes]          # {4 or 16: packed gateway}, which replace the gateways of prevResult
     hints: bool                         # the key addSourceHints
 
 

@@ -239,8 +239,8 @@ def is_pair(value: Any) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """Return the bytes of a regular file. Raises OSError, also if the file is longer than MAX_BYTES, a pipe or a
-    device. A pipe does not block the call."""
+    """Return the bytes of a regular file. Raises OSError, also for a pipe, a device, or a file of more than MAX_BYTES
+    bytes. A pipe does not block the call."""
     with open(path, "rb", opener=open_regular) as file:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:

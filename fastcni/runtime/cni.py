@@ -229,7 +229,7 @@ class CNI:
         except ValueError as e:
             raise CniError(errors.DECODING_FAILURE, str(e)) from None
         except CniError as e:
-            if str(e) == "unknown CNI_COMMAND: VERSION":       # the plugin is from before CNI had VERSION
+            if str(e) == "unknown CNI_COMMAND: VERSION":       # the plugin is older than the command VERSION
                 return ["0.1.0"]
             raise
 

@@ -195,8 +195,8 @@ def has_extension(name: str, extensions: tuple[str, ...]) -> bool:
 
 
 def read_conf(path: str) -> bytes:
-    """Return the bytes of a regular file. Raises ConfError, also if the file is longer than MAX_CONF_BYTES, a FIFO or a
-    device. A FIFO does not block the call."""
+    """Return the bytes of a regular file. Raises ConfError, also for a FIFO, a device, or a file of more than
+    MAX_CONF_BYTES bytes. A FIFO does not block the call."""
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -133,7 +133,7 @@ def read_list(path: str, raw: bytes) -> NetworkList:
 
 def replace_list(done: Fused, raw: bytes) -> None:
     """Keep the original as `done.kept`, and replace the list `done.path` by the fused list. Raises OSError, and
-    CniError if another program has changed the list in between."""
+    CniError if another program has changed the list since fuse() read it."""
     directory = os.path.dirname(done.path)
     fd, fresh = tempfile.mkstemp(prefix=".fastcni-", dir=directory)
     try:

@@ -36,7 +36,7 @@ def for_attachment(name: str, version: str, plugin: PluginConf, rt: RuntimeConf,
     values: dict[str, Any] = {"name": name, "cniVersion": version}
     matched = {key: rt.capability_args[key] for key, on in plugin.capabilities.items()
                if on and key in rt.capability_args}
-    if matched:                 # without a match, a runtimeConfig in the file stays
+    if matched:                 # if no capability matches, the file's own runtimeConfig stays
         values["runtimeConfig"] = matched
     return inject(plugin, values, prev_result)
 

@@ -206,8 +206,8 @@ def flattened(plugins: Iterable[PluginConf]) -> list[PluginConf]:
 
 
 def list_of_plugin(plugin: PluginConf) -> NetworkList:
-    """Return a network list that has only this plugin, whose configuration is a file of its own (the form before CNI
-    1.0.0)."""
+    """Return a network list that has only this plugin. The plugin's configuration is a separate file (the form before
+    CNI 1.0.0)."""
     return parse_list(json.write(
         {"cniVersion": plugin.version, "name": plugin.name, "plugins": [json.normalize(plugin.values)]},
         sort=True))

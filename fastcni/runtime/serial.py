@@ -29,7 +29,7 @@ class Serial:
         finally:
             with self._lock:
                 first = queue[0] is arrived
-                queue.remove(arrived)           # also if an exception has ended the wait
+                queue.remove(arrived)           # leave the queue, even if an exception has ended the wait
                 if not queue:
                     del self._waiting[key]
                 elif first:

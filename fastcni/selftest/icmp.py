@@ -14,7 +14,7 @@ HEADER = struct.Struct("!BBHHH")            # type, code, checksum, identifier, 
 ECHO = {socket.AF_INET: (8, 0), socket.AF_INET6: (128, 129)}        # request, reply
 PROTOCOLS = {socket.AF_INET: socket.IPPROTO_ICMP, socket.AF_INET6: socket.IPPROTO_ICMPV6}
 IP_BYTES = {socket.AF_INET: 20, socket.AF_INET6: 40}
-RESEND_S = 0.3                  # seconds without a reply after which the request is sent again
+RESEND_S = 0.3                  # seconds after which ping() repeats a request without a reply
 
 
 def ping(namespace: int, address: str, seconds: float, packet_bytes: int = 0) -> bool:

@@ -58,7 +58,7 @@ def in_thread(function: Callable[[], Answer]) -> Answer:
     def work() -> None:
         try:
             answers.append(function())
-        except BaseException as e:          # raised in the caller's thread
+        except BaseException as e:          # in_thread() raises the exception in the caller's thread
             errors.append(e)
 
     thread = threading.Thread(target=work)

@@ -14,7 +14,7 @@ IP_MTU_DISCOVER, IPV6_MTU_DISCOVER, PMTUDISC_DO = 10, 23, 2     # linux/in.h, li
 HEADERS: dict[int, int] = {socket.AF_INET: 28, socket.AF_INET6: 48}     # {family: bytes of the IP and UDP headers}
 MAX_DATAGRAM = 1 << 16
 BULK = bytes(1 << 14)
-WHO_AM_I = b"?"                 # a client sends this as its first byte to get its own address
+WHO_AM_I = b"?"                 # the first byte by which a client asks for its own address
 
 
 class Server:

@@ -134,7 +134,7 @@ def unexpected(text: str, at: int, where: str) -> JsonError:
     """Return the JsonError that reports the character at an index of the text, or the end of the text."""
     if at >= len(text):
         return JsonError("unexpected end of JSON input")
-    shown = chr(text[at].encode("utf-8", "replace")[0])         # Go prints one byte
+    shown = chr(text[at].encode("utf-8", "replace")[0])         # Go prints only the first byte
     shown = {"'": "\\'", '"': '"'}.get(shown) or quote(shown)[1:-1]
     return JsonError(f"invalid character '{shown}' {where}")
 
@@ -142,7 +142,7 @@ def unexpected(text: str, at: int, where: str) -> JsonError:
 def to_go_error(text: str, error: ValueError) -> JsonError:
     """Convert the scanner's error to a JsonError with Go's text."""
     message, at = getattr(error, "msg", ""), getattr(error, "pos", None)
-    if at is None:              # int() rejects an integer of thousands of digits
+    if at is None:              # the error is of int(), which rejects integers with thousands of digits
         return JsonError("json: cannot unmarshal number into Go value of type float64")
     if message.startswith("Illegal trailing comma"):    # Go reports the character after the comma
         at = len(text) - len(text[at + 1:].lstrip(SPACE))
@@ -201,7 +201,7 @@ def write(value: Any, indent: int = 0, sort: bool = False) -> bytes:
 
 def write_members(members: dict[str, bytes]) -> bytes:
     """Encode an object of members that are already encoded, in one line, with the keys in the order of their bytes."""
-    # Code point order is the order of the UTF-8 bytes.
+    # Strings in the order of code points are also in the order of their UTF-8 bytes.
     return b"{" + b",".join([write(key) + b":" + members[key] for key in sorted(members)]) + b"}"
 
 

@@ -25,7 +25,7 @@ API_VERSION = "1.0.0"
 # netavark sets no CNI_PATH. fastcni searches these directories only for other projects' plugins, in a network list of
 # the option conflist
 CNI_PATH = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni"
-MAX_BYTES = 64 << 10            # limit of a request to the server
+MAX_BYTES = 64 << 10            # the most bytes of a request to the server
 
 
 def as_cni(env: Mapping[str, str], stdin: bytes) -> tuple[dict[str, str], bytes]:

@@ -87,7 +87,7 @@ def shape(*rows: Any) -> dict[str, Any]:
     return {row[0].lower(): row for row in rows}
 
 
-UNKNOWN = "", None, None       # the row of any other key
+UNKNOWN = "", None, None       # the row for keys that a shape does not have
 ZERO_COUNTS, REALS = (index, real_index), (real, real_index)
 DNS = shape(("nameservers", [text], None), ("domain", text, None), ("search", [text], None), ("options", [text], None))
 DNS_SORTED = dict(sorted(DNS.items()))
@@ -152,7 +152,7 @@ def read(value: Any, kind: Any, where: str = "result") -> Any:
         return kind(value)
     except TypeError as e:
         raise CniError(DECODING_FAILURE, f"{where}: {e}") from None
-    except ValueError as e:         # this error has the reference's text
+    except ValueError as e:         # the ValueError has the reference's text
         raise CniError(DECODING_FAILURE, str(e), where) from None
 
 

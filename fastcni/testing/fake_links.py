@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.testing.fake_node import NodeSocket
 
 CREATE = 0x400
-MAX_PORTS = 1023                # the most ports of a bridge
+MAX_PORTS = 1023                # the most ports that a bridge may have
 
 
 class Link:

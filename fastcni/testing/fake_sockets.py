@@ -32,7 +32,7 @@ class Socket:
     """A netlink socket without a kernel. queue: the datagrams that receive() returns, or exceptions that it raises, in
     this order. waits: the timeout of each receive(), in milliseconds."""
 
-    sequence = port = 0                         # attributes that wire.Socket has
+    sequence = port = 0                         # wire.Socket has these attributes
     proto = uapi.NETLINK_ROUTE
 
     def __init__(self, queue: Iterable[bytes | Exception] = ()) -> None:

@@ -11,7 +11,7 @@ from fastcni.selftest import icmp, namespaces, sockets
 
 SMALLEST = 64                   # bytes of an IP packet that every link transports
 TRIES, WAIT_S = 2, 0.35
-HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}             # bytes of IP and ICMP
+HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}             # bytes of the IP and ICMP headers
 
 
 def arrives(namespace: int, address: str, packet_bytes: int) -> bool:

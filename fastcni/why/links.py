@@ -162,7 +162,7 @@ def vlan(path: Path, end: End) -> Fault | None:
     own = untagged(path, end.host)
     other = path.source if end is path.target else path.target
     if own and path.switch and not path.direct:
-        return None                     # the other end's VLAN is not on this node
+        return None                     # this node does not know the other end's VLAN
     peer = untagged(path, other.host) if path.direct and other.host else untagged(path, end.bridge)
     if own == peer and own:
         return None

@@ -25,7 +25,7 @@ SPECIAL = {packet_path.RTN_BLACKHOLE: "blackhole", packet_path.RTN_UNREACHABLE: 
 RULE_ACTIONS = {6: "blackhole", 7: "unreachable", 8: "prohibit"}        # FR_ACT_*, linux/fib_rules.h
 FRA_DST, FRA_SRC, FRA_PRIORITY = 1, 2, 6
 INTERNAL = ("openvswitch", "tun")         # kinds of the links that Open vSwitch adds to the node
-OF_THE_KERNEL = 2               # RTPROT_KERNEL: routes that the kernel adds with an address
+OF_THE_KERNEL = 2               # RTPROT_KERNEL: the protocol of routes that the kernel adds with an address
 
 
 def best_route(sock: wire.Socket, packed: bytes) -> Route | None:

@@ -36,7 +36,8 @@ from fastcni.why.spy import (
 )
 from fastcni.why.tracer import Match
 
-FIRST_WAIT_S, REPEAT_S = 0.4, 0.9       # seconds: for an answer; until the kernel has repeated TCP's first packet
+# Seconds to wait for an answer; seconds until the kernel has repeated TCP's first packet
+FIRST_WAIT_S, REPEAT_S = 0.4, 0.9
 NEXT_REQUEST_S = 1.1                    # seconds until the kernel asks for a MAC again, which it does once a second
 SETTLE_S = 0.05                         # seconds for the last trace messages of a packet that was dropped or rejected
 MAC_BYTES = 6
@@ -224,7 +225,8 @@ def find(path: Path, inventory: Inventory) -> Fault:
     """Return the Fault at which the packet ends."""
     if path.target.kind == NODE and (fault := answers.host_port(path, inventory)) and answers.listening(path):
         return fault
-    if path.target.kind == ITSELF and (fault := links.loopback(path)):      # without lo, the packet goes to the gateway
+    # If lo is down, the packet goes to the gateway
+    if path.target.kind == ITSELF and (fault := links.loopback(path)):
         return fault
     if traced := firewalls.by_trace(path):
         return traced

@@ -31,7 +31,8 @@ POD_STAGES = {(SOURCE, False, "postrouting-last"): SENT, (SOURCE, False, "input-
               (SOURCE, True, "input-last"): BACK + ACCEPTED}
 
 ETHERNET_IPV4 = b"\0\1\x08\0"        # the first bytes of ARP for IPv4 (RFC 826)
-NUMBERS = count()               # for names of tables: the kernel deletes a table some time after its socket was closed
+# Make tables' names unique: the kernel deletes a table only some time after its socket was closed
+NUMBERS = count()
 Answer = TypeVar("Answer")
 
 

@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
     from fastcni.kernel.nft_rules import Expression
 
-    Part = tuple[int, dict[str, int], str]      # NFPROTO_*, hooks, device of netdev
+    # (NFPROTO_*, {name of a hook: number}, the device if the family is netdev)
+    Part = tuple[int, dict[str, int], str]
 
 NFPROTO_ARP = 3
 
 FIRST, LAST = "first", "last"
 PRIORITIES = {FIRST: -(1 << 31), LAST: (1 << 31) - 1}
-HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}     # of the families inet and bridge
-DEVICE_HOOKS = {"ingress": 0, "egress": 1}      # of the family netdev; egress since Linux 5.16
+# Numbers of the hooks in the families inet and bridge
+HOOKS = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrouting": 4}
+DEVICE_HOOKS = {"ingress": 0, "egress": 1}      # numbers of the hooks in the family netdev; egress since Linux 5.16
 COMMENT = "fastcni why: deleted when the command ends"
 BUFFER_BYTES = 4 << 20          # bytes of trace messages that the kernel queues
 ETHER_TYPES = {4: uapi.ETH_P_IP, 16: uapi.ETH_P_IPV6}       # {length of an address: Ethernet type}

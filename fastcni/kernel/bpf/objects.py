@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    # {name: (instructions, indexes of the instructions that load a map, with the map's name)}
+    # {name: (instructions, ((index of an instruction that loads a map, the map's name), ...))}
     Programs = Mapping[str, tuple[bytes, tuple[tuple[int, str], ...]]]
 
 ORDER = sys.byteorder

@@ -29,6 +29,6 @@ def complete_checksums(sock: Socket, index: int) -> bool:
     batch.nest(ETHTOOL_A_FEATURES_HEADER).u32(ETHTOOL_A_HEADER_DEV_INDEX, index)
     batch.u32(ETHTOOL_A_HEADER_FLAGS, ETHTOOL_FLAG_OMIT_REPLY).end()
     batch.nest(ETHTOOL_A_FEATURES_WANTED).nest(ETHTOOL_A_BITSET_BITS).nest(ETHTOOL_A_BITSET_BITS_BIT)
-    batch.text(ETHTOOL_A_BITSET_BIT_NAME, CHECKSUM)         # without a value the bit is switched off
+    batch.text(ETHTOOL_A_BITSET_BIT_NAME, CHECKSUM)         # a bit without ETHTOOL_A_BITSET_BIT_VALUE is switched off
     wire.exchange(sock, batch.end().end().end())
     return True

@@ -61,7 +61,7 @@ def create_tap(name: str, *, multi_queue: bool = False, owner: int | None = None
     calls: list[tuple[int, int | bytes]] = [(TUNSETIFF, ifreq(name, flags))]
     calls += [(number, signed(wanted)) for number, wanted in ((TUNSETOWNER, owner), (TUNSETGROUP, group))
               if wanted is not None]
-    # Last step: until then the kernel deletes the device when its descriptor is closed
+    # Last step: before this step, the kernel deletes the device when its descriptor is closed
     calls.append((TUNSETPERSIST, 1))
     if context:
         call_in_context(calls, context)
