@@ -59,7 +59,7 @@ ATTACKS = (
            forged.behind_neighbour_discovery),
     Attack("ICMP errors", "ICMP errors about the victim's connections, from another pod",
            scenario=scenarios.icmp_errors),
-    Attack("fragments", "in two, with 8 bytes, overlapping, alone, IPv4 and IPv6", forged.fragments),
+    Attack("fragments", "two of a datagram, of 8 bytes, overlapping, or one alone, IPv4 and IPv6", forged.fragments),
     Attack("IP options", "record route, timestamp, router alert", forged.options),
     Attack("extension headers", "hop-by-hop, destination options, routing, fragment, and chains of them",
            forged.extension_headers),
