@@ -96,8 +96,8 @@ class Registry(Protocol):
         ...
 
     def keep(self, me: Node) -> float:
-        """Renew the record `me`, or write it again if it is missing and no other node has its subnet. Return the
-        seconds until the next call. Raises SubnetLost."""
+        """Renew the record `me`. If the record is missing and no other node has its subnet, write the record again.
+        Return the seconds until the next call. Raises SubnetLost."""
         ...
 
     def leave(self, me: Node) -> None:
@@ -171,8 +171,8 @@ class WireguardPeer:
 @dataclass(frozen=True, slots=True)
 class State:
     """The kernel state that connects this node to other nodes. The agent writes each node's neighbour first, then the
-    FDB entry, then the route, so that the kernel never resolves an address through the tunnel. It removes entries in
-    the reverse order."""
+    FDB entry, then the route, so that the kernel never resolves an address through the tunnel. The agent removes
+    entries in the reverse order."""
 
     links: tuple[Link, ...] = ()
     neighbours: frozenset[Neighbour] = frozenset()

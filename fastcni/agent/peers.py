@@ -1,8 +1,8 @@
 """Read the kernel's peers of wireguard links, compare them with a State, and write the difference.
 
-The kernel sends no notifications about peers, so the agent compares them when its other state has changed. The agent
-writes a peer's endpoint only when the node's record changes, because WireGuard itself updates the endpoint of a peer
-that moves.
+The kernel sends no notifications about peers, so the agent compares peers when other entries of the State have changed.
+The agent writes a peer's endpoint only when the node's record changes, because WireGuard itself updates the endpoint of
+a peer that moves.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class HostGw:
 
 
 def direct_route(underlay: Underlay, node: Node, family: int) -> Route | None:
-    """Return the route to the node's subnet if its public address is on the underlay's network; otherwise None."""
+    """Return the route to the node's subnet if the node's public address is on the underlay's network; otherwise
+    None."""
     public = node.public.get(family)
     if public is None or family not in underlay.prefixes or public not in underlay.prefixes[family]:
         return None

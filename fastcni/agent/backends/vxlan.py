@@ -94,7 +94,8 @@ class Vxlan:
                        {f"ipv6/conf/{name}/accept_ra": "0"} if family == 6 else {})
 
     def _tunnel_end(self, node: Node, family: int) -> tuple[str, Address]:
-        """Return (MAC of the node's vxlan link, its public address). Raises ValueError if the record lacks them."""
+        """Return (MAC of the node's vxlan link, the node's public address). Raises ValueError if the record lacks one
+        of them."""
         if node.backend != self.name:
             raise ValueError(f'its backend is "{node.backend}"')
         if family not in node.public:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import Prefix
 
 ANSWER_S = 10.0
-CHECK_S = float("inf")          # BIRD keeps its configuration
+CHECK_S = float("inf")          # never check, because BIRD keeps its configuration
 RECONFIGURED = ("0003", "0004", "0018")         # BIRD has read its file: done, in progress, undone (doc/reply_codes)
 GREETINGS = ("0001", "0002")    # replies after which more lines follow: welcome, reading the configuration
 CHANNELS = {4: "ipv4", 6: "ipv6"}

@@ -1,2 +1,2 @@
-"""Give packets of selected pods to outside the cluster a fixed source address. One node at a time holds this
+"""Give the packets that selected pods send to outside the cluster a fixed source address. One node at a time holds this
 address."""

@@ -27,7 +27,7 @@ POD_WAIT_S = 5.0                # how long an ADD waits for a Pod object, which 
 # How long an ADD waits for the reader process to read the files that changed before the ADD: in general, and for small
 # files, which take some milliseconds.
 READ_WAIT_S, SMALL_WAIT_S = 0.02, 1.0
-MAX_TOLD = 20                   # errors of documents in an answer or a log
+MAX_TOLD = 20                   # the maximum of document errors in an answer or a log entry
 
 
 class Answers:

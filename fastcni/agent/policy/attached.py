@@ -81,7 +81,7 @@ class AttachedCompiler(Compiler):
         self.sequence = 0
         self.replaced: list[Attachment] = []
         self._expected: list[Attachment] = []           # ADDs between expect() and settle()
-        self._deleted: dict[str, Pod] = {}              # last objects of pods that have attachments
+        self._deleted: dict[str, Pod] = {}              # {pod: its last object}, of deleted pods that have attachments
         self._written: dict[Id, set[Element]] = {}      # the elements of each attachment's port
         self._tunnels: set[Element] = set()             # elements of the node's tunnels
         self._of: dict[str, set[Id]] = {}               # {pod: its attachments}
@@ -128,8 +128,8 @@ class AttachedCompiler(Compiler):
                 or any(packed in elements[name] for name in MAPS for packed in attachment.all_addresses))
 
     def attach(self, attachment: Attachment) -> list[Attachment]:
-        """Record an ADD. Return the attachments that the ADD replaces: earlier attachments with its port, or with one
-        of its addresses in the same network.
+        """Record an ADD. Return the attachments that the ADD replaces: earlier attachments with the same port, or with
+        one of the addresses in the same network.
 
         If a replaced attachment has another port whose link still exists, the attachment stays, without addresses. Its
         port is then closed until the link is deleted.

@@ -87,7 +87,8 @@ class Compiled:
                     yield length, name
 
     def _peers(self, rule: Rule) -> Iterator[tuple[int, str]]:
-        """Yield (address length, set of peers) for the rule's other peers; (0, "") if the rule has no peers."""
+        """Yield (address length, set of peers) for the rule's peers that are no domain names; (0, "") if the rule has
+        no peers."""
         if not rule.peers:
             yield 0, ""
         blocks = [peer for peer in rule.peers if isinstance(peer, Block)]

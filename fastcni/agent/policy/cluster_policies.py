@@ -62,7 +62,7 @@ OF_NODE = ("InternalIP", "ExternalIP")          # types in a Node's status that 
 @dataclass(frozen=True, slots=True)
 class OrderedRule(Rule):
     """A rule of a cluster policy. action: ACCEPT, DENY or PASS. name: the rule's name, or "". void: the rule matches
-    nothing. note: a peer that this version does not know, and its effect; "" if it knows all peers."""
+    nothing. note: a text about a peer that this version does not know, and the effect; "" without such a peer."""
 
     action: str = ACCEPT
     name: str = ""

@@ -68,8 +68,8 @@ class Compiler:
         self.egress = EgressIndex(self.cluster, self._groups)
         self._compiled: dict[tuple[str, str], Compiled] = {}        # {(policy key, direction): ...}
         self._selecting: dict[Group, set[str]] = {}                 # keys of the policies that select a group
-        self._used: Counter[str] = Counter()                        # uses of a set by chains, of a chain by elements
-        self._held: dict[str, Counter[bytes]] = {name: Counter() for name in PORT_SETS}     # {set: uses of each key}
+        self._used: Counter[str] = Counter()                        # {set: uses by chains}, {chain: uses by elements}
+        self._held: dict[str, Counter[bytes]] = {name: Counter() for name in PORT_SETS}     # {set: {key: uses}}
         self._local: dict[bytes, set[str]] = {}                     # {address: keys of this node's pods}
         self._nodes: dict[str, Selector] = {}                       # {set of nodes' addresses: selector of the nodes}
         self._tiers: dict[str, tuple[str, ...]] = {}                # {tier chain: keys of its policies, in order}

@@ -57,7 +57,7 @@ class Engine:
         self._looked_at: set[bytes] = set()     # the suspects for which begin_cut() lists flows
         self._redirected: list[Redirected] = []         # connections that redirects.put() handed back to conntrack
         self._ended = 0                 # number of connections ended since the last end_cut()
-        self._answers = True            # whether the kernel may drop answers on cut connections
+        self._answers = True            # whether the kernel's sets may have answers on cut connections
         self.changed = False            # whether the kernel's table has changed since the last reopen()
         self._added: set[bytes] = set()         # addresses of pods added since the last reopen()
         self._dropped: dict[str, set[bytes]] = {}      # {set or map: keys} that _close() has added in the kernel
@@ -133,7 +133,7 @@ class Engine:
             self._end(cut.tracked(self.rules.sock, redirected))
 
     def _end(self, flows: list[Flow]) -> None:
-        """End the connections of those `flows` that the policies forbid. Raises OSError."""
+        """End the connections in `flows` that the policies forbid. Raises OSError."""
         found = cut.forbidden(flows, self.compiler.state)
         own = cut.restricted_node(self.compiler.state) if found else ()
         if answers := cut.answers(found, own=own):
@@ -186,7 +186,7 @@ class Engine:
         elements = [(f"{direction}{VERSIONS[len(packed)]}", packed) for packed in attachment.all_addresses
                     for direction in restricted]
         if restricted:
-            elements.append((LINK, LINK_LOCAL))         # the node's first restricted pod brings this element
+            elements.append((LINK, LINK_LOCAL))         # the node's first restricted pod needs this element
         if attachment.port:
             elements += [element for element in ports.elements(attachment.port, attachment.addresses,
                                                                shut=IN in restricted, mute=True)

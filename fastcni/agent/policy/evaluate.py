@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.objects import Group, Node, Pod, Policy, Port, Rule
 
-QUOTE = '"'                     # ends a comment in the output of nft, so no comment may contain it
+QUOTE = '"'                     # ends a comment in nft's output, so no comment may contain this character
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class Connection:
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why one direction is allowed or denied. rule: the name of the rule that decides, "shop/web ingress[0]"; "" if no
-    rule matches. isolating: the policies that select the pod in this direction. own: the destination is the pod's own
-    node. by_request: only the HTTP requests that the rules name are allowed."""
+    rule matches. isolating: the policies that select the pod in this direction. own: whether the destination is the
+    pod's own node. by_request: whether only the HTTP requests that the rules name are allowed."""
 
     allowed: bool
     rule: str = ""

@@ -10,8 +10,8 @@
 
 The chain comes after all other rules of the hook, so the kernel adds a connection only if all rules accept its packet.
 The kernel then forwards the connection's packets (TCP, UDP, GRE) past all rules, until the connection has no conntrack
-entry, a route changes, TCP ends, or 30 s pass without a packet. cut.py deletes the conntrack entries of forbidden
-connections. Their next packets pass the rules again, and the rules drop them.
+entry, a route changes, the TCP connection ends, or 30 s pass without a packet. cut.py deletes the conntrack entries of
+forbidden connections. The next packets of these connections pass the rules again, and the rules drop the packets.
 
 For packets of a known connection, the rules check only one thing: `source` (port_rules.py) checks the source of each
 packet. A flowtable skips this check. So
@@ -20,8 +20,8 @@ packet. A flowtable skips this check. So
   node gets a tunnel, whose packets pods may not send;
 - when a link's pod no longer exists, the agent removes the link from the flowtable before the link is deleted.
 
-Connections to other nodes and to outside are left out: rules for egress addresses, domain names and masquerade apply to
-them.
+The flowtable gets no connections to other nodes or to outside the cluster, because the rules for egress addresses,
+domain names and masquerading apply to them.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Groups:
         return self._members[group]
 
     def release(self, group: Group) -> None:
-        """Record one use less of a group, and forget a group without uses."""
+        """Record the end of one use of a group, and forget a group without uses."""
         self._uses[group] -= 1
         if not self._uses[group]:
             for key in self._members.pop(group):

@@ -33,8 +33,9 @@ LEASE_PORTS = CLIENT, SERVER = 68, 67           # DHCP's UDP ports
 
 def allows(state: State, connection: Connection, source_port: int = 0, proxied: int = 0) -> bool:
     """Return whether the rules accept the first packet of a connection. source_port: 0 if unknown. proxied: the marks
-    of a connection through the HTTP proxy, else 0. The verdict PROXY allows only such a connection, in the directions
-    that its marks name, or in both if the marks name none. The verdict ACCEPT allows any connection."""
+    of a connection through the HTTP proxy, else 0. The verdict PROXY allows only a connection through the proxy, in the
+    directions that the marks name, or in both directions if the marks name none. The verdict ACCEPT allows any
+    connection."""
     version = VERSIONS[len(connection.source)]
     if any(bytes(map(and_, packed, LINK_LOCAL_MASK)) in state.elements[LINK]
            for packed in (connection.source, connection.destination)):
@@ -72,7 +73,7 @@ def allows_to_node(state: State, connection: Connection, source_port: int = 0) -
 
 
 def verdict(state: State, chain: str | None, peer: bytes, connection: Connection) -> str:
-    """Return the verdict of the chain `chain`, by the chains to which it jumps; ACCEPT if `chain` is None."""
+    """Return the verdict of the chain `chain` and of the chains to which it jumps; ACCEPT if `chain` is None."""
     if chain is None:
         return ACCEPT
     for jump in state.chains[chain].jumps:

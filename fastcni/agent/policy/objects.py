@@ -82,7 +82,7 @@ EVERYTHING = Selector()
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The pods that `pods` matches, in one namespace (a name) or in the namespaces that match (a Selector).
+    """The pods that `pods` matches. namespace: a namespace's name, or a Selector of the namespaces.
 
     hash: computed once, because groups are keys of many dicts.
     """
@@ -423,7 +423,7 @@ def read_network(reader: Reader, key: str, text: Any) -> tuple[bytes, int]:
     except ValueError as e:
         reader.wrong(str(e), key)
     if ":" in text and len(packed) == 4 and int(text.rpartition("/")[2]) < MAPPED_PREFIX:
-        reader.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # contains all of IPv4
+        reader.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # has all IPv4 addresses
     return addresses.network(packed, prefix), prefix
 
 

@@ -174,7 +174,7 @@ ROUTER_SOLICIT, ROUTER_ADVERT, NEIGHBOUR_SOLICIT, NEIGHBOUR_ADVERT, REDIRECT = (
     133, 134, 135, 136, 137))            # RFC 4861
 TO_CLIENT = b"\0\x43\0\x44"             # DHCP's ports: 67 and 68
 ERRORS_A_SECOND, ERRORS_BURST, ERRORS_TIMEOUT_MS = 100, 100, 60_000      # ICMP errors from one source address
-ERROR_SETS, ERROR_SOURCES = {4: "errors4", 16: "errors6"}, 65_535       # by address length; elements in each set
+ERROR_SETS, ERROR_SOURCES = {4: "errors4", 16: "errors6"}, 65_535  # {address length: set}; maximum of elements in a set
 
 
 class BaseChain(NamedTuple):

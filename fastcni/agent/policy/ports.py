@@ -87,8 +87,8 @@ class Unclear(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A further address or prefix from which a pod may send. packed: the address. prefix: its length in bits. mac: a
-    further MAC of the pod, or b""."""
+    """A further address or prefix from which a pod may send. packed: the address. prefix: the prefix length in bits.
+    mac: a further MAC of the pod, or b""."""
 
     packed: bytes
     prefix: int
@@ -173,8 +173,8 @@ def elements(port: Port, addresses: tuple[bytes, ...], *, shut: bool, mute: bool
 
 
 def box(key: bytes, pair: Pair) -> bytes:
-    """Return the first and the last key of a pair's addresses, one after the other. key: the link's name; a key is
-    link name . address."""
+    """Return the first and the last key of a pair's addresses, one after the other. Each key is link name . address.
+    key: the link's name."""
     first = address.network(pair.packed, pair.prefix)
     return concat(key, first) + concat(key, address.broadcast(pair.packed, pair.prefix))
 

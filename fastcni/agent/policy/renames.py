@@ -37,7 +37,7 @@ class Watch:
         self.sock.close()
 
     def forget(self) -> None:
-        """Discard the uevents that have arrived. Call moved() afterwards, because links may have other names."""
+        """Discard the uevents that have arrived. Call moved() afterwards, because links may have new names."""
         while True:
             try:
                 self.sock.recv(1)
@@ -49,8 +49,8 @@ class Watch:
 
 
 def moved(attachments: Iterable[Attachment], links: Iterable[Link]) -> Iterator[tuple[Attachment, Attachment]]:
-    """Yield (attachment, the attachment with its port as it is now) for each attachment whose port's link has another
-    name, index or MAC than recorded. links: all links of the node.
+    """Yield (attachment, the attachment with the port's current values) for each attachment whose port's link has
+    another name, index or MAC than recorded. links: all links of the node.
 
     The link with the recorded index and MAC is the pod's. If no such link exists, the pod's link is the one with the
     recorded name: the link was made again, or its MAC was changed. If no such link exists either, the port does not

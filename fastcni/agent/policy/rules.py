@@ -78,8 +78,8 @@ on Linux 6.1 with an emulated processor. With two chains an ADD takes 8 ms on th
 
 For each element and rule that leads to a chain, the kernel checks all chains for loops when the transaction ends. With
 500 policies this check takes nearly 1 ms. So an ADD waits only for elements that lead to `drop`, which take a tenth of
-that time. After the ADD's answer, the agent replaces them by elements that lead to the chain (engine.py). Maps from
-addresses to numbers and from numbers to chains are as fast, but nft 1.0.6 aborts when it lists such a rule.
+that time. After the ADD's answer, the agent replaces these elements by elements that lead to the chain (engine.py).
+Maps from addresses to numbers and from numbers to chains are as fast, but nft 1.0.6 aborts when it lists such a rule.
 
 Packets from and to link-local addresses (fe80::/10) go between ports of a bridge, never through a router. The agent
 does not record which pod has such an address. So while a policy restricts a pod of the node, fe80:: is in link6, and
@@ -172,7 +172,7 @@ BASE_CHAINS = {EGRESS_CHAIN: nft.NF_IP_PRI_FILTER, INGRESS_CHAIN: nft.NF_IP_PRI_
 TO_NODE_CHAIN, FROM_NODE_CHAIN = "to-node", "from-node"
 NODE_CHAINS = {TO_NODE_CHAIN: nft.NF_INET_LOCAL_IN, FROM_NODE_CHAIN: nft.NF_INET_LOCAL_OUT}     # {chain: hook}
 VERDICTS = {ACCEPT: accept, DROP: drop, RETURN: leave}
-CUT, CUT_ANY = "cut", "cut-any"         # names, without 4 or 6, of the sets of dropped answers: with ports; without
+CUT, CUT_ANY = "cut", "cut-any"         # sets of dropped answers with, without ports; 4 or 6 follows
 CUT_MS = 120_000                # like net.netfilter.nf_conntrack_udp_timeout_stream: the lifetime of a UDP flow
 SET_ID = 1                      # the ID of all sets, because the kernel finds sets by name
 IPPROTO_TCP = 6

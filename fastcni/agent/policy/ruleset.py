@@ -50,7 +50,7 @@ FLOWTABLE = "fastcni-flowtable"                                 # the table of f
 TABLES = ((FAMILY, GUARD), (FAMILY, NAMES), (FAMILY, FLOWTABLE), (FAMILY, TABLE), (BRIDGE_FAMILY, TABLE))
 EARLY = {LINK, *PORT_SETS}      # sets that an ADD fills before its answer
 LOAD_TRANSACTIONS = 3
-SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20             # buffer limits; the kernel counts 768 bytes or more for an ACK
+SEND_BYTES, ACK_BYTES = 64 << 20, 256 << 20         # limits of buffers; the kernel counts 768 bytes or more for an ACK
 BRIDGED = ("net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables",
            "net/bridge/bridge-nf-filter-vlan-tagged")           # the last sysctl is for VLAN tags
 

@@ -198,7 +198,7 @@ class Policies:
         self.asked = False
         self.requests.attend()
         self._try(self.leaving.forget_gone)
-        self._try(self._write)                  # the rules of pods that these ADDs have closed
+        self._try(self._write)                  # write the rules of pods that these ADDs have closed
         if self.asked or monotonic() >= self.next_bridged:
             self._see_bridged()
             self._see_directory()
@@ -248,7 +248,7 @@ class Policies:
         self.due = monotonic() + RETRY_S if self.stale else float("inf")
 
     def _tell_offload(self) -> None:
-        """Log the reason why the flowtable is not in use, once per reason."""
+        """Log why no flowtable is in use. Log each reason once."""
         before, self.not_offloaded = self.not_offloaded, self.engine.not_offloaded
         if self.not_offloaded and self.not_offloaded != before:
             self.log.warning("flowtable_unavailable", why=self.not_offloaded, effect="established connections between "

@@ -87,7 +87,7 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Chain:
     """A chain. The chain of a policy or of a tier has `lines`. The chain of a pod has `jumps` to such chains; after the
-    jumps it drops the packet if `closed`, because a NetworkPolicy is among them."""
+    jumps, the chain drops the packet if `closed`, because a NetworkPolicy selects the pod."""
 
     direction: str
     lines: tuple[Line, ...] = ()

@@ -4,7 +4,7 @@ policies.
     policies    objects from files or the Kubernetes API, and the pods in the agent's records of ADDs
     kernel      the nftables tables of this node, which decide for the pods of this node
 
-The answer is the kernel's decision. If the policies decide otherwise, the answer is DIFFERS.
+The answer is the kernel's decision. If the policies lead to another decision, the answer is DIFFERS.
 """
 
 from __future__ import annotations

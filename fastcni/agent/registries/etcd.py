@@ -39,7 +39,7 @@ KEEP_S = 600.0                  # seconds between two renewals; the watch notifi
 TRIES = 10                      # tries to take a subnet or to write the record, if other programs write first
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0       # seconds before a lost watch is opened again
 MADE_HERE = ("VtepMAC", "PublicKey")        # keys of a node's data whose values only this node has
-CONTEST_S = 5.0                 # if another node writes the record twice within these seconds, it has the record
+CONTEST_S = 5.0                 # another node that writes the record twice within these seconds keeps the record
 MAX_SHOWN = 200                 # characters of a record in messages
 # All nodes may have to list all records at the same time. Each node waits for a random time, so that one processor of
 # etcd can answer up to 1,900 nodes. A list costs 16 us for each record; a list of changes costs 3 us for each record.
@@ -180,8 +180,8 @@ class Etcd:
         """Return whether the record at this node's key belongs to another node.
 
         The node that created the key has the subnet, so other content is usually damage, which this node repairs. But
-        two nodes may have taken over the same record: if it names another node twice within CONTEST_S, that node is
-        alive and has the record."""
+        two nodes may have taken over the same record: if the record names another node twice within CONTEST_S, the
+        other node is alive and keeps the record."""
         if identities(self._parse(pair)) & identities(me):
             return False
         if pair.created != self.created:
@@ -237,7 +237,7 @@ class Etcd:
             self.kept.write(view.stored())
 
     def _follow(self, view: View, show: Callable[[View], object], stop: Callable[[], bool]) -> bool:
-        """Apply etcd's changes to `view`, and call show(view) after each. End when stop() returns true, or when
+        """Apply etcd's changes to `view`, and call show(view) after each change. End when stop() returns true, or when
         requests use another endpoint than the watch. Return False if all records must be listed again. Raises Away."""
         endpoint, http = "", self.client.http
 

@@ -1,4 +1,5 @@
-"""Define the contract of the stores of claims. A claim is a lease of LEASE_S: one node holds an egress address."""
+"""Define the contract of the stores of claims. A claim is a lease of LEASE_S seconds, by which one node holds an egress
+address."""
 
 from __future__ import annotations
 

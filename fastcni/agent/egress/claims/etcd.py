@@ -61,7 +61,7 @@ class Etcd:
         began, key = monotonic(), self._key(address)
         if not (self._lease and began < self._until):
             self._lease, self._until = self.client.grant(LEASE_S), began + LEASE_S
-        for condition in (revision_is(key, 0), value_is(key, self.node)):       # no node has a claim; this node has
+        for condition in (revision_is(key, 0), value_is(key, self.node)):     # no claim exists; this node has the claim
             try:
                 if self.client.txn([condition], [put(key, self.node, self._lease)]).done:
                     self._holders[address] = self.node

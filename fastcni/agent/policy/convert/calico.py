@@ -37,7 +37,7 @@ PODS_ONLY = "selectors match pods only; in Calico they also match host endpoints
 
 
 class Policy:
-    """A policy of Calico, and the documents to which it is converted."""
+    """A policy of Calico, and the documents into which convert() converts the policy."""
 
     def __init__(self, document: dict[str, Any]) -> None:
         """Read the policy without its rules. Raises PolicyError."""
@@ -63,8 +63,8 @@ class Policy:
         return DENIED if self.priority < MAX_PRIORITY else PASS
 
     def rules(self, direction: str) -> list[CalicoRule] | None:
-        """Return the rules of a direction; None if the direction cannot be converted. Allowing rules that cannot be
-        converted are left out. Each such case is reported in the errors."""
+        """Return the rules of a direction; None if the direction cannot be converted. rules() leaves out allowing rules
+        that cannot be converted, and adds an error for each such case."""
         try:
             found = self.spec.each(direction.lower(), lambda it: self.rule(it, direction))
             rules = [rule for rule in found if rule and rule.peers != ()]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 ALLOW, DENY, LOG = "Allow", "Deny", "Log"
-NAMESPACE_LABEL = "projectcalico.org/namespace"         # Calico's label of pods: their namespace
-NAMESPACE_NAME = "projectcalico.org/name"               # Calico's label of namespaces: their name
+NAMESPACE_LABEL = "projectcalico.org/namespace"         # Calico's label of a pod, with the pod's namespace
+NAMESPACE_NAME = "projectcalico.org/name"               # Calico's label of a namespace, with the namespace's name
 KUBERNETES = Requirement("projectcalico.org/orchestrator", IN, frozenset(["k8s"]))      # all pods have this label
 SPECIAL = ("projectcalico.org/", "pcns.", "pcsa.")      # prefixes of labels that only Calico sets
 EVERYWHERE: tuple[Network, ...] = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))

@@ -23,7 +23,7 @@ LISTENERS = "http-listeners"
 MAX_BYTES, MAX_TAKEN = 16384, 200       # bytes of a datagram; datagrams that one take() reads
 REASONS = {"target": "the target is no path", "path": "the path has empty, dot or needlessly encoded parts",
            "upgrade": "an upgrade to another protocol than websocket", "host": "more than one Host"}
-DENIED = (403, -1, 0)           # the status of denied requests; -1 and 0: HAProxy sent no answer
+DENIED = (403, -1, 0)           # status values of denied requests; -1 and 0: HAProxy sent no answer
 
 
 class AccessLog:

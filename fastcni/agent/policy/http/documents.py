@@ -107,8 +107,8 @@ def read_subject(spec: Reader, namespace: str) -> Group:
 
 
 def read_rules(reader: Reader, peer_keys: tuple[str, ...], namespace: str) -> tuple[Rule, ...]:
-    """Read an item of `ingress` or `egress`; peer_keys: the item's possible keys of peers. An item without peers and
-    ports allows nothing. An item with `toPorts` alone allows these ports for all peers. Raises PolicyError."""
+    """Read an item of `ingress` or `egress`; peer_keys: the keys of peers that the item may have. An item without peers
+    and ports allows nothing. An item with `toPorts` alone allows these ports for all peers. Raises PolicyError."""
     reader.only(*peer_keys, "toPorts")
     there = [key for key in peer_keys if reader.value.get(key) is not None]
     if len(there) > 1:

@@ -39,7 +39,7 @@ TRANSPARENT = {socket.AF_INET: (socket.IPPROTO_IP, socket.IP_TRANSPARENT),
                socket.AF_INET6: (socket.IPPROTO_IPV6, IPV6_TRANSPARENT)}
 BEGIN_S = 0.01                  # seconds between two checks whether a new process has its runtime API
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 4.0     # seconds from the end of a process to the next start; the pause doubles
-STEADY_S = 30.0                 # after a process that ran this long, the pause is MIN_RETRY_S again
+STEADY_S = 30.0                 # after a process that ran for these seconds, the pause is MIN_RETRY_S again
 LOOK_S = 1.0                    # seconds between two checks of the routes, and of the listeners of the log
 CHANGE_S = 0.1                  # seconds that a change of the kernel's rules waits for the change of HAProxy's maps
 MAX_LABELS = 1000               # names of previous rules that the log of requests still knows

@@ -3,8 +3,9 @@ r"""Validate the regular expressions of policies, and join the conditions of a r
     read_pattern("GET|HEAD")                    # returned as it is
     read_pattern("(a+)+")                       # PatternError: a repetition repeats a repetition
 
-A pattern is accepted if POSIX extended regular expressions, Python and PCRE2 give it the same meaning. It must match a
-complete value. The sender of a request chooses the text that is compared, so no pattern may need exponential time.
+A pattern is accepted if POSIX extended regular expressions, Python and PCRE2 give it the same meaning. A pattern must
+match a complete value. The sender of a request chooses the text that is compared, so no pattern may need exponential
+time.
 
 HAProxy compares the joined regular expression, in the dialect PCRE2, with this text (configuration.py). Only lines of
 headers end with \r\n:
@@ -107,7 +108,7 @@ def ports(spans: Iterable[tuple[int, int]]) -> str:
 def digits(first: int, last: int) -> Iterator[str]:
     """Yield regular expressions that together match the decimal numbers first to last: 80 to 99 is [8-9][0-9].
 
-    Each has fixed digits, one digit of a range, and free digits."""
+    Each regular expression has fixed digits, one digit of a range, and free digits."""
     while first <= last:
         free = 0                                        # how many of the last digits are free
         while first % 10 ** (free + 1) == 0 and first + 10 ** (free + 1) - 1 <= last and first:

@@ -125,7 +125,7 @@ class Process:
 
     def _end_judged_once(self, before: Configuration) -> None:
         """End each websocket and TLS connection for which a matching request is no longer allowed. A websocket may have
-        begun with this request. before: the previous configuration."""
+        begun with a request that is no longer allowed. before: the previous configuration."""
         for line in self._ask("show sess").splitlines():
             if (found := SESSION.match(line)) and (found["backend"] == TLS or found["server"] == WEBSOCKET):
                 if not (end := DESTINATION.search(self._ask(f"show sess {found['session']}"))):

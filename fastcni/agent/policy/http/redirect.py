@@ -46,19 +46,19 @@ passes the hook `forward`. So the policies of both ends decide on the first pack
 again when the proxy connects to the destination with the client's address. The chain proxy-forward drops packets that
 should have gone to the proxy: if the proxy, the routing rule or the route is missing, the connection fails.
 
-HAProxy judges all requests of a connection by the direction, egress or ingress, whose rules sent the first packet to
-the proxy. If later the other end gets HTTP rules, cut.py deletes the connection's flow, and the first rule of
-proxy-divert drops the next packet. The second rule does not match first packets (SYN): `socket transparent` would match
-a connection in TIME_WAIT, and the client would repeat the packet 10 ms later.
+HAProxy checks all requests of a connection by the rules of one direction, egress or ingress: the direction whose rules
+sent the first packet to the proxy. If the other end gets HTTP rules later, cut.py deletes the connection's flow, and
+the first rule of proxy-divert drops the next packet. The second rule does not match first packets (SYN): `socket
+transparent` would match a connection in TIME_WAIT, and the client would repeat the packet 10 ms later.
 
 Linux does not forward a packet for which it finds a socket of the node, and an ended connection of the proxy keeps its
 socket for a minute (TIME_WAIT). So Linux would drop the first packet of a new connection that has the same addresses
 and ports, but need not go to the proxy. Therefore `tproxy` names a socket that is not transparent: the kernel then
 removes the socket in TIME_WAIT, and forwards the packet instead of giving it to the named socket
-(nf_tproxy_handle_time_wait4()). When the last HTTP rule is removed, the chain proxy-divert stays with this rule alone
-for LINGER_S.
+(nf_tproxy_handle_time_wait4()). When the last HTTP rule is removed, the chain proxy-divert keeps only this `tproxy`
+rule for LINGER_S.
 
-A connection to a Service reaches HAProxy after destination NAT, so HAProxy judges requests by the pod's address. On
+A connection to a Service reaches HAProxy after destination NAT, so HAProxy checks requests by the pod's address. On
 machines that start_haproxy.py does not support, HAProxy would use the address of the Service (SO_ORIGINAL_DST). On such
 machines, the rules drop IPv4 connections that have destination NAT.
 

@@ -3,7 +3,7 @@
     python -IS start_haproxy.py haproxy -db -f haproxy.cfg
 
 HAProxy before 3.3 uses SO_ORIGINAL_DST as the destination of an IPv4 connection. For a connection to a Service, this is
-the address of the Service: HAProxy would judge requests by this address, and connect to it. Without SO_ORIGINAL_DST,
+the address of the Service: HAProxy would check requests by this address, and connect to it. Without SO_ORIGINAL_DST,
 HAProxy uses the local address of the socket. This is the pod's address, because TPROXY comes after destination NAT.
 
 This process adds the filter, which stays in force after execve(2), and replaces itself by the program. The filter

@@ -36,8 +36,8 @@ def why(tables: Iterable[Table], connection: Connection) -> str:
 
 
 def on_one_bridge(ports: Ports, length: int) -> bool:
-    """Return whether both ports are ports of one bridge whose own setting does not call the hooks. length: the address
-    length, bytes."""
+    """Return whether both ports are ports of one bridge whose own setting does not make the kernel call the hooks.
+    length: the address length, bytes."""
     if not (ports.source and ports.destination):
         return False
     with closing(wire.open_socket()) as sock:
@@ -47,8 +47,8 @@ def on_one_bridge(ports: Ports, length: int) -> bool:
 
 
 def switched_on(sock: Socket, bridge: int, length: int) -> bool:
-    """Return whether the own setting of the bridge with index `bridge` calls the hooks of a family, even if the sysctl
-    is 0. length: the address length of the family, bytes."""
+    """Return whether the own setting of the bridge with index `bridge` makes the kernel call the hooks of a family,
+    even if the sysctl is 0. length: the address length of the family, bytes."""
     for kind, payload in wire.exchange(sock, rtnl.get_link(Batch(), index=bridge)):
         if kind == uapi.RTM_NEWLINK:
             info = attributes(attributes(payload, len(rtnl.ANY_LINK)).get(uapi.IFLA_LINKINFO, b""))

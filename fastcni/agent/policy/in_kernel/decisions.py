@@ -31,13 +31,13 @@ OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_ru
             (nft.NFPROTO_BRIDGE, port_rules.ARRIVING): INGRESS}
 HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_LOCAL_IN, nft.NF_INET_FORWARD,
                                           nft.NF_INET_POST_ROUTING))
-FORWARDED = (nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)     # hooks without packets to the node itself
+FORWARDED = (nft.NF_INET_FORWARD, nft.NF_INET_POST_ROUTING)     # hooks that packets to the node itself do not pass
 IPPROTO_TCP, IPPROTO_UDP, IPPROTO_SCTP = 6, 17, 132
 ETH_ALEN = 6
 SOURCE_PORT = 0                 # no connection has this port, so no element of a set of dropped answers matches it
 NEW, NO_MARK = (1 << 3).to_bytes(4, nft.ORDER), bytes(4)       # NF_CT_STATE_BIT(IP_CT_NEW)
 NFT_CT_MARK = 3
-NO_INDEXES = {nft_rules.NFT_META_IIF: bytes(4), nft_rules.NFT_META_OIF: bytes(4)}      # link names decide
+NO_INDEXES = {nft_rules.NFT_META_IIF: bytes(4), nft_rules.NFT_META_OIF: bytes(4)}  # no link: the names decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to
 
     bypass: why no chain of the family inet sees the packet; "" if these chains see it. to_node: whether a pod sends the
     packet to its own node. A connection through the HTTP proxy counts as allowed: the chains of TO_PROXY use the same
-    maps, and the proxy judges the connection's requests.
+    maps, and the proxy decides on the connection's requests.
 
     Names: always "Egress" and "Ingress"; any other base chain has its table and name, "inet fastcni-policy-guard
     forward". If a chain that checks a pod's port drops the packet, its decision replaces the direction's decision.

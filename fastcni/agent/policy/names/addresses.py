@@ -1,4 +1,4 @@
-"""Record in State.resolved the addresses in DNS answers to each pod, and until when they are valid, within limits.
+"""Record in State.resolved which addresses DNS answers gave to each pod, and until when the addresses are valid.
 
     answered = AnsweredAddresses(state)
     answered.put("d4-...", pod, {address: 300}, now)

@@ -14,7 +14,7 @@ import dns.rdatatype
 
 from fastcni.spec import address
 
-MAX_ADDRESSES = 100             # read from one answer; further addresses are ignored
+MAX_ADDRESSES = 100             # addresses that are read from one answer; further addresses are ignored
 TYPES = (dns.rdatatype.A, dns.rdatatype.AAAA)
 UNREADABLE = (dns.exception.DNSException, ValueError, IndexError, AttributeError, RecursionError)
 
@@ -42,7 +42,7 @@ def question_of(message: dns.message.Message) -> Question | None:
     if asked.rdclass != dns.rdataclass.IN or asked.rdtype not in TYPES:
         return None
     name = asked.name.to_text(omit_final_dot=True).lower()
-    return None if "\\" in name else Question(name, int(asked.rdtype))         # "\\": for example, a dot in a label
+    return None if "\\" in name else Question(name, int(asked.rdtype))   # a backslash escapes a dot in a label
 
 
 def read_addresses(question: Question, answer: bytes) -> dict[bytes, int]:

@@ -48,8 +48,8 @@ PKTINFO_BYTES = 64
 
 
 class Query:
-    """A pod's query by UDP. number: the pod's query ID, 2 bytes. own_number: the query ID to the resolver. control:
-    ancillary data by which the answer's source is the address to which the pod has sent the query."""
+    """A pod's query by UDP. number: the pod's query ID, 2 bytes. own_number: the query ID that the resolver gets.
+    control: ancillary data that makes the address to which the pod has sent the query the answer's source."""
 
     __slots__ = ("answer", "control", "ends", "listener", "number", "own_number", "pod", "question", "upstream")
 
@@ -281,7 +281,7 @@ async def write_framed(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 def answer_from(level: int, kind: int, data: bytes) -> tuple[int, int, bytes]:
-    """Return the control message by which an answer has the datagram's destination address as its source. level, kind,
+    """Return the control message that makes the datagram's destination address the source of the answer. level, kind,
     data: the control message received with the datagram.
 
     struct in_pktinfo      ipi_ifindex:int  ipi_spec_dst:in_addr  ipi_addr:in_addr

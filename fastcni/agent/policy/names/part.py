@@ -119,7 +119,7 @@ class Names:
         self._tell("")
 
     def _forget_flows(self) -> None:
-        """Delete conntrack's flows of redirected queries. Otherwise conntrack would lead later queries from the same
+        """Delete conntrack's flows of redirected queries. Otherwise conntrack would send later queries from the same
         port to a forwarder that no longer runs."""
         own, resolvers = node_addresses(), {each.resolver for each in self.listeners}
         cut.delete(self.engine.rules.sock, [

@@ -153,7 +153,7 @@ def records_of(entries: Iterable[Entry]) -> Mapping[Id, Record]:
     found: dict[Id, Record] = {}
     unreadable = []
     entries = list(entries)
-    if len(entries) == 1:               # an object of the API: save memory for 100,000 pods
+    if len(entries) == 1:               # for an object of the API: saves memory with 100,000 pods
         return entries[0].records
     for entry in entries:
         if entry.error:

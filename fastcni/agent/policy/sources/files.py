@@ -86,7 +86,7 @@ class Files:
         self._stamps: dict[str, Stamp | None] = {}              # {file name: its stamp at the last read}
         self._links: set[str] = set()                           # symbolic links, whose targets have other names
         self._again: dict[str, float] = {}                      # {file name: when to read the file again, monotonic}
-        self._written: dict[str, float] = {}                    # {file name: open for writing since, monotonic}
+        self._written: dict[str, float] = {}                    # {file name: start of a program's write, monotonic}
         self._steps: deque[Iterator[None]] = deque()            # changes of the Compiler
         with ExitStack() as opened:
             self.poll = opened.enter_context(closing(select.epoll()))
@@ -145,8 +145,8 @@ class Files:
             self.kept.close()
 
     def attend(self, seconds: float = STEPS_S) -> None:
-        """Ask the reader for the files that have changed, and apply files that it has read to the Compiler, for at most
-        `seconds`. If changes remain, `due` becomes 0."""
+        """Ask the reader for the files that have changed, and put the content of read files into the Compiler, for at
+        most `seconds`. If changes remain, `due` becomes 0."""
         changed = self._changes.take()
         if (self._lost or "" in changed or identity(self.directory) != self._identity
                 or (self._links and not all(map(is_ours, changed)))):

@@ -281,8 +281,8 @@ class Kubernetes:
     # -- in the agent's thread ----------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Apply the objects that the threads have read, for at most STEPS_S. If objects remain, `due` becomes 0. Raises
-        the exception that has ended a thread."""
+        """Apply the objects that the threads have read, for at most STEPS_S. If objects remain, `due` becomes 0. If an
+        exception has ended a thread, attend() raises the exception."""
         with suppress(BlockingIOError):
             self._wakeup.clear()
         if self._fault:
@@ -334,8 +334,8 @@ class Kubernetes:
             self._withdraw(path, key, -1)
 
     def _withdraw(self, path: str, key: str, version: int) -> None:
-        """Delete an object that a watch no longer has. If the other watch of pods has a pod of this name that was
-        created after the deletion, put that pod.
+        """Delete an object that a watch no longer has. If the other watch of pods has a pod of this name, created after
+        the deletion, put the other watch's pod.
 
         version: the resourceVersion of the deletion; -1: a list lacks the object. With -1 any pod of the other watch
         counts, because versions are lower after a restore of etcd from a backup."""

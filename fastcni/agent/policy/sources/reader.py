@@ -172,7 +172,7 @@ class Job:
     data: bytearray = field(default_factory=bytearray)
 
     def take(self, data: bytes) -> Iterator[Read]:
-        """Add the next part of the child's answer, and yield the files that are complete now."""
+        """Add the next part of the child's answer, and yield the files that this part completes."""
         self.due = monotonic() + ELAPSED_S + ANSWER_S
         self.data += data if self.begun else data[len(READY):]
         self.begun = self.begun or bool(data)
@@ -267,12 +267,14 @@ class Reader:
         self._pause = min(2 * self._pause, MAX_PAUSE_S)
 
     def ask(self, names: Iterable[str]) -> None:
-        """Let children read these files. A file that a child is reading at this moment is read once more."""
+        """Let children read these files. If a child is reading a file at this moment, another child reads the file
+        again."""
         self._asked.update(dict.fromkeys(names))
         self._submit()
 
     def take(self) -> list[Read]:
-        """Return the files that were read since the last call. No file waits for the other files of its child."""
+        """Return the files that were read since the last call. A file does not wait for the other files of its
+        child."""
         found, self._failed = self._failed, []
         for fd, _ in self.poll.poll(0):
             if job := self._jobs.get(fd):

@@ -89,7 +89,7 @@ def closed_cluster_policy(name: str, spec: Any, unnamed: str) -> ClusterPolicy:
 
 
 def named_directions(spec: Any) -> list[str] | tuple[str, ...]:
-    """Return the `policyTypes` of a spec; both directions if they are missing or unreadable."""
+    """Return the `policyTypes` of a spec; both directions if `policyTypes` is missing or unreadable."""
     kinds = spec.get("policyTypes") if isinstance(spec, dict) else None
     known = isinstance(kinds, list) and kinds and all(kind in DIRECTIONS for kind in kinds)
     return kinds if known else DIRECTIONS       # type: ignore[return-value]
