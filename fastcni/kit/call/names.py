@@ -18,8 +18,8 @@ MAX_CHAIN_LENGTH = 28           # XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_t
 
 def digest(text: str, length: int, prefix: str = "") -> str:
     """Return `prefix` and the SHA-512 of `text` in lower-case hex, cut to `length` characters."""
-    # hashlib would load OpenSSL. Import the SHA-512 module here, because this module is not in the plugin file: an
-    # import at the top could begin the main phase of Python's start while the plugin file's modules are half loaded.
+    # hashlib would load OpenSSL. The SHA-512 module is not in the plugin file: an import at the top of names.py could
+    # begin the main phase of Python's start while the plugin file's modules are half loaded.
     if sys.hexversion >= 0x030C0000:
         from _sha2 import sha512
     else:

@@ -31,7 +31,7 @@ LOCK_TIMEOUT_S = int(waiting.LOCK_TIMEOUT_S)            # seconds to wait for th
 RESOURCE_PROBLEM = 4                    # exit status of a program that did not get the lock
 MAX_LINKS = 8                           # most symbolic links from a program's name to its file
 RECENT_S = 1.0
-MAX_TRIES = 5                           # attempts, if other programs change the table between read and change
+MAX_TRIES = 5                           # attempts to change a table that other programs change at the same time
 USUAL_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TABLES = ("nat", "filter")
 # Files with the names of the legacy tables in the calling thread's namespace. /proc/self would show the first thread's.

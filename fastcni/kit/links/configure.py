@@ -33,7 +33,7 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
     ndisc_notify  the kernel announces the IPv6 addresses by unsolicited neighbour advertisements
     then          then(batch) adds further requests after the routes
 
-    All requests are one batch. With duplicate address detection and an IPv6 gateway, a second batch adds the routes
+    One batch has all requests. With duplicate address detection and an IPv6 gateway, a second batch adds the routes
     when the addresses are no longer tentative. Raises NetlinkError, and CniError 7 for a route with a number that is
     too large for the kernel's field.
     """
