@@ -273,7 +273,7 @@ def test_file_made_without_that_library_lacks_nothing_else(tmp_path, monkeypatch
     monkeypatch.setattr(modules, "LIBRARY", "not_installed")
     install_plugins(tmp_path, names=["firewall"])
     error = firewalld_status(tmp_path / "firewall", tmp_path)
-    assert (error["code"], error["msg"]) == (999, "firewalld cannot be asked: no module jeepney")
+    assert (error["code"], error["msg"]) == (999, "cannot call firewalld: no module jeepney")
     assert "pip install jeepney" in error["details"]
 
 

@@ -197,7 +197,7 @@ def test_with_a_kernel_that_cannot_do_it_multicast_reaches_the_pods(node, conf, 
     node.check(conf(*DUAL), two, results[1])
     restored(conf(*DUAL), two, results[1])
     node.check(conf(*DUAL), two, results[1])
-    assert b"IPv6 multicast is flooded to the pod's port" in node.call("ADD", conf(*DUAL), pod_netns()).stderr
+    assert b"the bridge floods IPv6 multicast to the pod's port" in node.call("ADD", conf(*DUAL), pod_netns()).stderr
     node.ok("GC", {**conf(*DUAL), "cni.dev/valid-attachments": [{"containerID": f"c-{two}", "ifname": "eth0"}]})
     node.delete(conf(*DUAL), two)
     assert solicited() == {}

@@ -133,7 +133,7 @@ def test_number_of_a_route_outside_the_kernels_range_is_refused(node, pod, conf,
 
 
 @pytest.mark.parametrize("commands, mode, why", [
-    (["link add br0 type bridge", "link set up0 master br0"], "bridge", "is a port of a bridge"),
+    (["link add br0 type bridge", "link set up0 master br0"], "bridge", "be a port of a bridge"),
     (["link add mv0 link up0 type macvlan mode bridge"], "passthru", "has it for itself alone")])
 def test_a_master_that_takes_no_macvlan_is_named_with_the_reason(node, pod, conf, commands, mode, why):
     for command in commands:
