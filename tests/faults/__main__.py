@@ -17,20 +17,20 @@ from faults.report import MAX_SHOWN, Row, table
 
 CAMPAIGNS = {                   # module: (seconds unless --seconds is given, description)
     "steps": (6 * 3600, "fail or kill each system call of each plugin's ADD, DEL and CHECK"),
-    "kills": (300, "kill -9 launchers, one-shot plugins and the server under load"),
-    "adds": (900, "kill -9 launchers of ADDs, beside one-shot DELs: no address stays held"),
-    "mix": (300, "fastcni warm, one-shot and Go in one directory, with files added and removed by hand"),
+    "kills": (300, "kill launchers, one-shot plugins and the server with SIGKILL, under load"),
+    "adds": (900, "kill launchers of ADDs with SIGKILL, then DEL: no address remains allocated"),
+    "mix": (300, "fastcni warm, one-shot and the Go plugins use one address directory at the same time"),
     "frozen": (180, "SIGSTOP the server before and while it works"),
-    "storage": (120, "a full disk, no inodes, read-only, sparse and cut index files"),
+    "storage": (120, "requests on a full or read-only disk, without inodes, with sparse and cut index files"),
     "flushes": (180, "flush nftables while pods are added and deleted"),
-    "cluster": (300, "a model of cluster-wide addresses on each store: crashes, partitions, reboots, in any order"),
-    "restores": (300, "etcd is restored from backups, and hangs: no address has two live owners"),
-    "damaged": (300, "damaged records of addresses, and a damaged python_core.elf"),
+    "cluster": (300, "cluster-wide addresses on each store, with crashes, partitions and reboots in any order"),
+    "restores": (300, "restore etcd from backups, and let it hang: no address has two live owners"),
+    "damaged": (300, "damage records of addresses, and python_core.elf"),
     "foreign": (300, "other programs change iptables and nftables: pods keep their connections"),
-    "elsewhere": (180, "requests from time namespaces, and from mount namespaces that see no pod: living pods stay"),
-    "dhcp": (120, "kill -9 of the dhcp daemon while leases are renewed, damaged lease files"),
-    "soak": (60 * float(os.environ.get("SOAK_MINUTES", "10")), "load, flushes, changed policies; memory stays flat"),
-    "sanitized": (120, "the compiled leaves under ASan and UBSan, with mutated replies, messages and files"),
+    "elsewhere": (180, "requests and gc in other time and mount namespaces: living pods keep everything"),
+    "dhcp": (120, "kill the dhcp daemon while it renews leases, and damage lease files"),
+    "soak": (60 * float(os.environ.get("SOAK_MINUTES", "10")), "load, flushes, changed policies: memory does not grow"),
+    "sanitized": (120, "the extension modules under ASan and UBSan, with mutated replies, messages and files"),
 }
 
 

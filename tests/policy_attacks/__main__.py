@@ -16,8 +16,8 @@ import time
 from faults.report import Row, table
 
 PARTS = {                       # module: (seconds unless --seconds is given, description)
-    "attacks": (600, "what a pod's root does to get past policies, each by bridge and ptp, IPv4 and IPv6"),
-    "differential": (900, "random clusters and events, real packets against an oracle written from the documentation"),
+    "attacks": (600, "root in a pod attacks policies, on bridge and ptp, by IPv4 and IPv6"),
+    "differential": (900, "random clusters and events: real packets are compared with an oracle"),
 }
 
 

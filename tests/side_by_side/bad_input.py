@@ -48,13 +48,13 @@ BRIDGE = ("ip link add br0 address 02:00:00:00:00:01 type bridge", "ip link set 
           "ip link add port0 master br0 up type veth peer name ext0", "ip link set ext0 up")
 CABLE = UPLINK[:1]  # the link stays down, because the carrier of a link that is up changes after a delay
 FULL = ranges("10.22.0.0/30")
-JSON = "fastcni names the key and the value, and Go its own types; the text before is the same"
-OLDER = "1.1.1 has an older text; fastcni has the reference's"
-KERNEL = "fastcni quotes the kernel's message, and prints addresses not as Go's types"
-LENIENT = "DEL reads what it needs, and a bad value there is a warning: a typo must not keep a pod"
+JSON = "fastcni names the key and the value, Go names its own types; the texts begin in the same way"
+OLDER = "Go 1.1.1 has an older text; fastcni has the newest reference's"
+KERNEL = "fastcni quotes the kernel's message, and prints addresses in the usual form"
+LENIENT = "DEL only warns of a bad value, because a typo must not keep a pod from ending"
 WHERE = "fastcni names the key"
 WHY = "fastcni says why, after the text of the reference plugin"
-EARLY = "fastcni refuses before any change, so its text names no failed step"
+EARLY = "fastcni rejects the value before any change, so its text names no failed step"
 BAD = {
     # -- the environment --
     "no CNI_CONTAINERID": Bad(bridge(), cid=None),
@@ -112,13 +112,13 @@ BAD = {
     "a namespace that is not there": Bad(bridge(), CNI_NETNS=NO_NETNS),
     "ptp, a namespace that is not there": Bad(ptp(), CNI_NETNS=NO_NETNS),
     "loopback, a namespace that is not there": Bad(loopback(), CNI_NETNS=NO_NETNS,
-        differs="fastcni names the purpose of opening it, as bridge and ptp do"),
+        differs="fastcni says why it opens the namespace, as bridge and ptp do"),
     "a namespace that is a file": Bad(bridge(), CNI_NETNS="/bin/sh",
         differs="fastcni says what the number of the file system means"),
     "DEL, a namespace that is a file": Bad(bridge(), "DEL", CNI_NETNS="/bin/sh", taken_by="fastcni",
         differs="a mount point without its namespace is a plain file, and DEL has to succeed"),
     "the host's own namespace": Bad(l2(), CNI_NETNS="/proc/self/ns/net", taken_by="go",
-        differs="1.1.1 does not check it; the reference refuses it, but after its work"),
+        differs="Go 1.1.1 does not check this; the newest reference rejects it after the changes"),
     "an interface that is there": Bad(bridge(), before=[IN_THE_WAY], differs=OLDER),
     "ptp, an interface that is there": Bad(ptp(), before=[IN_THE_WAY], differs=OLDER),
     "the same ADD twice": Bad(bridge(), twice=True, differs=OLDER),
@@ -137,7 +137,7 @@ BAD = {
     "the same route twice": Bad(bridge(routes=2 * [{"dst": "192.0.2.0/24", "gw": "10.22.0.7"}]), differs=KERNEL),
     "isDefaultGateway, and a default route without gw": Bad(
         bridge(isDefaultGateway=True, routes=[{"dst": "0.0.0.0/0"}]), taken_by="fastcni",
-        differs="the route is there once, instead of being asked for twice"),
+        differs="fastcni adds the route once; Go adds it twice and fails"),
     "a route with host bits": Bad(bridge(routes=[{"dst": "192.0.2.7/24", "gw": "10.22.0.7"}]), taken_by="fastcni",
         differs="fastcni routes to the network that contains the address; the kernel refuses host bits in a route"),
     "an mtu of a million": Bad(bridge(mtu=1000000), differs=EARLY),
@@ -150,7 +150,7 @@ BAD = {
     "host-device, a path outside of /sys": Bad(hostdev(kernelpath="/etc")),
     "host-device, a path that is not there": Bad(hostdev(kernelpath="/sys/devices/nowhere")),
     "host-device, a PCI address that is not there": Bad(hostdev(pciBusID="ffff:00:00.0"),
-        differs="fastcni names the link of the driver, as it reads it"),
+        differs="fastcni names the link of the driver that it reads"),
     "host-device, a deviceID that is not there": Bad(hostdev(runtimeConfig={"deviceID": "ffff:00:00.0"}),
         differs=OLDER),
     "host-device, an interface that is there": Bad(hostdev(device="up0"), before=[
@@ -170,7 +170,7 @@ BAD = {
         "cniVersion": "1.0.0", "interfaces": [{"name": "up0"}, {"name": "up1"}]}), before=CABLE),
     "vlan without a master": Bad(device("vlan", master=None), differs=OLDER),
     "vlan, a master that is not there": Bad(device("vlan"), differs=WHERE),
-    "vlan, an id of 4095": Bad(device("vlan", vlanId=4095), before=CABLE, differs="its text counts 4095 in"),
+    "vlan, an id of 4095": Bad(device("vlan", vlanId=4095), before=CABLE, differs="Go's text includes 4095"),
     "vlan, an mtu above the master's": Bad(device("vlan", mtu=1501), before=CABLE),
     # -- IPAM as a delegate --
     "an IPAM plugin that is not there": Bad(bridge(ipam={"type": "no-such-plugin"})),
@@ -229,5 +229,5 @@ BAD = {
     "bandwidth of fewer bits than a byte has": Bad(
         bandwidth(ingressRate=7, ingressBurst=80), differs="the reference says that there is no prevResult"),
     "bandwidth DEL of what ADD refuses": Bad(
-        bandwidth(egressRate=8000), "DEL", taken_by="fastcni", differs="what ADD refused is in no pod's way"),
+        bandwidth(egressRate=8000), "DEL", taken_by="fastcni", differs="DEL ignores a value that ADD rejects"),
 }
