@@ -108,7 +108,8 @@ def new_client(clock, **keys):
 
 
 def answer(client, kind, *, address=ADDRESS, server=SERVER, seconds=100, **options):
-    """Let the client receive a message of the server. options: codes as "o58"."""
+    """Let the client receive a message of the server. options: values of DHCP options, such as o58 for the option
+    58."""
     found = {packets.MESSAGE_TYPE: bytes((kind,)), packets.SERVER_ID: server}
     if kind != packets.NAK:
         found |= {packets.LEASE_TIME: seconds.to_bytes(4, "big"), packets.SUBNET_MASK: b"\xff\xff\xff\0",

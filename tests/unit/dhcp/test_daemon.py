@@ -18,7 +18,7 @@ from fastcni.testing.witnesses import eventually
 
 pytestmark = pytest.mark.needs("root")
 GO = f"{shared.PEER}/dhcp"
-COMPARED = {"type": "dhcp"}     # the network of the test that compares each plugin with the Go plugin
+COMPARED = {"type": "dhcp"}     # the network of the test that compares each plugin with the reference plugin
 
 
 def test_a_pod_gets_a_lease_and_del_releases_it(network, server, daemon):

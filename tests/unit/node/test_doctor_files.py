@@ -60,7 +60,7 @@ def test_a_damaged_plugin_file_is_an_error(node, tmp_path, bin_dir, cut):
 
 
 def test_a_plugin_of_another_project_is_not_executed(node, tmp_path, bin_dir, monkeypatch):
-    """doctor must only read. To learn a Go plugin's version, it would execute the plugin, for up to 5 s."""
+    """doctor must only read. To learn a reference plugin's version, it would execute the plugin, for up to 5 s."""
     (tmp_path / "portmap").write_bytes(b"\x7fELF" + checks_conf.identify.GO_MARK)
     monkeypatch.setattr(checks_conf.identify, "go_version", lambda path: pytest.fail(f"{path} was executed"))
     found = node(plugin_dirs=[str(tmp_path), str(bin_dir)])

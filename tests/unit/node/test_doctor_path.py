@@ -226,7 +226,7 @@ def test_a_pod_that_is_deleted_meanwhile_has_no_finding(pods, doctor, monkeypatc
 
 def test_a_pod_whose_namespace_s_path_another_pod_has_is_not_said_to_run_there(directories, host_netns, pod_netns, fastcni, bin_dir):
     """The runtime lost pod c0 without a DEL. Once, doctor advised to give c0's address to c1's interface, and c0's
-    address stayed held."""
+    address stayed allocated."""
     directories.configure(DUAL)
     name = pod_netns()
     link = next(it["name"] for it in directories.add("c0", name)["interfaces"] if it["name"].startswith("veth"))

@@ -66,7 +66,7 @@ def cluster(directories):
 @pytest.fixture
 def two(cluster):
     """Return a Cluster with two nodes that have one block each, and with a shared block in which one address is
-    held."""
+    allocated."""
     cluster.use(HERE, "10.9.0.0/26", ("10.9.0.2", "ns/web-0", "c1"), ("10.9.0.10", "", LONG_ID))
     cluster.use(OTHER, "10.9.0.64/26", ("10.9.0.65", "a-namespace-of-people/a-pod-with-a-long-name-7d9f8b-x2v", "c3"))
     cluster.store.share("default", "10.9.1.0/26")

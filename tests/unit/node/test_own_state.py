@@ -87,7 +87,7 @@ def test_backups_of_pods_stay_and_what_nobody_needs_goes(tmp_path, monkeypatch):
     known = (NodeAttachment("net", "alive", "eth0", RUNNING, ""), NodeAttachment("net", "dead", "eth0", GONE, ""))
     directories = [str(tuning), str(devices)]
     free, needed = own_files.find(OwnState([], [str(tmp_path / "networks"), "/nowhere"], known, ()), directories)
-    # tuning's files may stay: DEL of the Go plugin needs them, and does not know fastcni's marks.
+    # tuning's files may stay: DEL of the reference plugin needs them, and does not know fastcni's marks
     assert needed == [f"{devices}/alive_eth0.json"]
     assert own_files.remove(free, directories) == free
     left = sorted(os.path.relpath(os.path.join(where, name), tmp_path)

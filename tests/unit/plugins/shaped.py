@@ -25,7 +25,7 @@ def host_end(node, pod):
 
 
 def ifb_of(pod, network="net-a"):
-    """Return the name of a pod's ifb. The Go plugin uses the same name."""
+    """Return the name of a pod's ifb. The reference plugin uses the same name."""
     return names.digest(network + cid_of(pod), 15, "bwp")
 
 

@@ -152,7 +152,7 @@ def test_gc_deletes_only_ifbs_of_fastcni_without_a_valid_attachment(node, pod_ne
     conf = {**behind_bridge(node, kept, lost, elsewhere), **EGRESS}
     for pod, name in ((kept, "net-a"), (lost, "net-a"), (elsewhere, "net-b")):
         node.add({**conf, "name": name}, pod)
-    run("ip", "link", "add", "bwp0123456789ab", "type", "ifb")          # a name as the Go plugin gives
+    run("ip", "link", "add", "bwp0123456789ab", "type", "ifb")          # the reference plugin gives such names
     valid = [{"containerID": cid_of(kept), "ifname": "eth0"}, {"containerID": cid_of(lost), "ifname": "eth1"}]
     node.ok("GC", {**conf, "cni.dev/valid-attachments": valid})
     assert set(ifbs()) == {ifb_of(kept), ifb_of(elsewhere, "net-b"), "bwp0123456789ab"}

@@ -113,7 +113,7 @@ def packets(link):
     (20 * MBIT, 400_000, (2_500_000, 112_500, 312_500)),
     (1_000_001, 99_999, (125_000, 15_624, 1_562_375)),
     (1 << 40, 1 << 30, (1 << 37, (1 << 37) // 40 + (1 << 27), 15_250)),
-    (1 << 45, 1 << 30, (1 << 42, 0xFFFFFFFF, 468)),     # for this limit, the Go plugin sends only the lower 32 bits
+    (1 << 45, 1 << 30, (1 << 42, 0xFFFFFFFF, 468)),  # for this limit, the reference plugin sends only the lower 32 bits
     (100_000, (1 << 32) - 1, (12_500, 536_871_223, 0xFFFFFFFF)),        # for this buffer, too
 ])
 def test_the_numbers_equal_those_of_the_reference(rate, burst, shape):

@@ -160,7 +160,7 @@ def test_a_failed_add_leaves_no_element(node, conf, pod):
 
 
 def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, conf, pod_netns):
-    """DEL of the Go plugin deletes only the link, so the earlier pod's element remains."""
+    """DEL of the reference plugin deletes only the link, so the earlier pod's element remains."""
     one, old, new = pod_netns(), pod_netns(), pod_netns()
     node.add(conf(*ONLY6), one)
     node.add(fixed(conf, "fd00:22::9"), old)

@@ -163,7 +163,7 @@ def test_the_gateway_of_a_second_network_on_the_bridge_leaves_the_first_ones_pod
 
 
 def test_what_a_deleted_pod_left_does_not_block_a_pod_of_the_default_mode(node, conf, pod_netns):
-    """DEL of the Go plugin deletes only the link, so the earlier pod's entry remains."""
+    """DEL of the reference plugin deletes only the link, so the earlier pod's entry remains."""
     old, new = pod_netns(), pod_netns()
     node.add(conf(), pod_netns())                   # without a port, the bridge would lose its neighbour entries
     node.add(fixed(conf), old)

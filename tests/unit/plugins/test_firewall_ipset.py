@@ -87,8 +87,8 @@ def test_programs_run_for_the_first_pod_alone_and_rules_do_not_grow(node, counte
 
 
 def test_first_pods_at_once_install_the_rules_once(node):
-    """After an upgrade from the Go plugins, the chain exists without the new rules. Once, each concurrent ADD added the
-    rules."""
+    """After an upgrade from the reference plugins, the chain exists without the new rules. Once, each concurrent ADD
+    added the rules."""
     run("iptables", "-N", "CNI-FORWARD")
     run("ip6tables", "-N", "CNI-FORWARD")
     with ThreadPoolExecutor(6) as pool:
@@ -188,7 +188,8 @@ def test_the_legacy_iptables_is_run_once_and_again_when_its_table_has_changed(no
     assert "expected FORWARD rule" in refused["msg"]
     assert "iptables-restore" in call("ADD", 7)
     assert forward("iptables-legacy")[1:] == set_rules(0)
-    run("iptables-legacy", "-A", "CNI-FORWARD", "-s", "10.22.0.5", "-j", "ACCEPT")  # a rule as the Go plugin adds it
+    # the reference plugin adds such a rule
+    run("iptables-legacy", "-A", "CNI-FORWARD", "-s", "10.22.0.5", "-j", "ACCEPT")
     assert "iptables-restore" in call("DEL", 5)
     assert forward("iptables-legacy")[1:] == set_rules(0)
     assert members(SETS[0]) == [f"10.22.0.{n}" for n in (2, 3, 6, 7)]

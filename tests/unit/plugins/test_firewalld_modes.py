@@ -1,4 +1,4 @@
-"""firewall with the backend firewalld: together with the Go plugin, as an installed file, and by the server."""
+"""firewall with the backend firewalld: together with the reference plugin, as an installed file, and by the server."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def run_plugin(path, command, conf, pod, env):
 
 @pytest.fixture
 def go_plugin(chain):
-    """Return a function go_plugin(command, conf) that runs the Go plugin and returns (exit status, document)."""
+    """Return a function go_plugin(command, conf) that runs the reference plugin and returns (exit status, document)."""
     def call(command, conf, pod="pod"):
         return run_plugin(f"{PEER}/firewall", command, conf, pod, chain.env)
     return call

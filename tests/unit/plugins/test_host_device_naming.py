@@ -145,7 +145,7 @@ def kernels_sys(node, monkeypatch):
 
 
 def test_path_in_the_kernels_sys_names_the_device(node, pod, conf, kernels_sys):
-    """This directory also contains lo. The kernel's order is by name, so the test names its link `a`."""
+    """This directory also contains lo. The kernel lists it in the order of names, so the test names its link `a`."""
     run("ip", "link", "set", "up0", "down")
     run("ip", "link", "set", "up0", "name", "a")
     conf = naming(conf, kernelpath="/sys/devices/virtual")

@@ -1,5 +1,5 @@
 """host-local: which addresses ADD gives and DEL releases, their order, files, a full range, and a directory shared with
-the Go plugin."""
+the reference plugin."""
 
 import json
 import os
@@ -243,7 +243,7 @@ def test_torn_files_are_given_out_again_with_a_warning(node):
 # -- together with the Go plugin --------------------------------------------------------------------------------------
 
 def go(node, command, ipam, cid, ifname="eth0"):
-    """Run the Go plugin. Return its result or its error document."""
+    """Run the reference plugin. Return its result or its error document."""
     env = {"CNI_COMMAND": command, "CNI_CONTAINERID": cid, "CNI_IFNAME": ifname, "CNI_NETNS": "/nowhere",
            "CNI_PATH": "/usr/lib/cni", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([GO_PLUGIN], input=json.dumps(node.conf(ipam)), env=env,
@@ -259,7 +259,8 @@ def shared(node):
 
 
 def test_both_work_in_turn_on_one_directory(shared):
-    """fastcni and the Go plugin continue from each other's last address, and delete each other's addresses."""
+    """fastcni and the reference plugin each continue after the other's last address, and each deletes the other's
+    addresses."""
     ipam = {"ranges": [[{"subnet": "10.1.0.0/28"}], [{"subnet": "fd00::/124"}]]}
     rng, held = random.Random(1), {}
     for n in range(60):

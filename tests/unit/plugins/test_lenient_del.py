@@ -116,7 +116,7 @@ def test_del_with_a_bad_value_removes_what_add_has_made(node, pods, conf, monkey
 @pytest.mark.parametrize("ipam", [{"dataDir": 7}, {"type": "nobody-has-this"}], ids=["dataDir", "type"])
 @pytest.mark.parametrize("conf", [case for case in CASES if asks_ipam(*case.values)], indirect=True)
 def test_del_that_ipam_refuses_deletes_nothing(node, pods, conf, ipam):  # noqa: F811
-    """Once, DEL deleted the link before it called IPAM. The pod lost its network, and its address was held for ever."""
+    """Once, DEL deleted the link before it called IPAM. The pod lost its network, and its address stayed allocated."""
     node.add(conf, pods[0])
     before = node.left(pods[0])
     reply = node.call("DEL", {**conf, "ipam": {**conf["ipam"], **ipam}}, pods[0], plugin=conf.get("type"))

@@ -289,7 +289,8 @@ def test_pod_without_mappings_adds_nothing(chain, node, pod):
 # -- conntrack entries -------------------------------------------------------------------------------------
 
 class Kernel:
-    """Which conntrack requests the kernel accepts: "all", "old" as Linux before 6.8 does, or "none" as a control."""
+    """Determines which conntrack requests the kernel accepts. kind: "all", "old" for those that Linux before 6.8
+    accepts, or "none" as a control."""
 
     def __init__(self, monkeypatch, kind):
         self.forgets = kind != "none"

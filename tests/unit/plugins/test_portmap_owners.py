@@ -85,8 +85,8 @@ def test_one_of_many_concurrent_adds_gets_the_port(chain, node):
 
 
 def test_the_port_of_a_pod_that_another_plugin_deleted_is_free(node, pod_netns):
-    """DEL of the Go plugins deletes the link and leaves fastcni's elements. Once, the port stayed with the deleted
-    pod."""
+    """DEL of the reference plugins deletes the link and leaves fastcni's elements. Once, the port stayed with the
+    deleted pod."""
     one, two, three = (pod_netns() for _ in range(3))
     chain = Chain(node, node.conf())
     chain.add(one, mapping(), mapping(81), mapping(82, hostIP="10.0.0.1"))

@@ -1,4 +1,5 @@
-"""The library with real plugins: the Go plugin host-local, if it is installed, and fastcni's own plugins in-process."""
+"""The library with real plugins: the reference plugin host-local, if it is installed, and fastcni's own plugins
+in-process."""
 
 import os
 

@@ -80,7 +80,7 @@ def test_an_attachment_whose_namespace_is_gone_is_left_out(cache, calls, tmp_pat
 
 
 def test_a_cache_without_netns_is_restored_in_the_sandbox_of_its_result(cache, calls):
-    """libcni before 1.2 (containerd 1.6, podman 4) writes no netns. Once, its pods counted as gone."""
+    """libcni before 1.2 (containerd 1.6, podman 4) writes no netns. Once, fastcni regarded its pods as ended."""
     remember(cache, "c1", BRIDGE, netns="")
     done = restoring.restore(cache)
     assert (done.attachments, done.gone, done.failed) == (1, 0, ())

@@ -1,7 +1,7 @@
 """Other programs that begin to filter a node's forwarded packets: ufw, dockerd, firewalld, kube-proxy and commands by
 hand. Each program runs in the test's network namespace and in its own mount namespace, so it changes nothing on the
-machine. `with program(directory, kind) as again:` makes the program filter. again() makes the program write its rules
-again, as a reload does."""
+machine. `with program(directory, kind) as again:` makes the program begin to filter. again() makes the program write
+its rules again, as a reload does."""
 
 import contextlib
 import os

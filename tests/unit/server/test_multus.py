@@ -119,7 +119,7 @@ def test_without_the_server_a_plugin_file_adds_and_deletes_all_networks(node, po
 
 
 def test_a_server_that_is_killed_amid_many_pods_leaves_nothing_to_their_dels(node, pod_netns, start):
-    """Each ADD is interrupted at a different step. Only the pods' files tell the DELs of the networks b and c."""
+    """Each ADD is interrupted at a different step. Only the pods' files name the networks b and c."""
     define(node, network(node, "b"), network(node, "c"))
     server, pods, first = start(), [pod_netns() for _ in range(12)], network(node, "a")
     conf = multus(node, first, annotations={NETWORKS: "b,c"})

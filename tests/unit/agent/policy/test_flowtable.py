@@ -212,7 +212,7 @@ def test_a_flow_of_a_deleted_pod_does_not_reach_the_next_pod_with_its_address(wo
 
 @needs_flowtable
 def test_packets_whose_source_the_rules_forbid_now_do_not_go_by_the_flowtable(world):
-    """The rules check the source of each packet, even within a known connection."""
+    """The rules check the source of each packet, even within an established connection."""
     first = world.attachments[0]
     prefix = replace(first.port, pairs=(Pair(read_ip("10.99.0.0"), 24),))
     # without addresses, as after the pod's DEL

@@ -200,7 +200,7 @@ def test_a_change_of_rules_loses_no_request_and_holds_for_open_connections(world
     assert status(read(old)) == 200
     ended, answers = threading.Event(), []
     kept = [world.connect("a", "b") for _ in range(4)]
-    for it in kept:                         # once HAProxy chose the server `websocket` for every second connection
+    for it in kept:                         # once, HAProxy sent every second connection to its server `websocket`
         it.sendall(request("GET /public/load"))
         assert status(read(it)) == 200
 

@@ -104,7 +104,7 @@ def test_file_that_go_adds_in_the_new_boot_stays(node):
 
 
 def test_address_that_go_gives_again_in_the_new_boot_stays(node):
-    """The Go plugins deleted and added the same container. The index has the same owner for the address."""
+    """The reference plugins deleted and added the same container. The index has the same owner for the address."""
     node.reboot()
     (node.path / "10.1.0.2").unlink()
     (node.path / "10.1.0.2").write_bytes(OLD)

@@ -1,5 +1,5 @@
-"""The launcher of an ADD is killed, and the runtime's DEL runs at the same time. No address stays held, whatever the
-order of their steps.
+"""The launcher of an ADD is killed, and the runtime's DEL runs at the same time. No address stays allocated,
+whatever the order of their steps.
 
 The server continues the ADD until it notices that its caller has left, at the latest when it cannot deliver the answer.
 The runtime's DEL is one-shot, and runs while the ADD asks the store."""
