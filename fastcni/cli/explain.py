@@ -37,7 +37,7 @@ def explain(places: Places, as_json: bool, what: str, agent_folder: str) -> None
     if not found:
         similar = similar_to(seen.attachments, what)
         unseen = f"; not seen: {'; '.join(seen.unseen)}" if seen.unseen else ""
-        raise CniError(errors.INVALID_ENVIRONMENT, f"nothing on this node is known as {what}",
+        raise CniError(errors.INVALID_ENVIRONMENT, f"nothing on this node has the name or address {what}",
                        f"{similar or '`fastcni list` shows all attachments'}{unseen}")
     if not as_json:
         inventory.print_explanations(found, seen)

@@ -63,7 +63,7 @@ def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str,
         found = list(filter(chosen, kept(socket or PATH)))
         put(found[-(count or len(found)):], as_json)
         if not found:
-            click.echo("the server has kept no such flow", err=True)
+            click.echo("the server has stored no flow that matches", err=True)
 
 
 class Chosen:

@@ -42,8 +42,8 @@ def ipam() -> None:
 def site_command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that select the store to a command. The command's function gets `site`, `places` and `as_json`
     instead of these options; the store is closed when the function has returned."""
-    @click.option("--network", default="", metavar="NET", help="Use the store of this network, or of this space if "
-                  "no file configures a network; needed if there are several stores.")
+    @click.option("--network", default="", metavar="NET", help="Use the store of this network; if no file configures a "
+                  "network, the store of this address space. Needed if there are several stores.")
     @node_command
     @wraps(function)
     def command(places: Places, network: str, **options: Any) -> Any:

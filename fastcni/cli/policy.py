@@ -116,7 +116,7 @@ def answers(sources: Sources, source: str, destination: str, port: str) -> list[
     return found
 
 
-# -- what is known -----------------------------------------------------------------------------------------------------
+# -- the kernel, the policies and the pods -----------------------------------------------------------------------------
 
 def read_sources(directory: str, kubernetes: str | None, agent_folder: str, node_name: str) -> Sources:
     """Read the kernel's tables, the policies, and the pods that the agent knows from their ADD. Raises CniError."""

@@ -109,7 +109,8 @@ def state_lines(state: "State", dry_run: bool) -> list[str]:
                      f"{'then' if dry_run else 'now'}, because only fastcni had it:")
         found += shown([f"{it.container_id} {it.ifname} of network {it.network} ({', '.join(it.plugins)})"
                         for it in state.stranded])
-        found.append("install such plugins, or delete these pods by fastcni: fastcni install, and uninstall later")
+        found.append("install plugins of these types, or install fastcni again until these pods are deleted: fastcni "
+                     "install")
     if state.released:
         found.append(f"{would}released: the firewall state of {plural(len(state.released), 'deleted pod')}")
     if state.removed:
@@ -136,7 +137,7 @@ def shown(holders: Sequence[object]) -> list[str]:
 def waiting_lines(state: "State") -> list[str]:
     parts = [plural(len(some), noun) for some, noun in ((state.needed, "pod"), (state.needed_files, "file"))
              if some]
-    return [f"waiting for {' and '.join(parts)} (Ctrl-C ends this, and a repeat continues)"]
+    return [f"waiting for {' and '.join(parts)} (Ctrl-C ends the wait; repeat the command to continue)"]
 
 
 def document(done: "Report", dry_run: bool) -> dict[str, Any]:

@@ -16,9 +16,9 @@ class Event(NamedTuple):
 
 EVENTS = {
     "pool_nearly_full": Event("warning", ("network", "range", "held", "free"),
-                              "More than 90% of a range of host-local is held."),
+                              "Pods hold more than 90% of a range of host-local."),
     "pool_recovered": Event("info", ("network", "range", "held", "free"),
-                            "Less than 80% of this range is held again."),
+                            "Pods hold less than 80% of this range again."),
     "delete_retried": Event("warning", ("plugin", "network", "container", "ifname", "failures", "outcome"),
                             "The runtime repeated a DEL that had failed. outcome: the outcome of the last DEL."),
     "rules_restored": Event("warning", ("table", "gone", "by", "elements"), "Another program changed a table of "

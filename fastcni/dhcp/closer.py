@@ -42,7 +42,7 @@ class Closer:
         while self._close_one(IDLE_S):
             continue
         self._ended()
-        self._close_one(0)                      # close() may have counted on this thread meanwhile
+        self._close_one(0)                      # close() may have queued a socket meanwhile, and started no thread
 
     def _close_one(self, seconds: float) -> bool:
         try:

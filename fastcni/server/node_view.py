@@ -1,5 +1,5 @@
-"""Define NodeView: what the server reads about its node. With this base class the server neither restores nor shows the
-node's attachments."""
+"""Define NodeView, by which the server reads the state of its node. With this base class the server neither restores
+nor shows the node's attachments."""
 
 from __future__ import annotations
 

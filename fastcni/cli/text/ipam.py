@@ -100,7 +100,7 @@ def seen(view: NodeView, now: float) -> str:
 
 
 def print_place(place: Place, console: Console | None = None) -> None:
-    """Print what the store knows of an address."""
+    """Print the store's record of an address."""
     console, now = console or Console(), time.time()
     put(console, sentence(place, times=False), "bold")
     console.print()
@@ -154,7 +154,8 @@ def print_forgetting(plan: Forgetting, dry_run: bool, console: Console | None = 
             put(console, f"and {len(plan.freed) - MAX_NAMED} more addresses")
     if plan.kept:
         put(console, f"keeps {plural(len(plan.kept), 'sticky address')} for the next pods of their names")
-    put(console, f"Any node may give these addresses then. So no pod of {node.name} may run.", "yellow")
+    put(console, f"Then any node may give these addresses to its pods. So no pod of {node.name} may run any more.",
+        "yellow")
 
 
 def print_import(plan: Plan, lost: Sequence[str], dry_run: bool, console: Console | None = None) -> None:

@@ -40,7 +40,7 @@ SHARED_CHAINS = {
     "hostports": "portmap: looks up host ports in the maps hostports4 and hostports6",
     "hostport-prerouting": "portmap: packets from outside to an address of the node",
     "hostport-output": "portmap: packets of the node to an address of the node",
-    "hostport-postrouting": "portmap: masquerades what would otherwise be answered past the node",
+    "hostport-postrouting": "portmap: masquerades connections whose answers would otherwise bypass the node",
     "postrouting": "ipMasq: looks up pods in the maps pods4 and pods6",
     "ingress-policy": "firewall: ingressPolicy of bridges",
     "loopback": "portmap: drops packets for or from 127.0.0.0/8 that do not come by lo",

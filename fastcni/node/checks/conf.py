@@ -92,9 +92,9 @@ def plugin_files(node: Node) -> Iterator[Finding]:
         again = f"fastcni install --bin-dir {directory}"
         yield from damaged_plugins(directory, damaged)
         for version, names in old.items():
-            yield Finding(WARNING,
-                          f"{directory} has {plural(len(names), 'plugin')} of fastcni {version} ({some(names)}); "
-                          f"this is {fastcni.__version__}", "plugins and command line differ in what they do", again)
+            yield Finding(WARNING, f"{directory} has {plural(len(names), 'plugin')} of fastcni {version} "
+                          f"({some(names)}); this is {fastcni.__version__}",
+                          "plugins and command line may behave differently", again)
         for path, names in lost.items():
             yield Finding(ERROR,
                           f"the interpreter {path} of {plural(len(names), 'plugin')} in {directory} does not exist",

@@ -143,12 +143,13 @@ def forward_policy(node: Node) -> Iterator[Finding]:
         if given:
             do = ("fastcni restore" if chain.of_iptables else 'add "backend": "nftables" to plugin firewall and add '
                   "the pods again, or accept their packets in that chain")
-            yield Finding(ERROR, f"{chain.name} drops what {pods(given)} forward{'s' * (len(given) == 1)}",
+            yield Finding(ERROR, f"{chain.name} drops packets that {pods(given)} forward{'s' * (len(given) == 1)}",
                           "the chain began to filter after ADD, or its rules were flushed", do)
         for network in dict.fromkeys(it.network for it in cut if it not in given):
             bare = [it for it in cut if it.network == network and it not in given]
-            yield Finding(WARNING, f"{chain.name} drops what {pods(bare)} forward{'s' * (len(bare) == 1)}, and network "
-                          f"{network} has no plugin firewall", "these pods reach nothing outside of their network",
+            yield Finding(WARNING, f"{chain.name} drops packets that {pods(bare)} forward{'s' * (len(bare) == 1)}, and "
+                          f"network {network} has no plugin firewall",
+                          "these pods reach nothing outside of their network",
                           'add {"type": "firewall"} to the plugins of the network, and add the pods again')
         yield from without_pods(node, chain.name)
 
@@ -160,7 +161,7 @@ def forward_rules(node: Node) -> Iterator[Finding]:
         do = f"`{rule.show}` prints the chain; change the rule, or accept the pods' packets before it"
         if FIREWALLD in rule.rule and all(FIREWALL in it.plugins for it in cut):
             do = "fastcni restore"
-        what = f"what {pods(cut)} forward{'s' * (len(cut) == 1)}"
+        what = f"packets that {pods(cut)} forward{'s' * (len(cut) == 1)}"
         if rule.certain:
             yield Finding(ERROR, f"{rule.rule} drops {what}", "these pods reach nothing outside of their network", do)
         else:

@@ -63,6 +63,6 @@ def unreadable(status: dict[str, Any]) -> Iterator[Finding]:
     if status.get("more"):
         texts = [*texts, f"{status['more']} more documents"]
     for text in texts:
-        yield Finding(WARNING, f"network policies: {text}", "the last readable version of the document stays in "
-                      "force; a policy without one, or without a readable selector, closes pods",
+        yield Finding(WARNING, f"network policies: {text}", "the last readable version of the document stays in force; "
+                      "a policy without a readable version, or without a readable selector, closes pods",
                       "correct the document; docs/policy-failures.md says which pods are closed until then")

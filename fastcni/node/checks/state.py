@@ -76,7 +76,7 @@ def server(node: Node) -> Iterator[Finding]:
     if found["waiting"] >= found["queueSize"] * NEARLY:
         yield Finding(ERROR, f"the server's queue is full: {found['waiting']} of {found['queueSize']} requests wait",
                       "the server rejects further requests with code 11",
-                      "journalctl -u fastcni shows what is slow; see also `fastcni serve --queue-size`")
+                      "journalctl -u fastcni shows the slow requests; see also `fastcni serve --queue-size`")
     if found["watching"] == 0 and node.inventory.attachments:
         yield Finding(WARNING, "the server watches no network namespace", "flushed firewall rules are not restored",
                       f"{start}; the log says why (event watch_unavailable)")

@@ -2,9 +2,9 @@
 
 A request hangs when one wait or system call has taken longer than HANGS_S: for a program, for a lock, in the kernel. A
 hanging request uses no worker's slot: another request runs in its place, up to MAX_HANGING times the number of workers.
-When a quarter of the workers has been in one kind of wait for one network for longer than STUCK_S, the next request of
-that network that would have to wait goes one-shot. If also a one-shot request would have to wait for the lock, the
-request fails with code 11.
+If a quarter of the workers wait for one network in one kind of wait for longer than STUCK_S, the network's next request
+that would begin this wait goes one-shot. If a one-shot request would have to wait, too, because the wait is for a lock,
+the request fails with code 11.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_a_line_is_an_event_of_the_node(mock, events):
     event, = stored(mock)
     assert event["regarding"] == {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "node-a"}
     assert (event["type"], event["reason"]) == ("Warning", "PoolNearlyFull") and "series" not in event
-    assert event["note"] == ("More than 90% of a range of host-local is held. "
+    assert event["note"] == ("Pods hold more than 90% of a range of host-local. "
                              "network=net-a range=10.1.0.0/24 held=91 free=9")
 
 

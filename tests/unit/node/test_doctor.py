@@ -132,7 +132,7 @@ def test_a_pod_with_plugin_firewall_is_an_error_whose_command_mends_it(node, dir
     directories.configure(with_firewall())
     saved = saved_rules(program="ip6tables-legacy-save")
     it = one(checks_kernel.forward_policy(node(saved=saved, conf=with_firewall())), ERROR,
-             "chain FORWARD of ip6tables-legacy drops what pod c1/eth0")
+             "chain FORWARD of ip6tables-legacy drops packets that pod c1/eth0")
     assert it.do == "fastcni restore"
     policy = {"iptables-nft-save": ["*filter", ":FORWARD ACCEPT [0:0]", "COMMIT"]}
     assert not [*checks_kernel.forward_policy(node(saved=policy))]

@@ -91,7 +91,7 @@ def test_an_agent_that_no_network_names_is_asked_by_its_directory(node, fastcni,
 @pytest.mark.parametrize("asked", ["8081/udp", "veth99999999", "c9", "", "70000"])
 def test_what_is_unknown_is_an_error(node, fastcni, asked):
     answer = fastcni("explain", asked)
-    assert answer.status == 1 and f"nothing on this node is known as {asked}" in answer.err
+    assert answer.status == 1 and f"nothing on this node has the name or address {asked}" in answer.err
 
 
 def test_text_has_files_and_fits(node, fastcni):

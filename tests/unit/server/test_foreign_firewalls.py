@@ -344,7 +344,7 @@ def test_list_and_doctor_name_a_rule_of_nftables_that_drops_what_a_pod_sends(
     inventory = collect(places)
     assert [it.dropped_by for it in seen(inventory, pod)] == [() if expected is NOTHING else (expected + name,)]
     found = list(checks_kernel.forward_rules(node_of(places, (), "")))
-    assert [it.what.partition(" what ")[0] for it in found] == {
+    assert [it.what.partition(" packets that ")[0] for it in found] == {
         SURE: [f"{name} drops"], MAYBE: [f"{name} may drop"], NOTHING: []}[expected]
     assert all("nft -a list chain inet admin forward" in it.do for it in found)
 

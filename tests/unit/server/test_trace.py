@@ -95,7 +95,7 @@ def test_requests_are_chosen(trace, pods):
     for expected, words in CHOICES:
         status, lines, err = trace("--past", *words)
         assert (status, len(headlines(lines))) == (0, expected), words
-        assert ("keeps no such request" in err) == (not expected)
+        assert ("stored no request that matches" in err) == (not expected)
 
 
 @pytest.mark.parametrize("text", ["colour=red", "network", "=x"])
