@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.agent.contract import Prefix
     from fastcni.kernel.rtnl import Link
 
-ANNOUNCEMENTS, ANNOUNCE_S = 4, 0.5      # ARP or ND messages for a new address, and seconds between: some may get lost
+ANNOUNCEMENTS, ANNOUNCE_S = 4, 0.5      # ARP or ND messages for a new address, as some get lost; seconds between two
 ROUND_S = 0.4                           # the kernel may remove an address this many seconds after the claim's end
 
 

@@ -62,7 +62,7 @@ class Egress:
         self._changed = True
         self._poll = select.poll()
         self._poll.register(self.wakeup.fileno(), select.POLLIN)
-        # {a pod's address: the egress address that this node gives it, or "elsewhere"}, as last written. None: a
+        # What _lead() has last written: {a pod's address: its egress address on this node, or "elsewhere"}. None: a
         # previous agent has written the table
         self._former: dict[bytes, object] | None = None if self.table.exists() else {}
         self._gaps = self._mended = 0   # how often the table was lost; how many of these losses _end_flows() handled

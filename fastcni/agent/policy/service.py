@@ -281,7 +281,7 @@ class Policies:
             return
         self.compiler.put_tunnels(tunnels.elements(links))
         for before, now in self.compiler.follow(links):
-            if now.sequence:                # 0: the record is damaged or lost, and no file may hide that
+            if now.sequence:                # 0: the record is damaged or lost; a file would hide the fault
                 attached.keep(self.settings.state, now)
             if now.port != before.port:
                 self.log.warning("port_renamed", pod=now.pod, before=before.port and before.port.name,
@@ -311,7 +311,7 @@ class Policies:
         try:
             os.makedirs(self.settings.state, 0o700, exist_ok=True)
             for it in self.compiler.attachments.values():
-                if it.sequence:         # 0: the record is damaged or lost, and no file may hide that
+                if it.sequence:         # 0: the record is damaged or lost; a file would hide the fault
                     attached.keep(self.settings.state, it)
             if self.requests.lost:
                 self.requests.listen_again()

@@ -270,7 +270,7 @@ class Kubernetes:
                     name = document["metadata"]["name"]
                     before, now = view.known.get(name), None if kind == "DELETED" else self._read(document)
                     view.known[name] = now
-                    if before != now:           # not for the kubelet's writes to its Node every few minutes
+                    if before != now:           # the kubelet writes its Node often, without changing the record
                         view.revision = document["metadata"]["resourceVersion"]
                         yield
                 view.revision = document["metadata"]["resourceVersion"]

@@ -114,7 +114,8 @@ class CalicoRule:
         return any(isinstance(peer, Pods) for peer in self.peers or ())
 
     def inexpressible(self, direction: str) -> str:
-        """Return why no rule of a ClusterNetworkPolicy can match the same connections; "" if a rule can."""
+        """Return why no rule of a ClusterNetworkPolicy can match the same connections as this rule; "" if a rule
+        can."""
         if any(port.name for port in self.ports):
             return "a ClusterNetworkPolicy has no names of ports of one protocol"
         if direction == INGRESS and (self.peers is None or any(isinstance(peer, Block) for peer in self.peers)):
@@ -122,8 +123,8 @@ class CalicoRule:
         return ""
 
     def cluster_rules(self, direction: str, action: str) -> Iterator[dict[str, Any]]:
-        """Yield the rules of a ClusterNetworkPolicy that match the same connections. A rule with more than MAX_ITEMS
-        peers or ports becomes several rules."""
+        """Yield the rules of a ClusterNetworkPolicy that match the same connections as this rule. A rule with more than
+        MAX_ITEMS peers or ports becomes several rules."""
         key = "from" if direction == INGRESS else "to"
         found: list[dict[str, Any]] = []
         for peer in self.peers if self.peers is not None else map(Block, EVERYWHERE):
@@ -134,7 +135,7 @@ class CalicoRule:
             yield {"action": action, key: peers, **protocols}
 
     def policy_rule(self, direction: str, own: str) -> dict[str, Any]:
-        """Return the rule of a NetworkPolicy that allows the same connections."""
+        """Return the rule of a NetworkPolicy that allows the same connections as this rule."""
         peers = [peer.policy_peer(own) for peer in self.peers or ()]
         ports = [port.policy_port() for port in self.ports]
         key = "from" if direction == INGRESS else "to"

@@ -298,7 +298,7 @@ def serve(channel: int, listeners: Sequence[tuple[int, int, str]]) -> None:
     for limit, wanted in ((resource.RLIMIT_NOFILE, 2 * MAX_QUERIES), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(limit)[1]
         resource.setrlimit(limit, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-    dns.rdata.load_all_types()          # now, because the user nobody may lack the right to read the modules
+    dns.rdata.load_all_types()          # load now, because the user nobody may lack the right to read the modules
     drop_rights()
     asyncio.run(run(socket.socket(fileno=channel), listeners))
 

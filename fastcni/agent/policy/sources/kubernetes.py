@@ -122,7 +122,7 @@ class Kubernetes:
                 self._own[self._path_of(path, place)].add(key)
         if not compiler.node or any(map(names_pods, self.content.places.values())):
             self._all_pods.set()
-        self._has_all_pods = self._all_pods.is_set()    # whether policies may name pods of other nodes
+        self._has_all_pods = self._all_pods.is_set()    # whether policies with pods of other nodes may be in force
         self._waiting: list[Event] = []                 # changes of policies that wait for all pods
 
     @property

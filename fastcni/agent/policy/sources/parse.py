@@ -118,8 +118,8 @@ def read_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def twice(key: str) -> ParseError:
-    """Return the error for a key that a mapping has twice. A strict API server also rejects the document, because
-    programs differ in which of the two values they use."""
+    """Return the error for a key that a mapping has twice. A strict API server also rejects the document, because some
+    programs use the first value, and others the last value."""
     return ParseError(f"the key {key[:99]} occurs twice")
 
 

@@ -73,9 +73,9 @@ def closed_policy(namespace: str, name: str, spec: Any, unnamed: str) -> Policy:
 
 
 def closed_cluster_policy(name: str, spec: Any, unnamed: str) -> ClusterPolicy:
-    """Return a cluster policy that denies everything to the pods of `spec`, in the directions that have rules, with its
-    tier and priority. The strictest value replaces an unreadable value: all pods, both directions, tier Admin, priority
-    0. See closed_policy() for the name."""
+    """Return a cluster policy that denies everything to the pods of `spec`, in the directions that have rules, with the
+    tier and priority of `spec`. The strictest value replaces an unreadable value: all pods, both directions, tier
+    Admin, priority 0. See closed_policy() for the name."""
     known = [attempt(lambda read=read: read(Reader("", spec))) for read in (        # type: ignore[misc]
         cluster_policies.read_tier, cluster_policies.read_priority, cluster_policies.read_subject)]
     tier, priority, pods = known
