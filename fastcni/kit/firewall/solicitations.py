@@ -117,7 +117,7 @@ def store(bridge: str = "") -> Store:
 
 
 def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
-    """Add the map, the rule, and a chain for each existing bridge of `items`; no elements."""
+    """Add the map, the rule, and a chain for each existing bridge of `items`. Add no elements."""
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     nft.add_chain(batch, FAMILY, TABLE, CHAIN)
     nft_rules.flush_chain(batch, FAMILY, TABLE, CHAIN)

@@ -149,7 +149,7 @@ def _read_set(sections: list[Section]) -> RangeSet:
 
 
 def _read_range(section: Section) -> Range:
-    """Read one range. The checks follow the reference's order, so that the same error is reported first."""
+    """Read one range. The checks follow the reference's order, so that fastcni reports the same first error."""
     subnet = section.cidr("subnet")
     if subnet is None:
         raise ValueError("IP <nil> not v4 nor v6: the subnet is missing")

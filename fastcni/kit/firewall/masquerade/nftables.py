@@ -68,8 +68,8 @@ def items(ips: Sequence[tuple[bytes, int]]) -> list[Item]:
 
 
 def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> None:
-    """Delete the attachment's elements and the rules of the reference plugin. given: the addresses that usually have
-    the elements. A missing element is no error.
+    """Delete the attachment's elements and the rules of the reference plugin. given: the addresses under
+    which ADD usually added the elements. A missing element is no error.
 
     delete() ignores `found`, the addresses on the link, because a pod can add any number of addresses to its link.
     """
