@@ -39,7 +39,7 @@ ListenSequentialPacket=/run/fastcni/fastcni.sock
 # Root only. For other users: SocketMode=0666, DirectoryMode=0711, and --allow-uid for the server.
 SocketMode=0600
 DirectoryMode=0700
-# Plugins would try a socket file without a server in vain.
+# Without this line, plugins would try a socket file that no server listens at.
 RemoveOnStop=yes
 # Requests wait here while the server restarts. net.core.somaxconn is the kernel's limit.
 Backlog=4096
@@ -87,8 +87,8 @@ NoNewPrivileges=yes
 RestrictNamespaces=net
 # iptables and third-party IPAM plugins need packet and raw sockets.
 RestrictAddressFamilies=AF_UNIX AF_NETLINK AF_INET AF_INET6 AF_PACKET
-# @system-service contains @process, and that contains setns(2). bpf: the datapath "ebpf" of ptp. fs...: a procfs of its
-# own, to which no path leads, because sysctls of pods are found faster in it.
+# @system-service contains @process, which contains setns(2). bpf: the datapath "ebpf" of ptp. fs...: the server mounts
+# its own procfs, in which it finds the sysctls of pods faster.
 SystemCallFilter=@system-service bpf fsopen fsconfig fsmount
 SystemCallErrorNumber=EPERM
 SystemCallArchitectures=native
@@ -129,7 +129,7 @@ Description=Watch the Python that runs the fastcni plugins
 Documentation=https://www.cni.dev/docs/spec/
 
 [Path]
-# systemd takes a replaced file and a removed one for changes, too.
+# systemd treats the replacement or removal of this file as a change, too.
 PathChanged={interpreter}
 
 [Install]
@@ -140,13 +140,14 @@ REINSTALL_SERVICE = """\
 [Unit]
 Description=Write the fastcni plugins again, because their Python has changed
 Documentation=https://www.cni.dev/docs/spec/
-# An upgrade may take minutes until Python is complete again. Then systemd gives up, and `systemctl --failed` shows it.
+# During an upgrade, Python may be incomplete for minutes. After 10 failed starts in an hour, systemd gives up, and
+# `systemctl --failed` lists this unit.
 StartLimitIntervalSec=1h
 StartLimitBurst=10
 
 [Service]
 Type=oneshot
-# The first Python that has the fastcni package: that of the last install, else the distribution's.
+# Run the first Python that has the fastcni package: the Python of the last install, otherwise the distribution's.
 ExecStart={command}
 ExecStartPost=systemctl daemon-reload
 ExecStartPost=systemctl --no-block try-restart {restarted}

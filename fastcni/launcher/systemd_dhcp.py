@@ -33,7 +33,7 @@ After=fastcni-dhcp.socket
 
 [Service]
 ExecStart={command}
-# It goes on with the leases of /var/lib/cni/dhcp.
+# A restarted daemon continues the leases in /var/lib/cni/dhcp.
 Restart=on-failure
 RestartSec=1s
 OOMScoreAdjust=-500

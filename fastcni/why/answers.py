@@ -91,7 +91,7 @@ def destination_nat(path: Path) -> Fault | None:
         return None
     return translated(path, ("prerouting", "output"),
                       f"packets to {path.asked_text}:{path.asked_port} are sent on to {path.target.text}:{path.port}, "
-                      "where no pod of this node is and nothing answers")
+                      "an address that no pod of this node has and that does not answer")
 
 
 def source_nat(path: Path) -> Fault | None:
@@ -119,7 +119,7 @@ def source_nat(path: Path) -> Fault | None:
                      do=do)
     if addresses.ip_text(seen) not in own:
         return translated(path, ("postrouting",), f"the packet leaves the node with the source address "
-                          f"{addresses.ip_text(seen)}, which is not of this node: no answer finds back")
+                          f"{addresses.ip_text(seen)}, which is not of this node: no answer can return")
     return None
 
 
@@ -145,8 +145,8 @@ def listening(path: Path) -> Fault | None:
     if any(len(path.asked) in it.lengths and it.packed in (end.packed, bytes(len(it.packed))) for it in found):
         return queue_full(path, end)
     others = "; ".join(map(str, end.inside(lambda: listeners.listening([path.port], path.protocol))))
-    return Fault("listening socket", f"the packet arrives at {end.name}, and nobody listens on {path.protocol} port "
-                 f"{path.port} of {end.text}{'; ' if others else ''}{others}" + ("" if path.protocol == "udp" else
+    return Fault("listening socket", f"the packet arrives at {end.name}, and no process listens on {path.protocol} "
+                 f"port {path.port} of {end.text}{'; ' if others else ''}{others}" + ("" if path.protocol == "udp" else
                                                          ": the answer is a reset (connection refused)"),
                  others,
                  do=f"start a process {'on' if end.kind == NODE else 'in'} {end.name} that listens on "
@@ -162,7 +162,7 @@ def queue_full(path: Path, end: End) -> Fault | None:
         return None
     return Fault("listening socket", f"the process that listens on port {path.port} does not accept connections: "
                  f"{waiting} wait in its queue", f"{waiting} connections in the accept queue",
-                 do=f"look at the process: `{end.enter}ss -lntp sport = :{path.port}`")
+                 do=f"check the process: `{end.enter}ss -lntp sport = :{path.port}`")
 
 
 def accept_queue(port: int) -> int:
@@ -190,17 +190,17 @@ def outside(path: Path) -> Fault | None:
     if path.switch:
         end, answered = path.source, path.probe is not None and path.probe.outcome == REFUSED
         return Fault("outside host", f"the packet left {end.name} by {path.switch}, and "
-                     + (f"{path.target.text} answered that nobody listens on port {path.port}" if answered else
+                     + (f"{path.target.text} answered that no process listens on port {path.port}" if answered else
                         f"no answer from {path.target.text} came"),
-                     do=f"look there, or at `{end.enter}tcpdump -ni {end.ifname} host {path.target.text}`")
+                     do=f"check that host, or see `{end.enter}tcpdump -ni {end.ifname} host {path.target.text}`")
     refused = path.probe is not None and path.probe.outcome == REFUSED
     answer = "that the port is unreachable (ICMP)" if path.protocol == "udp" else "with a reset"
-    what = (f"the packet left this node by {device}, and {path.target.text} answered {answer}: nobody listens on port "
-            f"{path.port} there" if refused else
+    what = (f"the packet left this node by {device}, and {path.target.text} answered {answer}: no process listens on "
+            f"port {path.port} there" if refused else
             f"the packet left this node by {device} as {addresses.ip_text(path.seen_as)}, and no answer came")
     silent = "; a UDP server may stay silent" if path.protocol == "udp" and not refused else ""
     return Fault("outside host", what + silent,
-                 do=f"look there, or at `tcpdump -ni {device} host {path.target.text}`")
+                 do=f"check that host, or see `tcpdump -ni {device} host {path.target.text}`")
 
 
 def mtu(path: Path) -> Fault | None:

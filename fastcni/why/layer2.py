@@ -21,7 +21,7 @@ NO_CARRIER = ("not-present", "down", "lower-layer-down")       # operstates in w
 HIDDEN = {"macvlan": "macvlan mode bridge", "macvtap": "macvlan mode bridge", "ipvlan": "ipvlan mode l2",
           "ipvtap": "ipvlan mode l2"}
 PASSES = {"vepa": "sends all packets to the switch behind {}, which has to return them (hairpin)",
-          "private": "exchanges no packet with other pods on {}", "passthru": "has {} for itself"}
+          "private": "exchanges no packet with other pods on {}", "passthru": "uses {} alone"}
 SHIM = "shim0"                              # the name of a link by which the node would reach the pod
 
 
@@ -36,7 +36,7 @@ def parent(path: Path, end: End) -> Fault | None:
     state = uapi.OPERSTATES[end.parent.operstate]
     if state in NO_CARRIER:
         return Fault(hop, f"{what} has no carrier", f"{end.parent.name}: operstate {state}",
-                     do=f"look at the cable or the switch of {end.parent.name}: `ethtool {end.parent.name}`")
+                     do=f"check the cable or the switch of {end.parent.name}: `ethtool {end.parent.name}`")
     return None
 
 

@@ -1,7 +1,8 @@
 """Find the rules of legacy iptables that dropped the packet, by their counters before and after the packet.
 
-Legacy iptables has no trace that leaves no rules behind. So this module compares counters: if a rule's counter grew
-while the packet was on its way, and the rule's conditions do not exclude the packet, the rule dropped it.
+A trace of legacy iptables needs rules, which would stay if this process were killed. So this module compares counters:
+if a rule's counter grew while the packet was on its way, and the rule's conditions do not exclude the packet, the rule
+dropped the packet.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def pod_address(path: Path, end: End) -> Fault | None:
             first = f"{end.enter}sysctl -w net.ipv6.conf.{end.ifname}.disable_ipv6=0 && " if off else ""
             nodad = " nodad" if path.v6 else ""
             return Fault(hop, f"the link {end.ifname} of {end.name} lacks the address {text} of its ADD"
-                         + (": IPv6 is switched off there" if off else ""),
+                         + (": IPv6 is disabled on this link" if off else ""),
                          f"net.ipv6.conf.{end.ifname}.disable_ipv6 = 1" if off else "",
                          do=f"{first}{end.enter}ip address add {text} dev {end.ifname}{nodad}{add_routes(end)}")
     if not texts:
@@ -250,7 +250,7 @@ def neighbour(hop: str, path: Path, end: End | None, index: int, packed: bytes, 
         return None
     if found and found.mac and expected and found.mac != expected and not found.state & (
             packet_path.NUD_FAILED | packet_path.NUD_INCOMPLETE):
-        return Fault(hop, f"{device} has the MAC {found.mac.hex(':')} for {ip}, which is {expected.hex(':')}",
+        return Fault(hop, f"{device} has the MAC {found.mac.hex(':')} for {ip}, whose MAC is {expected.hex(':')}",
                      f"{ip} dev {device} lladdr {found.mac.hex(':')}",
                      do=f"{enter}ip neigh del {ip} dev {device}")
     if found is None or not found.state & (packet_path.NUD_FAILED | packet_path.NUD_INCOMPLETE):
@@ -259,7 +259,7 @@ def neighbour(hop: str, path: Path, end: End | None, index: int, packed: bytes, 
         return firewalls.describe(path, seen)
     kind = "neighbour solicitations" if len(packed) == 16 else "ARP"
     return Fault(hop, f"{ip} does not answer {kind} on {device}", f"{ip} dev {device} FAILED",
-                 do=f"look for who has {ip}: `fastcni explain {ip}`; look at its link: "
+                 do=f"find the owner of {ip}: `fastcni explain {ip}`; see its link: "
                     f"`{enter}tcpdump -ni {device} arp or icmp6`")
 
 

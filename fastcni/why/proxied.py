@@ -36,5 +36,5 @@ def joined(first: Report, second: Report) -> Report:
     before = (*first.hops[:at], (HOP, True))
     behind = (hop for hop in second.hops if hop not in before)
     fault = second.ends and replace(second.ends, what=f"the HTTP proxy of the network policies accepts the connection, "
-                                    f"and behind it {second.ends.what}")
+                                    f"and behind the proxy {second.ends.what}")
     return replace(first, hops=(*before, *behind), ends=fault)

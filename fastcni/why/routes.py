@@ -140,7 +140,7 @@ def pod_source(path: Path) -> Fault | None:
     route = best_route(end.sock, path.asked)
     text = route_text(end.sock, route) if route else "default"
     return Fault("pod source", f"{end.name} sends with the source address {addresses.ip_text(chosen)}, which is not of "
-                 "its ADD: no answer finds back", f"{text} src {addresses.ip_text(chosen)}",
+                 "its ADD: no answer can return", f"{text} src {addresses.ip_text(chosen)}",
                  do=f"{end.enter}ip route replace {text} src {end.text}")
 
 

@@ -257,7 +257,7 @@ def lost(path: Path) -> Fault:
     what = "the answer" if path.progress >= BACK else "the packet"
     devices = " ".join(path.devices())
     return Fault("unknown", f"{what} is lost {where}, and nothing that this command knows drops it",
-                 do=f"look at tc, XDP and BPF programs: `bpftool net`, `tc -s qdisc`; links: {devices}")
+                 do=f"check tc, XDP and BPF programs: `bpftool net`, `tc -s qdisc`; links: {devices}")
 
 
 def report(path: Path, fault: Fault | None) -> Report:

@@ -45,8 +45,8 @@ def open_device() -> int:
 
 def create_tap(name: str, *, multi_queue: bool = False, owner: int | None = None, group: int | None = None,
                context: str = "") -> None:
-    """Make a persistent TAP device in the calling thread's network namespace, down. Raises OSError, with EBUSY if a
-    link has that name; ContextRefused.
+    """Make a persistent TAP device in the calling thread's network namespace. The device is down. Raises OSError, with
+    EBUSY if a link has that name; ContextRefused.
 
     owner, group: ids of the user and the group that may open the device without CAP_NET_ADMIN; without both, any user
     may. Packet information and vnet_hdr are off, and a program that opens the device can switch them on. multi_queue

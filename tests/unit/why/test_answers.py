@@ -21,13 +21,13 @@ NAT = ["nft delete table ip mine"]
 
 
 @cases(
-    Case("nobody listens in the pod", "pod-a {ip_b}:9", [], "listening socket", "nobody listens on tcp port 9",
+    Case("no process listens in the pod", "pod-a {ip_b}:9", [], "listening socket", "no process listens on tcp port 9",
          "pod-b", mends=False),
-    Case("nobody listens on UDP in the pod", "--udp pod-a {ip_b}:9", [], "listening socket", "nobody listens",
+    Case("no process listens on UDP in the pod", "--udp pod-a {ip_b}:9", [], "listening socket", "no process listens",
          mends=False),
-    Case("nobody listens on the node", "pod-a 192.0.2.1:9", [], "listening socket", "this node", mends=False),
-    Case("nobody listens outside", "pod-a 192.0.2.2:9", [], "outside host", "reset", mends=False),
-    Case("nobody listens on UDP outside", "--udp pod-a 192.0.2.2:9", [], "outside host", "unreachable (ICMP)",
+    Case("no process listens on the node", "pod-a 192.0.2.1:9", [], "listening socket", "this node", mends=False),
+    Case("no process listens outside", "pod-a 192.0.2.2:9", [], "outside host", "reset", mends=False),
+    Case("no process listens on UDP outside", "--udp pod-a 192.0.2.2:9", [], "outside host", "unreachable (ICMP)",
          mends=False),
     Case("an outside host does not exist", "pod-a 192.0.2.77:80", [], "node neighbour", "192.0.2.77", mends=False),
     Case("a pod's address that no pod has", "pod-a 10.88.0.99:80", [], "neighbour", "10.88.0.99", mends=False),
