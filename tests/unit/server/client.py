@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from unit.server.forked import Forked
+
 from fastcni.server.requests.protocol import HEAD, MAGIC, NETNS, VERSION
 from fastcni.testing.witnesses import eventually
 
 START_TIMEOUT_S = 60    # how long a server may take until it listens
 ANSWER_TIMEOUT_S = 40   # how long one answer may take
+PROGRAM = ("-m", "fastcni", "serve", "--socket")        # arguments of Python
 # For python -c: `serve PATH` with a server that cleans up ten times a second
 OFTEN_TIDY = """import sys; from fastcni.server.service import Options, serve
 sys.exit(serve(sys.argv[1], Options(tidy_s=0.1)))"""
@@ -82,8 +85,12 @@ class Server:
 
     def __enter__(self):
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen([*self.before, sys.executable, *self.program, self.path,
-                                             *self.options], stderr=log, env={**os.environ, **self.env})
+            env = {**os.environ, **self.env}
+            if self.before or self.program:
+                command = [*self.before, sys.executable, *(self.program or PROGRAM), self.path, *self.options]
+                self.process = subprocess.Popen(command, stderr=log, env=env)
+            else:
+                self.process = Forked(["serve", "--socket", self.path, *self.options], stderr=log, env=env)
         try:
             assert eventually(lambda: self.process.poll() is not None or self.listens(), START_TIMEOUT_S)
             assert self.process.poll() is None, self.log_text()
