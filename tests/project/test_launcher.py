@@ -364,7 +364,7 @@ def test_a_process_that_sends_outlives_us_and_holds_none_of_the_callers_streams(
         assert reader.read()[full:] == bytes(range(256)) * 20
 
 
-# ---- when it cannot start ----
+# ---- errors at the start ----
 
 
 def test_interpreter_that_is_gone_is_named(tmp_path):

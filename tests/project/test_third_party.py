@@ -175,7 +175,7 @@ def test_warm_a_noisy_plugin_answers_with_one_document(bin_dir, server):
         assert status == 0
 
 
-# -- what cannot be packed ---------------------------------------------------------------------------------
+# -- rejected modules ---------------------------------------------------------------------------------
 
 REFUSED = {
     "compiled": ("acme", {"acme/__init__.py": PLUGIN + "def late():\n    from acme import fast",

@@ -62,11 +62,11 @@ STORIES = {
     "loopback": Story(loopback()),
     "loopback, called by its name": Story(loopback(), ifname="lo"),
     "bridge without addresses": Story(
-        l2(), check=False, why="the reference asks IPAM even where there is none (3.1 CHECK, 8: safe to fix)"),
+        l2(), check=False, why="the reference calls IPAM in CHECK, although the network has none"),
     "bridge without addresses, with dns": Story(
-        l2(dns={"nameservers": ["10.0.0.53"]}), check=False, why="the same"),
-    "bridge without addresses, mtu": Story(l2(mtu=1400), check=False, why="the same"),
-    "bridge with an empty ipam": Story(l2(ipam={}), check=False, why="the same"),
+        l2(dns={"nameservers": ["10.0.0.53"]}), check=False, why="CHECK calls IPAM"),
+    "bridge without addresses, mtu": Story(l2(mtu=1400), check=False, why="CHECK calls IPAM"),
+    "bridge with an empty ipam": Story(l2(ipam={}), check=False, why="CHECK calls IPAM"),
     "bridge, no gateway": Story(bridge()),
     "bridge, the name of the default": Story({k: v for k, v in bridge().items() if k != "bridge"}),
     "bridge isGateway": Story(bridge(isGateway=True)),
@@ -96,7 +96,7 @@ STORIES = {
     "bridge vlan": Story(bridge(vlan=100, preserveDefaultVlan=True), needs=VLANS),
     "bridge vlan, isGateway": Story(bridge(V4, V6, vlan=100, preserveDefaultVlan=True, isGateway=True), needs=VLANS),
     "bridge vlan, without addresses": Story(l2(vlan=4094, preserveDefaultVlan=True), needs=VLANS, check=False,
-                                            why="no IPAM"),
+                                            why="CHECK calls IPAM"),
     "bridge vlan, its bridge is there": Story(bridge(vlan=7, preserveDefaultVlan=True, isDefaultGateway=True), before=[
         "ip link add br0 address 02:00:00:00:00:01 type bridge vlan_filtering 1 vlan_default_pvid 5",
         "ip link set br0 up"], pods=2, needs=VLANS),
@@ -133,7 +133,7 @@ STORIES = {
         bridge(isGateway=True, routes=[{"dst": "192.0.2.0/24"}]), check=False, why="older peer: a route without gw "
         "has to be without gateway in the kernel too; the reference compares the gateway only if given"),
     "ptp, a route through the first gateway": Story(
-        ptp(routes=[{"dst": "192.0.2.0/24"}]), quick_dad=True, check=False, why="older peer: the same"),
+        ptp(routes=[{"dst": "192.0.2.0/24"}]), quick_dad=True, check=False, why="older peer: a route without gw"),
     "routes without any gateway": Story(bridge(ipam=static(("10.22.0.5/24", None),
                                                            routes=[{"dst": "192.0.2.0/24"}]))),
     "one prefix by two gateways": Story(bridge(routes=[

@@ -199,7 +199,7 @@ def test_a_bad_definition_is_refused_before_anything_is_added(node, pod, cluster
     assert node.left(pod)["links"] == before["links"]
 
 
-# -- the API is gone --------------------------------------------------------------------------------------------------
+# -- an unavailable API ------------------------------------------------------------------------------------------------
 
 def test_definitions_are_the_last_seen_ones_when_the_api_is_gone(node, pod_netns, cluster, conf):
     first, second = pod_netns(), pod_netns()
