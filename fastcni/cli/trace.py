@@ -110,7 +110,8 @@ def kept(path: str, chosen: Filter, count: int) -> Iterator[dict[str, Any]]:
     yield from found[-count:]
     if not found:
         similar = filter(None, (meant_id(it, containers) for it in chosen.wanted.get("container", ())))
-        click.echo(printable("; ".join(["the server keeps no such request; its log goes back further", *similar])),
+        click.echo(printable("; ".join(["the server has stored no request that matches; its log goes back further",
+                                        *similar])),
                    err=True)
 
 
