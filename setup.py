@@ -99,8 +99,8 @@ class sdist_with_programs(sdist):
 
 
 class build_all(build_ext):
-    """Build the extension modules. Link the modules of PACKED also as one shared object, leaves.so, because a plugin
-    loads each shared object in 0.15 ms. Then build the launcher and python_core.elf."""
+    """Build the extension modules. Link the modules of PACKED also as one shared object, leaves.so, because loading
+    each further shared object takes a plugin 0.15 ms. Then build the launcher and python_core.elf."""
 
     def run(self):
         self.force = True               # otherwise objects of unchanged modules would be missing

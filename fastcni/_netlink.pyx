@@ -374,10 +374,10 @@ def read_ack(uint16_t kind, uint16_t flags, bytes payload not None):
 
 def sort_replies(list found not None, dict asked not None, list replies not None, uint32_t port=0,
                  uint32_t answered=0):
-    """Sort the messages() of a datagram. An ACK of a request that succeeded removes the request from `asked`; an answer
-    is appended to `replies` as (type, payload), and removes the request `answered`. Return every other message: errors,
-    answers of an interrupted dump, messages whose sequence number is not in `asked`, and messages to another port than
-    `port` (0: the port is unknown)."""
+    """Sort the messages() of a datagram. An ACK without an error removes its request from `asked`. An answer is
+    appended to `replies` as (type, payload), and removes the request number `answered` from `asked`. Return every other
+    message: errors, answers of an interrupted dump, messages whose sequence number is not in `asked`, and messages to
+    another port than `port` (0: the port is unknown)."""
     cdef list rest = []
     cdef int32_t code
     for each in found:

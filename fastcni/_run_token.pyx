@@ -6,9 +6,9 @@ A system call that may block releases the GIL. The thread that this wakes usuall
 workers wait for the token instead. A worker gives the token back before a long wait, such as a wait for the kernel, a
 notification or the next request.
 
-A thread without the token is only slower, not wrong. So no worker waits forever: after MAX_WAIT_MS it takes the token
-from a thread that hangs, for instance in a file system. For a thread that never called take_token(), the functions of
-this module only wait.
+A thread without the token works correctly, but more slowly. So no worker waits forever: after MAX_WAIT_MS it takes the
+token from a thread that hangs, for instance in a file system. For a thread that never called take_token(), the
+functions of this module only wait.
 
 Sources: pthread_cond_timedwait(3), sem_timedwait(3), poll(2), epoll_wait(2).
 """

@@ -15,8 +15,8 @@ class Case:
 
     held: the number of addresses that other containers hold in host-local. slow: whether a call of an implementation
     takes half a second, so that the run makes fewer calls. grows: whether the part density also measures the case.
-    single: whether the case is measured only one call at a time, and without the floor; a chain is also measured with
-    many concurrent calls, if --only names the chain.
+    single: whether the case is measured only one call at a time, and without the floor. A chain is also measured with
+    many concurrent calls if --only names the chain.
 
     of_pod(link, number): returns further configuration keys for one pod. link: the name of the network's link on the
     host. number: the pod's number. host, each: lines for ip(8) that make links on the host, once for the network (host)

@@ -78,8 +78,8 @@ class Forks:
             self.sock.close()
 
     def _read(self, sock: Socket) -> None:
-        """Count events. Stop at the first event that is later than the end of the body, which always arrives on a busy
-        node, or when the body has ended and no event arrives in time."""
+        """Count events until the body has ended. After the end, stop at the first later event, or if no event arrives
+        in time; on a busy node, a later event always arrives."""
         while True:
             try:
                 data = sock.recv(65536)

@@ -124,7 +124,7 @@ class Connection:
         self.sock.close()
 
     def _left(self) -> float:
-        """Return the seconds until the time limit. Raises TimeoutError after the limit, Abandoned."""
+        """Return the seconds until the time limit. Raises TimeoutError after the limit, and Abandoned."""
         check_request()
         left = self.deadline - monotonic()
         if left <= 0:

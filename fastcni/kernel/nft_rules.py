@@ -197,7 +197,7 @@ def verdict_of(map_name: str, set_id: int) -> Expression:
 
 
 def in_set(set_name: str, set_id: int, inverted: bool = False) -> Expression:
-    """Continue if register 1 is, or with `inverted` is not, in a set. NFTA_LOOKUP_SET 1, _SREG 2, _SET_ID 4, _FLAGS
+    """Continue if register 1 is in a set; with `inverted`, if it is not. NFTA_LOOKUP_SET 1, _SREG 2, _SET_ID 4, _FLAGS
     5"""
     return "lookup", lambda b: (b.text(1, set_name).be32(2, NFT_REG_1).be32(4, set_id)
                                 .be32(5, NFT_LOOKUP_F_INV if inverted else 0))

@@ -330,8 +330,8 @@ def del_address(batch: Batch, index: int, packed: bytes, prefix: int, *, what: s
 
 def lend_address(batch: Batch, index: int, packed: bytes, seconds: int, *, what: str | None = None) -> Batch:
     """Add an address to a link for `seconds`, or restart the lifetime of an existing address. The address adds no route
-    to its network, the node does not use the address as the source of its own connections, and IPv6 does no duplicate
-    address detection.
+    to its network, and IPv6 does no duplicate address detection. The node does not use the address as the source of its
+    own connections.
 
     struct ifa_cacheinfo   prefered:u32 valid:u32 cstamp:u32 tstamp:u32
     """

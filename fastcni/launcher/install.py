@@ -69,7 +69,7 @@ def install_plugins(bin_dir: StrPath, interpreter: str | None = None, names: Ite
     """Write the plugin files. With dry_run, write nothing.
 
     bin_dir: created if it is missing. interpreter: the Python that runs the plugins, of the same version and build as
-    the Python of this process. By default it is the base interpreter of this process: in a virtual environment, the
+    the Python of this process. The default is the base interpreter of this process: in a virtual environment, the
     interpreter with which the environment was made, so that the environment may be removed. names: CNI types, by
     default fastcni's plugins and the plugins of other distributions (fastcni/third_party.py). rename(2) replaces an
     existing file, running or not: each name is a complete plugin at any time. Replaced files of other projects are

@@ -68,8 +68,8 @@ def alternatives(interpreter: str) -> list[str]:
 
 
 def core_of(interpreter: str, directory: str = os.path.dirname(os.path.abspath(__file__))) -> str:
-    """Return the path of python_core.elf in a directory; "" if the file does not exist or is of another build than the
-    interpreter, because the interpreter's library may not fit the built-in modules of another build."""
+    """Return the path of python_core.elf in a directory; "" if the file does not exist or has another build than the
+    interpreter. The interpreter's library may not fit the built-in modules of another build."""
     path = os.path.join(directory, CORE)
     if not os.access(path, os.X_OK):
         return ""

@@ -130,8 +130,8 @@ class CNI:
         **every** cached attachment; with None the plugins get no list. A caller that wants to keep all attachments
         whose network namespace exists uses collect.make_plan() and collect.run(). The plugins' list also has the pods
         that multus has attached to this network, if their namespaces exist and their results are in the default
-        `cniDir`; only a GC of multus's own network deletes their attachments. gc() continues after errors. Raises
-        ManyErrors with all errors.
+        `cniDir`. Only a GC of multus's own network deletes the attachments of these pods. gc() continues after errors.
+        Raises ManyErrors with all errors.
         """
         if net.disable_gc:
             return GcReport(skipped="disableGC is true")

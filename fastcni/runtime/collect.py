@@ -77,9 +77,9 @@ def link_kinds() -> dict[str, str]:
 
 def find_others(cni: "CNI", net: NetworkList, of_multus: Sequence[str]) -> tuple[Judged, ...]:
     """Return the living attachments that the plugins must keep although the ADD of another network has made them: only
-    a GC of that other network deletes these attachments. Multus has attached their pods to this network; or this
-    network is multus's own, and the runtime has attached their pods directly to a network to which multus attaches
-    pods. Raises OSError, and CniError 5."""
+    a GC of that other network deletes these attachments. These are attachments of pods that multus has attached to this
+    network. If this network is multus's own, these are attachments of pods that the runtime has attached directly to a
+    network to which multus attaches pods. Raises OSError, and CniError 5."""
     own = cni.cache.directory or DEFAULT_DIR
     found = {(net.name, pair): why for pair, why in
              other_caches.living(net.name, [it for it in of_multus if it != own]).items()}

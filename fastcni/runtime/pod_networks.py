@@ -76,10 +76,10 @@ class PodNetworks:
         """Detach the pod from all its networks, in reverse order. The caller may repeat the call, and `pod` needs no
         netns.
 
-        The pod's networks are the networks in the result cache, with the configurations of their ADD, and the networks
-        that `pod` asks for, because an interrupted ADD is not in the cache. If a cache file is damaged, its name gives
-        the network and the interface, and DEL uses the configuration in the conf_dir. tear_down_pod() continues after
-        errors.
+        tear_down_pod() detaches the networks in the result cache, with the configurations of their ADD. It also
+        detaches the networks that `pod` asks for, because an interrupted ADD is not in the cache. If a cache file is
+        damaged, its name gives the network and the interface, and DEL uses the configuration in the conf_dir.
+        tear_down_pod() continues after errors.
 
         Raises ManyErrors. The networks that the error names are still attached; the caller must call tear_down_pod()
         again.

@@ -150,8 +150,8 @@ def whereabouts(attachment: Attachment, mode: SharedMode) -> tuple[str, str]:
 
 
 def is_linked(pod: int, mode: SharedMode) -> bool:
-    """Return whether the namespace `pod` and the calling thread's namespace are linked: a link was moved from one to
-    the other, or a link of the pod has its peer or its parent in the caller's namespace.
+    """Return whether the namespace `pod` and the calling thread's namespace are linked: whether a link was moved
+    between them, or the peer or parent of a pod's link is in the calling thread's namespace.
 
     The kernel gives namespace A an nsid in namespace B when it must name A in B. In this namespace, the pod's namespace
     gets an nsid for the peer of a veth pair and for a moved link. In the pod's namespace, this namespace gets an nsid

@@ -102,7 +102,8 @@ class Path:
 
     @property
     def switch(self) -> Switch | None:
-        """Return the Switch of the source pod, if the packet passes only the Switch. None: this node routes it."""
+        """Return the Switch of the source pod, if the packet passes only the Switch. None: this node routes the
+        packet."""
         source = self.source
         if source.kind != POD or source.link is None or self.target.kind == ITSELF or self.translated:
             return None

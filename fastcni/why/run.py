@@ -151,8 +151,8 @@ def decided(spy: Spy) -> bool:
 
 
 def worth_waiting(path: Path) -> bool:
-    """Return whether an answer may still come: the packet has left this node, or masquerade chose another port, so that
-    the command can follow only the answer to the next packet."""
+    """Return whether an answer may still come: whether the packet has left this node, or masquerade has chosen another
+    port. With another port, the command can follow only the answer to the next packet."""
     assert path.probe
     return (path.target.kind == OUTSIDE and path.progress >= path.left) or bool(path.flow and (
         path.flow.seen_port not in (0, path.probe.port)))
