@@ -27,7 +27,7 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from fastcni.flows.collector import Collector
 
-WAIT_S = 1.0                    # seconds to wait for the next flow
+WAIT_S = 1.0                    # longest wait for the next flow, in seconds
 
 
 @click.command()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Pod
     from fastcni.agent.policy.verdicts import Answer, Direction, Sources
 
-SETTLED_S = 1.0                 # seconds in which the agent writes a change: a difference after them is a fault
+SETTLED_S = 1.0                 # the agent writes a change within this time, so a longer difference is a fault
 REREAD_S = 0.1
 
 

@@ -26,7 +26,7 @@ from fastcni.server.records import history
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
-LIMIT = 64                      # requests in one answer; a longer answer would delay the server's other requests
+LIMIT = 64                      # limit of the requests in one answer: a longer answer would delay other requests
 
 
 @click.command()

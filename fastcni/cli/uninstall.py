@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.node.own.state import Holder
     from fastcni.node.own.uninstall import Report, State
 
-MAX_SHOWN = 10                  # pods that the text report names
+MAX_SHOWN = 10                  # limit of the pods that the text report names
 
 
 @click.command()

@@ -32,7 +32,7 @@ REQUEST_TIMEOUT_S = 5.0         # the limit of a request, for all endpoints toge
 ENDPOINT_TIMEOUT_S = 1.5        # the limit of a request at each endpoint except the last
 STREAM_IDLE_S = 3600.0
 HUNG_UP = ("EOF", "closed", "reset", "pipe", "certificate required")
-PIECE_BYTES = 1 << 16           # the most bytes in a piece of a stream
+PIECE_BYTES = 1 << 16           # limit of a piece of a stream
 STOP_CHECK_MS = 500             # how often a stream calls stop()
 AWAY = (502, 503, 504)          # statuses of an endpoint or proxy that cannot reach the service behind it
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 MANAGER = "fieldManager=fastcni"
 MERGE_PATCH = {"Content-Type": "application/merge-patch+json"}
-STRATEGIC_PATCH = {"Content-Type": "application/strategic-merge-patch+json"}       # API servers reject it for CRDs
+STRATEGIC_PATCH = {"Content-Type": "application/strategic-merge-patch+json"}     # API servers reject this type for CRDs
 # With this header the API server sends only the metadata of objects. API servers before 1.15 send complete objects.
 METADATA = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
 METADATA_LIST, METADATA_OBJECT = (METADATA.format(f"PartialObjectMetadata{each}") for each in ("List", ""))
-PAGE = 500                      # objects in one answer of a list
+PAGE = 500                      # limit of the objects in one answer of a list
 WATCH_S = 240                   # the API server ends a watch after this time or up to twice as long, at random
 WATCH_GRACE_S = 20.0
 LIST_WAIT_S = 60.0              # the limit until a list from the cache begins: an API server may first encode all of it

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-MAX_OBJECT = 16 << 20           # characters of one object; the API server limits a request to 3 MB
+MAX_OBJECT = 16 << 20           # limit of one object in characters; the API server limits a request to 3 MB
 SPACE = " \t\r\n"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 DATABASE = "Open_vSwitch"
-VSWITCHD_LOCK = "ovs_vswitchd"      # the lock that ovs-vswitchd holds while it runs, bridge_init() of vswitchd/bridge.c
+VSWITCHD_LOCK = "ovs_vswitchd"      # a running ovs-vswitchd holds this lock (bridge_init() of vswitchd/bridge.c)
 DEFAULT_ADDRESS = "unix:/var/run/openvswitch/db.sock"
 MAX_ANSWER_BYTES = 16 << 20         # limit of one message: enough for many more ports than a node has
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 TIMEOUT_S = 5.0
-MAX_ANSWER_BYTES = 16 << 20         # the same limit as in Multus
+MAX_ANSWER_BYTES = 16 << 20         # limit of an answer, the same as in Multus
 HEADERS = ((":method", "POST"), (":scheme", "http"), (":authority", "localhost"),
            (":path", "/v1.PodResourcesLister/List"), ("te", "trailers"), ("content-type", "application/grpc"),
            ("user-agent", "fastcni"))

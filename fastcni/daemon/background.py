@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Job = tuple[Callable[..., object], tuple[Any, ...]]
 
-CANNOT_START = (RuntimeError, MemoryError)      # errors of Thread.start(): pids.max is reached; no memory
+CANNOT_START = (RuntimeError, MemoryError)      # errors of Thread.start(), at pids.max and without memory
 LONG_MS = 3600 * 1000           # the longest wait at a gate; after it the worker waits again
 
 

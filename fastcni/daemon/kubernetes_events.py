@@ -36,7 +36,7 @@ PATH = f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events"
 CONTROLLER = "fastcni.dev/server"
 # The fields that identify an event's subject. The other fields may differ from line to line
 THINGS = ("plugin", "network", "range", "table", "space", "block", "address", "store", "pod")
-MAX_SERIES = 256                # series in the table
+MAX_SERIES = 256                # limit of the series in the table
 SERIES_S = 60.0                 # seconds between two updates of an Event's count
 ENDED_S = 1800.0                # seconds without a line after which the next line is a new Event
 RETRY_S = 10.0                  # seconds until the next try after a failure

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PATH = "/run/fastcni/fastcni.sock"
-ATTEMPT = "/run/fastcni/autostart"     # when a plugin file last tried to start a server: launcher/autostart.h
+ATTEMPT = "/run/fastcni/autostart"     # the file with the time of the last automatic start: launcher/autostart.h
 LOCK_ATTEMPTS = 100
-BACKLOG = 4096                  # the kernel limits it to net.core.somaxconn
+BACKLOG = 4096                  # the kernel limits the backlog to net.core.somaxconn
 HANDED_OVER_FD = 3              # SD_LISTEN_FDS_START
 # {type of socket: (its name, the key of systemd.socket(5) for it)}
 KINDS: dict[int, tuple[str, str]] = {socket.SOCK_SEQPACKET: ("SEQPACKET", "ListenSequentialPacket"),

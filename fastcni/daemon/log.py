@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         def exception(self, event: str, **fields: Any) -> object: ...
 
 MAX_NAMES = 3
-SAME_LEVEL = {"warn": "warning", "exception": "error"}      # methods of a logger that are not levels
+SAME_LEVEL = {"warn": "warning", "exception": "error"}      # {method of a logger that is no level: its level}
 SPECIAL = frozenset(' "=\\')
 
 

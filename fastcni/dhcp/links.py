@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fastcni.kernel.rtnl import Link
 
 ETHERNET_BYTES = 6
-TICK_S = 0.01                   # the longest tick of the clock of file times (CONFIG_HZ=100)
+TICK_S = 0.01                   # the longest tick of the clock for file times (CONFIG_HZ=100)
 
 
 class NamespaceUnseen(OSError):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
         def due(self) -> None: ...
 
-MAX_WAIT_S = 30.0               # epoll's clock stops while the node is suspended, CLOCK_BOOTTIME does not
+MAX_WAIT_S = 30.0               # limit of one wait, because epoll's clock stops while the node is suspended
 
 
 class Loop:

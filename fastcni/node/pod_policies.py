@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastcni.runtime.records import NetworkList
 
 DIRECTIONS = ("ingress", "egress")
-MAX_SHOWN = 5                   # addresses of a domain name in a text
+MAX_SHOWN = 5                   # limit of a domain name's addresses in a text
 
 
 def sockets(networks: Iterable[NetworkList], directory: str = "") -> list[str]:

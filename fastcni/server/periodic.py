@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.server.idle import IdleExit
 
-BEAT_S = 1.0                    # seconds between two note_running(); far less than STALL_S
+BEAT_S = 1.0                    # seconds between two calls of note_running(); far less than STALL_S
 TIDY_S = 5.0
 
 

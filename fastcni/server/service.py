@@ -63,8 +63,8 @@ if TYPE_CHECKING:
         def start(self) -> None: ...
         def stop(self) -> None: ...
 
-MAX_BACKGROUND_THREADS = 64     # background threads, which wait for the kernel's deferred work
-DRAIN_TIMEOUT_S = 80            # seconds; systemd usually waits for 90
+MAX_BACKGROUND_THREADS = 64     # limit of the threads that wait for the kernel's deferred work
+DRAIN_TIMEOUT_S = 80            # limit of the drain in seconds; systemd usually waits 90 s
 # GIL: if another thread computes when a system call returns, the caller waits at most this time for the GIL.
 SWITCH_INTERVAL_S = 0.0005
 

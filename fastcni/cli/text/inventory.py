@@ -32,7 +32,7 @@ from fastcni.spec import json
 SHORT_ID = 12
 PIECES = re.compile(r" *(?:`[^`]*`|[^ ])+")     # a word or a command in backquotes, with the space before it
 STYLES = {RUNNING: "green", GONE: "yellow", ORPHANED: "yellow"}
-MAX_NAMED = 5                   # objects without an attachment that the last line names
+MAX_NAMED = 5                   # limit of the objects without an attachment that the last line names
 UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 

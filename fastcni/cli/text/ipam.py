@@ -21,7 +21,7 @@ from fastcni.node.cluster.survey import HeldBlock, Holder, NodeView, Place, Surv
 STYLES = {ALIVE: "green", LOST: "yellow", DEAD: "red", ACTIVE: "green", QUARANTINE: "red", SHARED: "", KEPT: "yellow",
           ASKED: "yellow", REFUSED: "red"}
 SHORT_ID = 12
-MAX_NAMED = 5                   # blocks or addresses that get their own line
+MAX_NAMED = 5                   # limit of the blocks or addresses that get their own line
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[str]], whole: Sequence[str] = ()) -> Table:

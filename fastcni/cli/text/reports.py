@@ -12,7 +12,7 @@ SUCCESS = {                 # all plugins succeeded
     "DEL": "{it} is deleted by {plugins}",
     "STATUS": "{it} is ready; checked by {plugins}",
 }
-UNCERTAIN = {               # all plugins succeeded, but got no prevResult
+UNCERTAIN = {               # texts if all plugins succeeded without a prevResult
     "CHECK": "{it}: {plugins} found no fault, but {unknown}",
     "DEL": "{it}: DEL of {plugins} succeeded, but {unknown}",
 }

@@ -19,8 +19,8 @@ from rich.console import Console, ConsoleDimensions, RenderableType
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 WAKES = (signal.SIGWINCH, signal.SIGTSTP)
-SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|O.)")        # for example an arrow key
-MAX_BYTES = 1024                # of one read of the terminal
+SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|O.)")        # the bytes of a key such as an arrow key
+MAX_BYTES = 1024                # limit of one read of the terminal
 ESCAPE, ENTER, ERASE = "escape", "enter", "erase"
 NAMES = {"\x1b": ESCAPE, "\r": ENTER, "\n": ENTER, "\x7f": ERASE, "\b": ERASE}
 

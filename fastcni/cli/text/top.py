@@ -22,7 +22,7 @@ BUSY = 0.9                      # pools get a mark if a larger share of their ad
 COMMANDS = ("ADD", "DEL")       # commands that have their own column; a third column shows one other command
 ERRORS_AT = 57                  # the column at which the errors begin, to the right of the times
 WITH_TEXTS = 105                # a terminal of so many columns also shows the meanings of codes, and the requests' ids
-MAX_PHASES = 6                  # rows of phases below the row with the times of the whole request
+MAX_PHASES = 6                  # limit of the rows of phases, below the row with the times of complete requests
 NAME = 15                       # width of a network's name
 DASH = "-"
 # The orders that the key `s` cycles through: (name, sorting key of a network's row)

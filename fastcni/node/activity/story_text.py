@@ -18,8 +18,8 @@ from fastcni.node.activity.netlink_text import DONE, lines
 from fastcni.spec.errors import FAILED_AT
 
 WIDTH = 48                      # columns of a waterfall
-ASKS = "_GET"                   # a part of the names of messages that change nothing
-NAMED = re.compile(r'plugin type="([^"]+)" \(index \d+\) failed')         # the text of spec.errors.NestedError
+ASKS = "_GET"                   # part of the names of messages that only read
+NAMED = re.compile(r'plugin type="([^"]+)" \(index \d+\) failed')         # text of spec.errors.NestedError
 WAYS = {"sent": ">", "received": "<"}
 OUTCOMES = {"0": "done", "declined": "declined, it went one-shot", "caller_gone": "its caller left",
             "abandoned": "abandoned", "fault": "a fault of fastcni, see the server's log"}

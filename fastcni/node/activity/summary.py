@@ -37,8 +37,8 @@ from fastcni.server.records import ended as records
 from fastcni.spec import errors
 
 SPAN_S = 60.0                   # seconds that the figures cover
-MAX_REQUESTS = 10_000           # requests to keep; with more requests in SPAN_S the figures cover less time
-MAX_POLLS = 64                  # answers that one poll() reads, so that a busy server cannot prolong the poll
+MAX_REQUESTS = 10_000           # limit of stored requests; with more requests in SPAN_S the figures cover less time
+MAX_POLLS = 64                  # limit of the answers that one poll() reads from a busy server
 SLOWEST = 20
 QUEUE = "queue"
 FAILED_NOT = ("0", records.DECLINED)

@@ -15,7 +15,7 @@ from fastcni.kit.ipam.host_local_conf import DATA_DIR
 from fastcni.node.attachments.attachment import ADDRESS_FILE, Sighting
 from fastcni.spec.errors import CniError
 
-CLUSTER_KINDS = ("cluster", "whereabouts")          # CNI types of the plugin
+CLUSTER_KINDS = ("cluster", "whereabouts")          # CNI types of the plugin for cluster-wide addresses
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from fastcni.node.ranges import ranges_of
 from fastcni.runtime.parse import flattened
 from fastcni.spec import address
 
-SHORT_ID = 12                   # characters of a container id in a sentence
+SHORT_ID = 12                   # number of characters of a container id in a sentence
 ADDRESS, PORT, LINK, CHAIN, CONTAINER = "address", "port", "link", "chain", "container"
 PORT_TEXT = re.compile(r":?(\d{1,5})(?:/(tcp|udp|sctp))?", re.IGNORECASE)
 POD_CHAINS = {"CNI-DN-": "port mappings", "CNI-SN-": "source NAT of port mappings, of an old portmap", "CNI-": "ipMasq"}

@@ -13,7 +13,7 @@ from fastcni.kit.shaping.ifbs import MARK
 from fastcni.node.attachments.attachment import FASTCNI, LINK, Sighting
 from fastcni.node.attachments.tables import read_mark
 
-VETH = re.compile(r"veth[0-9a-f]{8}")           # names of host ends, by fastcni and by the reference plugins
+VETH = re.compile(r"veth[0-9a-f]{8}")           # names that fastcni and the reference plugins give to host ends
 IFB = re.compile(r"bwp[0-9a-f]{12}")            # names of the ifb links of the plugin bandwidth
 COUNTERS = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 

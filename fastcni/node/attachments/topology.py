@@ -29,7 +29,7 @@ from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.namespaces import addresses
 
-MAX_ATTACHMENTS = 2000          # attachments in one document
+MAX_ATTACHMENTS = 2000          # limit of the attachments in one document
 BRIDGE, OVS, ROUTED, NONE = "bridge", "ovs", "routed", "none"       # kinds of parents, in addition to kinds of links
 ROUTES, UNKNOWN = "routes", "not known"                  # names of the parents that are no links
 ON_A_LINK = ("macvlan", "ipvlan", "vlan")       # plugins whose key "master" names a link of the host

@@ -18,7 +18,7 @@ from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, 
 from fastcni.node.own import datapath as own
 
 LOAD = "fastcni datapath load"
-NEARLY = 0.9                    # share of a map's elements
+NEARLY = 0.9                    # share of a map's capacity from which on the map counts as nearly full
 
 
 def datapath(node: Node) -> Iterator[Finding]:

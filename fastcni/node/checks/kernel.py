@@ -22,7 +22,7 @@ NETLINKS = {uapi.NETLINK_ROUTE: ("rtnetlink", "links, addresses and routes", "CO
 MODULES = {"bridge": ("bridge", "veth"), "ptp": ("veth",), "macvlan": ("macvlan",), "ipvlan": ("ipvlan",),
            "vlan": ("8021q",), "dummy": ("dummy",), "vrf": ("vrf",), "tap": ("tun",), "bandwidth": ("ifb", "sch_tbf"),
            "ovs": ("veth",), "portmap": ("nf_tables", "nft_nat"), "firewall": ("nf_tables",)}
-FIREWALLD = "nftables inet firewalld"       # occurs in the name of firewalld's rules
+FIREWALLD = "nftables inet firewalld"       # the names of firewalld's rules contain this text
 BRIDGES = {"bridge", "flannel"}     # CNI types whose pods are connected to ports of a bridge
 MAX_BRIDGE_PORTS = 1 << 10      # BR_MAX_PORTS, net/bridge/br_private.h
 NEARLY = 0.9                    # share of a limit from which on a table counts as nearly full

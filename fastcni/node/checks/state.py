@@ -33,7 +33,7 @@ from fastcni.server import status
 NEARLY = 0.9
 LEAST_FREE_BYTES = 1 << 16      # a result and an address file take one block each, usually of 4 KiB
 IPV4, IPV6 = "IPv4", "IPv6"
-MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # set names, without the last 4 or 6
+MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # sets, named without 4 or 6
 # {key of the plugin bridge: the set with an element for each guarded pod}. ipspoofchk also turns macspoofchk on
 GUARDS = {"macspoofchk": "guarded", "ipspoofchk": "bound"}
 ISOLATION = "ingressPolicy isolated"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.server.metrics.pools import Counted
 
-WARN, CLEAR = 0.9, 0.8          # fractions of a range
+WARN, CLEAR = 0.9, 0.8          # shares of a range's addresses that pods hold
 PERIOD_S = 60.0                 # seconds between two counts
 HOST_LOCAL = "host-local"
 

@@ -20,9 +20,9 @@ BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0
 COMMANDS = ("ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "UPDATE")
 OTHER = "other"
 MAX_NETWORKS, MAX_PLUGINS, MAX_CODES = 100, 40, 40
-MAX_COUNTS = 2000               # limit of different (command, plugin, network, code)
-MAX_HISTOGRAMS = 200            # limit of different (command, plugin)
-MAX_NAME = 128                  # characters of a label
+MAX_COUNTS = 2000               # limit of the counts: combinations of (command, plugin, network, code)
+MAX_HISTOGRAMS = 200            # limit of the histograms: pairs of (command, plugin)
+MAX_NAME = 128                  # limit of a label in characters
 
 
 class Labels:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SETTLE_S = 0.1                  # seconds from a change to the comparison: an annotation is often changed twice
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 POLL_MS = 200                   # milliseconds between two checks whether a DEL waits for the end of an UPDATE
-LIMIT_S = 100.0                 # seconds for one UPDATE; longer than the deadline of a request
+LIMIT_S = 100.0                 # limit of one UPDATE in seconds, longer than the deadline of a request
 STOP_S = 1.0
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.copies import Stored
 
 FIRST_LIST_S = 2.0              # seconds that a request waits for the first list
-SEEN_S = 1.0                    # seconds that a request waits for the watch's report of its pod, which may come later
+SEEN_S = 1.0                    # seconds that a request waits until the watch reports the request's pod
 MAX_UNWRITTEN = 4096            # pod statuses that wait for the API server; a node has some hundred pods
-WRITE_TIMEOUT_S = 5.0           # seconds for writing a status that no ADD waits for
+WRITE_TIMEOUT_S = 5.0           # limit of a write of a status, in seconds, while no ADD waits for the write
 
 
 class WatchedObjects:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from fastcni.server.records.ended import Ended, Phase
     from fastcni.server.service import Server
 
-MAX_WAITING = 4096              # requests whose spans are not sent yet
-BATCH = 128                     # requests whose spans are sent together
+MAX_WAITING = 4096              # limit of the requests that wait for the collector
+BATCH = 128                     # number of requests whose spans the thread sends together
 DELAY_S = 1.0                   # seconds in which ended requests are collected before their spans are sent
 STOP_S = 1.5                    # seconds that the server's stop waits for the last spans
 LOG_S = 30.0                    # seconds between two lines about lost spans

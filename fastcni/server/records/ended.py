@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Phase = tuple[int | str, int, int]      # kind, begin (perf_counter_ns()), duration in nanoseconds
 
-MAX_PHASES = 256                # recorded phases of one request; GC of many attachments has more phases
+MAX_PHASES = 256                # limit of a request's recorded phases; a GC of many attachments has more
 NAMES: dict[int | str, str] = {uapi.NETLINK_ROUTE: "netlink", uapi.NETLINK_NETFILTER: "nftables",
                                uapi.NETLINK_SOCK_DIAG: "sockets"}
 # Outcomes other than "0" and the codes of errors

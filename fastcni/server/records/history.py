@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 NAME = "fastcni-history"        # valid as a plugin's name, but no plugin has this name
 DEFAULT_SIZE = 1024
-MAX_LIMIT = 1000                # requests in one answer
+MAX_LIMIT = 1000                # limit of the requests in one answer
 MAX_STORIES = 64
-MAX_NAME = 256                  # characters of one name, because callers choose the names
-MAX_PHASES = 64                 # kept phases of one request
+MAX_NAME = 256                  # limit of a name in characters, because callers choose the names
+MAX_PHASES = 64                 # limit of the stored phases of one request
 WIRE_S = 3.0
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from fastcni._steps import Step
     from fastcni.server.records.ended import Ended
 
-MAX_BYTES = 32 << 10            # bytes for the steps of one request
-MAX_INPUT = 16 << 10            # bytes of a configuration or an error document
-MAX_VALUE = 1024                # characters of an environment variable
+MAX_BYTES = 32 << 10            # limit of the stored steps of one request, in bytes
+MAX_INPUT = 16 << 10            # limit of a stored configuration or error document, in bytes
+MAX_VALUE = 1024                # limit of a stored environment variable, in characters
 KINDS = {">": "sent", "<": "received", "!": "step"}
 
 

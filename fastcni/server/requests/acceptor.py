@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 REQUEST_DELAY_MS = 1            # milliseconds: the request usually follows the connection within this time
 ACCEPT_RETRY_S = 0.05
 SILENT_TIMEOUT_S = 10.0         # seconds for a connection to send its request
-MAX_SILENT = 1024               # connections without a request; beyond this number the oldest connection is closed
+MAX_SILENT = 1024               # limit of connections without a request: beyond the limit the oldest is closed
 KEYED_COMMANDS = ("ADD", "DEL", "CHECK", UPDATE)
 ONCE = select.EPOLLIN | select.EPOLLONESHOT
 

@@ -9,8 +9,8 @@ from fastcni.kit.call.request import check_conf, decode_conf, read_name_and_vers
 from fastcni.server.bounded import forget_oldest
 from fastcni.spec.config import Section
 
-MAX_KNOWN = 256                 # decoded configurations to keep; a further configuration replaces the oldest
-MAX_BYTES = 16 << 10            # bytes; a longer configuration is decoded for each request
+MAX_KNOWN = 256                 # limit of stored configurations: a further configuration replaces the oldest
+MAX_BYTES = 16 << 10            # limit in bytes: a longer configuration is decoded for each request
 
 
 class Configurations:

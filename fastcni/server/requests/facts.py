@@ -22,7 +22,7 @@ from fastcni.server.bounded import forget_oldest
 ROUTE_GROUPS = (uapi.RTNLGRP_LINK, uapi.RTNLGRP_IPV4_IFADDR, uapi.RTNLGRP_IPV6_IFADDR, uapi.RTNLGRP_IPV4_NETCONF,
                 uapi.RTNLGRP_IPV6_NETCONF)
 NETCONF = (uapi.RTM_NEWNETCONF, uapi.RTM_DELNETCONF)
-MAX_PAIRS = 10_000              # veth pairs to keep; the DEL of a forgotten pair asks the kernel
+MAX_PAIRS = 10_000              # limit of stored veth pairs: the DEL of a forgotten pair asks the kernel
 ELEMENTS = (nft.NFT_MSG_NEWSETELEM, nft.NFT_MSG_DELSETELEM, nft.NFT_MSG_NEWGEN)    # no cached state depends on them
 
 RULES = (nft.NFT_MSG_NEWRULE, nft.NFT_MSG_DELRULE)

@@ -27,7 +27,7 @@ from fastcni.kernel.waiting import CallerGone, check_caller, waiting
 from fastcni.kit.call.deletion import Deleter, DeleteRequest, Deletion, raise_first, send_out, write_each
 from fastcni.kit.links import announced, find
 
-MAX_LINKS = 128                 # pods' links in one request, so that the notifications fit into the receive buffer
+MAX_LINKS = 128                 # limit of the links in one request: the notifications must fit into the receive buffer
 LOOK_MS = 100                   # milliseconds between two checks whether the caller is still connected
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastcni.server.restoring.restorer import Restoring
 
 KEEP_S = 10.0                   # seconds for which a namespace stays open after the last request
-MAX_NAMESPACES = 64             # namespaces in addition to the server's; requests from further namespaces go one-shot
+MAX_NAMESPACES = 64             # limit of the other namespaces: requests from further namespaces go one-shot
 
 
 class Namespace:

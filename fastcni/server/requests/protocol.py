@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["DECLINED", "HEAD", "MAGIC", "NETNS", "VERSION", "Connection", "Declined", "Lost", "Message", "accept",
            "answer", "read", "read_environment", "receive", "request"]
 HEAD = struct.Struct(server_messages.HEAD)
-MAX_MESSAGE = _acceptor.MAX_MESSAGE     # bytes of a request; a launcher's request has at most half of this
-MAX_ANSWER = 128 << 10          # bytes; longer answers go in a memfd, to fit the send buffer (net.core.wmem_default)
+MAX_MESSAGE = _acceptor.MAX_MESSAGE     # limit of a request in bytes; a launcher's request has at most half as many
+MAX_ANSWER = 128 << 10          # limit in bytes: longer answers go in a memfd, because the send buffer is small
 MAX_VARIABLES = 64
 
 

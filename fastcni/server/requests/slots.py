@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fastcni.server.requests.request_queue import Call, RequestQueue
 
 HANGS_S = 1.0
-STUCK_S = 5.0                   # seconds; thirty runs of iptables, one after another, take two seconds
-STUCK_SHARE = 4                 # the share of the workers that may be stuck, a quarter
+STUCK_S = 5.0                   # seconds in a wait; thirty runs of iptables, one after another, take two seconds
+STUCK_SHARE = 4                 # 1 / 4 of the workers may be stuck in one wait
 MAX_HANGING = 4                 # limit of hanging requests that give up their slot, in multiples of the workers
 RESERVED = 1                    # workers for light requests, in addition to all other workers
 SAME_ONE_SHOT = (waiting.LOCK,)         # kinds of waits that also a one-shot request would have

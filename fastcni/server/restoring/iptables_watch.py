@@ -31,7 +31,7 @@ TABLES = {(family, table) for family in (nft.NFPROTO_IPV4, nft.NFPROTO_IPV6) for
 # CNI-FORWARD has the jump to CNI-ADMIN and the rules of pods: a flush of the chain deletes all of them.
 CHAINS = ("PREROUTING", "OUTPUT", "POSTROUTING", "FORWARD", "CNI-FORWARD")
 CHAIN_NAMES = {chain.encode() + b"\0" for chain in CHAINS}
-PREFIX, DIGITS = "CNI-", frozenset("0123456789abcdef")         # CNI-e8f6f419596f7f47b3468487
+PREFIX, DIGITS = "CNI-", frozenset("0123456789abcdef")         # as in CNI-e8f6f419596f7f47b3468487
 FIREWALLD = "firewalld"         # the name of firewalld's table, in any family
 FIREWALLD_SOURCES = "runtime configuration of firewalld"
 ZONES = "FORWARD_ZONES"         # the chain of a firewalld that uses iptables; it has a rule for each source of a zone

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Where = tuple[int, str]
 
 POLL_S = 1.0
-ADD_S = 3.0                     # seconds of polls after an ADD, even if no pod has an element in nftables
+ADD_S = 3.0                     # seconds for which polls go on after an ADD, even if no pod has an element in nftables
 TABLES = ("nat", FILTER)
 JUMP = (FORWARD, "CNI-FORWARD")
 MAX_REPLAYS = 3                 # limit of replays while a jump stays missing: replays may not help

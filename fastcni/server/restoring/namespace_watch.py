@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fastcni.server.restoring.restorer import Restoring
 
 RETRY_S = 0.1                   # seconds until the next reading, if nftables changed during a reading
-BUFFER_BYTES = 4 << 20          # bytes of notifications that the kernel queues
+BUFFER_BYTES = 4 << 20          # limit of the notifications that the kernel queues, in bytes
 
 
 class Watch:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Key = tuple[int, bytes]
 
-BUFFER_BYTES = 4 << 20          # bytes of notifications; `ip neigh flush` deletes all neighbours in one step
+BUFFER_BYTES = 4 << 20          # limit of queued notifications: `ip neigh flush` deletes all neighbours in one step
 PORT_GONE = (ENODEV, EINVAL, ENOENT, EOPNOTSUPP)        # the kernel's errors for a link that is no port of a bridge
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Run = Callable[[DeletedAt], Restored]
 
 DELAY_S, DELAY_AFTER_DEL_S = 0.02, 0.5
-MAX_ERRORS = 3                  # errors in the log line of a replay
+MAX_ERRORS = 3                  # limit of the errors in the log line of a replay
 MAX_REPEATS = 5                 # repetitions of a failed replay, during which firewalld may have started or ended
 FAILED_BEFORE = "rules that the last replay could not restore"
 AT_START = "start"              # the reason for the replay at the server's start, without a notification

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Seconds in which the thread collects notifications before it reads them, so that it does not run during an ADD
 GATHER_S = 0.02
-NOTHING_TO_WATCH = (EACCES, EPERM, EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)     # no permission; a kernel without nf_tables
+NOTHING_TO_WATCH = (EACCES, EPERM, EINVAL, EOPNOTSUPP, EPROTONOSUPPORT)     # no permission or no nf_tables
 
 
 class Restoring:

@@ -46,7 +46,7 @@ OWN_NAME = "fastcni-restore"    # the name of threads that restore; the kernel a
 WHOLE_TABLE = "table"
 DORMANT = "all rules, by the table's flag dormant"
 KEEP_DELETIONS_S = 2.0          # longest time from the begin of a DEL to the notification of a flush before it
-RULE_CHECKS = 4                 # checks whether the rules are complete, because a transaction may be replacing them
+RULE_CHECKS = 4                 # number of checks whether a chain has its rules: a transaction may be replacing them
 
 
 class TableMirror:
