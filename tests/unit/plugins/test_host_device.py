@@ -150,7 +150,7 @@ def test_name_taken_on_the_host_keeps_the_device_in_the_pod_until_it_is_free(nod
             "code": 999, "msg": 'failed to rename host device "eth0" to "up0": File exists',
             "details": "the host has an interface of that name; the device stays in the pod, and DEL can be repeated "
                        "when the name is free"}
-        assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # also IPAM still holds the address
+        assert (node.left(pod), links(pod)["eth0"]["ifalias"]) == before        # the address stays allocated, too
     run("ip", "link", "del", "up0")
     node.delete(conf, pod)
     assert set(links()) == {"lo", "up0"}

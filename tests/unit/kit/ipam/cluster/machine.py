@@ -286,8 +286,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.now += seconds
 
     def take_backup(self):
-        """Return a backup of a store that a node has joined, or None. A new node could not notice the restore of an
-        earlier backup. Some machines restore no backup, and always return None."""
+        """Return a backup of a store that a node has joined, or None. If a backup is older than all nodes, no node can
+        notice its restore. Some machines restore no backup, and always return None."""
         return self.memory.backup() if self.memory.logged else None
 
     def put_back(self, saved):
