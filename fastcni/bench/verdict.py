@@ -191,8 +191,8 @@ def found_in(data: Data) -> str:
 
 
 def headline(data: Data) -> str:
-    """Return the verdict in one sentence, from the first row that compares fastcni with Go. A row with the server is
-    preferred to a row without."""
+    """Return the verdict in one sentence, from the first row that compares fastcni with Go. A row with the server has
+    priority over a row without the server."""
     cells = [(row, *row.cells[side]) for side in ("warm", "one-shot") for row in rows(data) if side in row.cells]
     for row, _, ratio in cells:
         if ratio:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastcni.flows.traces import Asking
     from fastcni.kernel.rtnl import Link
 
-KEPT_S = 1.0                    # seconds after which the node's ports are read again
+KEPT_S = 1.0                    # seconds after which drops() reads the node's ports again
 
 
 class Isolation:

@@ -144,7 +144,7 @@ class Table:
                 yield text(self.entries, ENTRIES_BYTES + verdict - ERROR_NAME_BYTES, ERROR_NAME_BYTES)
 
     def matches(self, rule: bytes, name: str) -> Iterator[bytes]:
-        """Yield the data of the matches of this name in a rule: "set"."""
+        """Yield the data of a rule's matches with this name, such as "set"."""
         at, end = ENTRY_BYTES[self.length], self._target_offset(rule)
         while at < end:
             size, found, data = self._extension(rule, at)

@@ -383,8 +383,8 @@ def report_failure(name: str, error: BaseException) -> int:
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Return whether the process has run out of descriptors or memory. The dynamic linker gives its error only as
-    text."""
+    """Return whether the process has run out of descriptors or memory. The function compares the dynamic linker's text,
+    because the linker gives no errno."""
     if isinstance(error, MemoryError) or getattr(error, "errno", 0) in EXHAUSTED:
         return True
     return str(error).endswith((NOT_MAPPED, *map(posix.strerror, EXHAUSTED)))

@@ -117,9 +117,9 @@ class Cache:
         """Return the attachments of one container, or of all containers for "", sorted by file name. Other files are
         skipped.
 
-        without_config: include also files of libcni before 0.8, which have only a result, if the result names a network
-        namespace. unread: a list, to which (path, why) of each unreadable file is appended. Raises OSError if the
-        directory exists and cannot be listed.
+        without_config: also return the attachments of files of libcni before 0.8. These files have only a result, which
+        must name a network namespace. unread: a list, to which (path, why) of each unreadable file is appended. Raises
+        OSError if the directory exists and cannot be listed.
         """
         found = []
         for name in self.file_names(container_id):

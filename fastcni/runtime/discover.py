@@ -176,8 +176,8 @@ def load_directory_plugin(file: str, index: int) -> PluginConf:
 def list_files(where: str, extensions: tuple[str, ...]) -> list[str]:
     """Return the paths of the files in a directory with one of the extensions, sorted by the bytes of their names.
 
-    A missing directory is treated as empty. A file called ".conf" has the extension ".conf". Broken symbolic links are
-    included, because the error is reported when they are read. Raises ConfError.
+    A missing directory is treated as empty. A file called ".conf" has the extension ".conf". The result includes broken
+    symbolic links, because reading them reports the error. Raises ConfError.
     """
     try:
         with os.scandir(where) as entries:

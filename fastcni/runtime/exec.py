@@ -98,7 +98,7 @@ class InProcess:
         return "/" not in where or search.is_own(where)
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
-        if "/" in where:           # a path: the plugin is not fastcni's
+        if "/" in where:           # a path: the runner `otherwise` has found the plugin
             return self.otherwise.run(where, env, stdin, timeout)
         # Delegates that are executed need the rest of the environment. A plugin rejects an empty CNI_PATH, so CNI_PATH
         # gets a directory that does not exist. fastcni's own delegates need no directory.

@@ -86,7 +86,7 @@ class Judge:
         self.complete = True                        # False if a plugin's read() failed before read() asked for all keys
 
     def findings(self, plugin_dirs: Sequence[str]) -> Iterator[Finding]:
-        """Let the plugin and its delegates read the configuration, and yield the faults that this shows."""
+        """Let the plugin and its delegates read the configuration, and yield the faults that reading shows."""
         kinds = dict(self.read_all())
         for key, kind in kinds.items():
             if problem := missing(kind, plugin_dirs):

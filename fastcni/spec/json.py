@@ -142,7 +142,7 @@ def unexpected(text: str, at: int, where: str) -> JsonError:
 def to_go_error(text: str, error: ValueError) -> JsonError:
     """Convert the scanner's error to a JsonError with Go's text."""
     message, at = getattr(error, "msg", ""), getattr(error, "pos", None)
-    if at is None:              # the error is of int(), which rejects integers with thousands of digits
+    if at is None:              # int() raised the error, because the integer has thousands of digits
         return JsonError("json: cannot unmarshal number into Go value of type float64")
     if message.startswith("Illegal trailing comma"):    # Go reports the character after the comma
         at = len(text) - len(text[at + 1:].lstrip(SPACE))

@@ -82,7 +82,7 @@ class Node(Links):
         self.add_link(name, "tun", self.here, data=attr(uapi.IFLA_TUN_TYPE, bytes((uapi.IFF_TAP,))))
 
     def count(self) -> None:
-        """Count a request. Raises Refused if its number is `refuse`."""
+        """Count a request. Raises Refused if the request's number is `refuse`."""
         position, self.asked = self.asked, self.asked + 1
         if position == self.refuse:
             raise Refused(EIO)
