@@ -61,7 +61,7 @@ def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str,
             places, lambda state: put(waiting_lines(state)) if not as_json else None)
         if not as_json:
             put(state_lines(done.state, dry_run))
-        done.state.released = before + done.state.released      # also those released before the wait
+        done.state.released = before + done.state.released      # include the pods released before the wait
     if as_json:
         put_document(document(done, dry_run))
 

@@ -34,7 +34,7 @@ class Closer:
         if start:
             try:
                 threading.Thread(target=self._work, name="dhcp-closer", daemon=True).start()
-            except RuntimeError:                # pids.max
+            except RuntimeError:                # pids.max is reached
                 self._ended()
                 self._close_one(0)
 

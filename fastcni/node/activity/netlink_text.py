@@ -125,9 +125,11 @@ def line(kind_: int, flags: int, payload: bytes) -> str:
         return acknowledgement(kind_, flags, payload)
     if kind_ == uapi.NLMSG_DONE:
         return "end of the dump"
-    if kind_ in (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END) and len(payload) < LINK[0]:  # as RTM_NEWLINK
+    # The numbers of a batch are also those of RTM_NEWLINK and RTM_DELLINK, whose payload is longer
+    if kind_ in (NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END) and len(payload) < LINK[0]:
         return "begin transaction" if kind_ == NFNL_MSG_BATCH_BEGIN else "commit transaction"
-    if kind_ == uapi.SOCK_DIAG_BY_FAMILY and is_sock_diag(payload):         # as RTM_NEWADDR
+    # RTM_NEWADDR has the same number as SOCK_DIAG_BY_FAMILY
+    if kind_ == uapi.SOCK_DIAG_BY_FAMILY and is_sock_diag(payload):
         return sock_diag(payload)
     return netfilter(kind_, payload) if kind_ >= 1 << 8 else routing(kind_, payload)
 

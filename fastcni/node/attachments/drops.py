@@ -61,7 +61,7 @@ def may_accept(payload: bytes, packed: bytes, links: Collection[str]) -> bool:
     length, number = len(packed), int.from_bytes(packed, "big")
     for prefix in range(8, 8 * length + 1):
         network = (number >> (8 * length - prefix) << (8 * length - prefix)).to_bytes(length, "big")
-        sizes = {length, prefix // 8} if prefix % 8 == 0 else {length}          # of a /16, nft compares 2 bytes
+        sizes = {length, prefix // 8} if prefix % 8 == 0 else {length}          # for a /16, nft compares 2 bytes
         if any(attribute(network[:size]) in payload for size in sizes):
             return True
     return any(link.encode() + b"\0" in payload for link in links)

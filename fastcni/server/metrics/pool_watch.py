@@ -28,7 +28,7 @@ class PoolWatch:
                  log: Logger) -> None:
         self.count, self.defer, self.log = count, defer, log
         self.due, self.running = monotonic() + PERIOD_S, False
-        self.full: set[tuple[str, str]] = set()         # (network, range): fuller than WARN, then CLEAR
+        self.full: set[tuple[str, str]] = set()         # (network, range) of the nearly full ranges
 
     def poll(self) -> None:
         """Begin a count if the next count is due. Never blocks."""

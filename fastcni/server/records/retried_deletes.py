@@ -23,7 +23,7 @@ class RetriedDeletes:
 
     def note(self, ended: Ended) -> None:
         if ended.outcome == "0" and not self.failed:
-            return                      # the usual case
+            return                      # the usual case: no DEL has failed
         call = ended.call
         if call.command != "DEL" or ended.outcome == DECLINED or (attachment := call.attachment) is None:
             return

@@ -159,7 +159,7 @@ class Acceptor:
             self.arriving[conn] = None
             self._read_up_to(conn)
             if conn not in self.arriving:
-                return                  # the usual case
+                return                  # the usual case: the request was read
             fd = conn.fd                # from here on the thread of a later connection may read and close conn
         await_message(fd, REQUEST_DELAY_MS)
         with self.order:

@@ -129,7 +129,7 @@ def receive(conn: Connection) -> Message | None:
             raise Declined("the message or its descriptors were cut short")
         message = read(data, fds)
     finally:
-        for fd in fds:          # the message's descriptors are no longer in the list
+        for fd in fds:          # descriptors that no message has taken over
             close_file(fd)
     try:
         message.caller_netns = _acceptor.namespace_of(conn.fd)

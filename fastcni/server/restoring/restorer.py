@@ -78,7 +78,7 @@ class Restoring:
             self.watches[fd] = it
         for each in it.fds:
             self.poll.register(each, select.EPOLLIN)
-        self.attend_soon(it)                    # to read the existing tables
+        self.attend_soon(it)                    # so that the thread reads the existing tables
         return it
 
     def attend_soon(self, watch: Watch) -> None:

@@ -68,7 +68,7 @@ class TableMirror:
         self.sets = {(*where, name) for where, stores in self.stores.items() for store in stores for name in store.sets}
         self.present: dict[Where, Elements] = {where: {} for where in self.stores}
         self.lost: dict[Where, Elements] = {where: {} for where in self.stores}
-        self.chains: set[tuple[int, str, str]] = set()  # (family, table, chain) that existed
+        self.chains: set[tuple[int, str, str]] = set()  # (family, table, chain) of chains that have existed
         # Chains that lost a rule and got no new rule; for the log, the deleted tables, sets and chains
         self.emptied: dict[Where, set[str]] = {where: set() for where in self.stores}
         self.missing: dict[Where, set[str]] = {where: set() for where in self.stores}

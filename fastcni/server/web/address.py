@@ -66,7 +66,7 @@ def listen(address: str | tuple[str, int]) -> Listening:
     host, _ = address
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # connections of a previous server
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)      # even with connections of a previous server
         sock.bind(address)
         sock.listen(BACKLOG)
     except OSError as e:
