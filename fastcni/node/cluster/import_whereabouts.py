@@ -86,8 +86,8 @@ def make_plan(source: Source, found: Survey, grids: Mapping[str, Mapping[str, in
 
 def blocks_to_share(living: Iterable[Given], ranges: Mapping[str, Sequence[Net]], there: There,
                     headroom: int) -> list[Key]:
-    """Return the blocks that contain the addresses `living`, and the `headroom` blocks after each of them that overlap
-    a range of the space, in order."""
+    """Return, in order, the blocks that contain the addresses `living`, and the next `headroom` blocks after each such
+    block if they overlap a range of the space."""
     wanted: dict[str, set[Net]] = defaultdict(set)
     for given in living:
         block = there.block_of(given.space, given.address)

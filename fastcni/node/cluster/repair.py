@@ -36,7 +36,7 @@ class Life:
 
 
 def life_of(holder: Holder, own_node: str, inventory: Inventory) -> Life:
-    """Return whether the pod of a holder exists, as far as this node shows."""
+    """Return whether the pod of a holder exists, by this node's files and kernel."""
     if holder.node != own_node:
         return Life(UNKNOWN, f"it is on node {holder.node or 'unknown'}, and this is node {own_node}")
     found = [it for it in inventory.attachments if it.container_id == holder.container

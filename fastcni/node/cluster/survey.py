@@ -79,7 +79,7 @@ class HeldBlock:
 
     @property
     def held(self) -> int:
-        """Return how many addresses of the block a pod holds, or are kept for a pod."""
+        """Return how many addresses of the block are held by a pod or kept for a pod."""
         return sum(it.state != REFUSED for it in self.holders)
 
 
@@ -217,7 +217,7 @@ def sentence(place: Place, times: bool = True) -> str:
 
 
 def holder_sentence(holder: Holder, times: bool = True) -> str:
-    """Return one sentence about the holder of an address. times: include since when."""
+    """Return one sentence about the holder of an address. times: include since when the holder has the address."""
     since = f" since {moment(holder.since)}" if holder.since and times else ""
     node = f"on node {holder.node or 'unknown'}"
     on = f"{holder.owner} {node}"

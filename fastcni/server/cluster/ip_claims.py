@@ -45,7 +45,8 @@ class IPClaims:
                 self._end_mirror(ip_claim.address)
             else:
                 self._attend_one(ip_claim)
-            # Only now: if the store was unavailable, this thread tries the change again. A newer change stays.
+            # Drop the change only after its work: if the store is unavailable, this thread tries again. A newer change
+            # stays.
             if self.changed.get(address) is change:
                 del self.changed[address]
         return NEVER

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 class Pods:
     """The pods of the node. state_of: see kernel/presence.py. cached(): returns the Place of each attachment that the
-    runtimes' result caches have. replaced(): returns the attachments that have ended and at whose namespace's path a
-    later pod is, see runtime/replaced.py."""
+    runtimes' result caches have. replaced(): returns each ended attachment whose namespace's path a later pod now uses,
+    see runtime/replaced.py."""
 
     def __init__(self, state_of: Callable[[str, float], tuple[str, str]],
                  cached: Callable[[], Mapping[Attachment, Place]],

@@ -176,7 +176,7 @@ class ClusterSpace:
         node, dirty = self.member.node, self.dirty & self.owned.keys()
         if node is None:
             return now + self.times.write_s if dirty else NEVER
-        taken, self.dirty, self.changes = self.dirty, set(), 0          # the next write has the later changes
+        taken, self.dirty, self.changes = self.dirty, set(), 0          # later changes wait for the next write
         try:
             uses = [Use(self.name, cidr, node.name, node.epoch, node.boot_id, shown, time())
                     for cidr, holders in self.local.holders(dirty).items()

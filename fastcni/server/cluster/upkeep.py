@@ -154,9 +154,9 @@ class ClusterUpkeep:
             self.log.exception("server_fault")
 
     def _pause(self) -> float | None:
-        """Return the seconds until the next job is due; None: only after a request or a change."""
+        """Return the seconds until the next job is due; None: no job is due before a request or a change."""
         due = min([member.due() for member in self.members.values()], default=NEVER)
-        if self.learned:                # their space could not be read
+        if self.learned:                # the spaces of these Keys could not be read
             due = min(due, monotonic() + self.times.max_away_s)
         return None if due == NEVER else max(0.0, due - monotonic())
 

@@ -34,7 +34,7 @@ class Attachment:
     """The attachment of an ADD, DEL or CHECK, and the addresses that an ADD has been given.
 
     keys, asked     see conf.py and requested.py
-    container, ifname, netns, network, owner   of the attachment; owner: the first two lines of its address files
+    container, ifname, netns, network, owner   the attachment's; owner: the first two lines of its address files
     grid            the prefix length of blocks, by family; set before this ADD claims addresses
     taken           for each range the packed address that the ADD has been given, or None
     fresh           the addresses of `taken` that were free before this ADD: the rollback releases them
@@ -90,7 +90,7 @@ def give(req: Request, attachment: Attachment) -> str:
         if not attachment.taken:
             attachment.taken = [None] * len(attachment.keys.ranges)
             give_again(space, attachment)
-        if not attachment.sticky:               # the store may have a sticky address for the pod, from any node
+        if not attachment.sticky:               # the store may have the pod's sticky address, given by any node
             for i in attachment.missing():
                 give_one(space, attachment, i)
         if None in attachment.taken:
@@ -100,7 +100,8 @@ def give(req: Request, attachment: Attachment) -> str:
 
 
 def unconfirmed(space: Space) -> bool:
-    """Return whether this node has to ask the store now that its epoch and blocks are unchanged. Raises CniError 7."""
+    """Return whether this node has to ask the store now whether its epoch and blocks are unchanged. Raises CniError
+    7."""
     state, keys = space.state, space.keys
     if state.node and state.node != keys.node:
         raise CniError(INVALID_CONFIG, f'{space.files.path} is the state of node "{state.node}", and this node is '
@@ -247,7 +248,7 @@ def take_next(space: Space, range_: Range, owner: bytes) -> bytes | None:
         packed, place = found
         space.times.give(place)
         if space.take(packed, owner):
-            return packed               # if take() fails, the index now has the other owner
+            return packed               # if take() fails, the index now shows the address's owner
     return None
 
 

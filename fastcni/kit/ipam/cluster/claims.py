@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 MAX_TRIES = 64          # attempts to claim a block while other nodes claim it first; each attempt reads all blocks
 FIRST_PAUSE_S = 0.2     # an ADD's first pause before it calls a busy store again
-PATIENCE_S = 20.0       # an ADD calls a busy store again for so long; other ADDs wait for it: waiting.LOCK_TIMEOUT_S
-MAX_BLOCKS = 64         # limit of blocks that one ADD claims. It claims a second one if other ADDs emptied the first
+PATIENCE_S = 20.0       # how long one ADD calls a busy store; other ADDs wait at most waiting.LOCK_TIMEOUT_S
+MAX_BLOCKS = 64         # limit of blocks that one ADD claims: it claims another block if other ADDs used up the first
 
 
 class ClaimLock:
@@ -126,7 +126,7 @@ def _provide(req: Request, attachment: Attachment, store: Store) -> None:
     me, attachment.grid = node_of(state), state.grid
     if attachment.sticky or ip_claims.wanted(attachment):
         check_hold(store, attachment.keys, req.warn, joined, fully=True)
-        joined = True                           # this ADD has asked
+        joined = True                           # this ADD has asked the store
     ip_claims.begin(req, attachment, store, me, bool(state.later))
     claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
@@ -139,7 +139,7 @@ def _provide(req: Request, attachment: Attachment, store: Store) -> None:
         if exhausted:
             ip_claims.give(req, attachment, store, me, exhausted)
     else:
-        raise CniError(TRY_AGAIN_LATER, "other pods took the addresses of each block that was claimed")
+        raise CniError(TRY_AGAIN_LATER, "other pods took all addresses of the blocks that this ADD claimed")
     if attachment.sticky:
         ip_claims.hold_sticky(req, attachment, store, me)
         with MadeSpace(attachment.keys, req.warn) as space:
@@ -179,7 +179,7 @@ def away(req: Request, attachment: Attachment, why: Away) -> CniError:
                     else "this node has no block of it")
             texts.append(f"{attachment.keys.ranges[i]}: {text}")
     return CniError(TRY_AGAIN_LATER,
-                    f"cannot claim addresses: the store {store_text(attachment.keys.store)} is away: {why}",
+                    f"cannot claim addresses: the store {store_text(attachment.keys.store)} is unavailable: {why}",
                     "; ".join(texts))
 
 
@@ -234,7 +234,7 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
         return
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(True)
-        if now[1] > space.state.history[1]:     # a restore shows by a lower revision than the last one that was seen
+        if now[1] > space.state.history[1]:     # after a restore, the revision is lower
             state = space.state.copy()
             state.note_history(now)
             space.save(state)
@@ -249,9 +249,9 @@ def lacks_blocks(store: Store, keys: Keys, state: State) -> bool:
 
 
 def confirm_once(req: Request, keys: Keys) -> None:
-    """Call confirm() for an ADD. If the store is unavailable, the ADD continues with this node's blocks. But after a
-    reboot, or with another store than before, only the store knows whether the blocks are still this node's: then raise
-    CniError 11."""
+    """Call confirm() for an ADD. If the store is unavailable, the ADD continues with this node's blocks. Raises
+    CniError 11 if the store is unavailable after a reboot, or if it is another store than before: then only the store
+    knows whether the blocks are still this node's."""
     with ClaimLock(keys):
         with MadeSpace(keys, req.warn) as space:
             if not allocate.unconfirmed(space):
@@ -262,10 +262,10 @@ def confirm_once(req: Request, keys: Keys) -> None:
         except Away as e:
             if other or not known:
                 since = ", which were claimed in another store" if other else " since the boot"
-                raise CniError(TRY_AGAIN_LATER, f"the store {store_text(keys.store)} is away: {e}",
+                raise CniError(TRY_AGAIN_LATER, f"the store {store_text(keys.store)} is unavailable: {e}",
                                f"it has not confirmed this node's blocks{since}: another node may have them") \
                     from None
-            req.warn(f"the store {store_text(keys.store)} is away, going on with own blocks: {e}")
+            req.warn(f"the store {store_text(keys.store)} is unavailable, this node continues with its own blocks: {e}")
 
 
 def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: dict[str, int] | None = None,
@@ -284,7 +284,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
     me, there = joined.node, {block.cidr: block for block in joined.blocks}
     with MadeSpace(keys, warn) as space:
         old = space.state
-    suspect = (suspect or joined.restored or restored(old.history, store.history())         # before writes raise it
+    suspect = (suspect or joined.restored or restored(old.history, store.history())         # before this call's writes
                or log_restored(old.history, joined.log))
     if old.blocks and suspect:
         for cidr in there.keys() - old.blocks.keys() - set(old.lost):
@@ -309,11 +309,12 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
             state.add_block(block.cidr, block.epoch, block.since)
         for cidr in lost:
             state.drop_block(cidr)
-            warn(f"block {cidr} of space {keys.space} is not this node's any more: no new address is given of it")
+            warn(f"block {cidr} of space {keys.space} now belongs to another node: this node gives no more "
+                 "addresses of the block")
         if suspect:
             state.hold = hold.begin(keys.store)
-            warn(f"the store {store_text(keys.store)} was restored or replaced: no block is claimed for at least "
-                 f"{hold.seconds_of(keys.store):g} s, while the nodes claim their own again")
+            warn(f"the store {store_text(keys.store)} was restored or replaced: this node claims no block for at least "
+                 f"{hold.seconds_of(keys.store):g} s, while the nodes claim their own blocks again")
         state.history = now
         state.later += [one for one in again if one not in state.later]
         ip_claims.note_ended(space, state, joined.ip_claims)
@@ -333,8 +334,9 @@ def assert_block(store: Store, me: Node, space: str, cidr: str, block: Block | N
 
 
 def held(store: Store, keys: Keys, warn: Warn, fully: bool = False) -> str:
-    """Return why this node may not claim a block now, or "". If the store was restored since this node last asked it,
-    begin the pause of hold.py. fully: compare the revision, too; who claims a block does so afterwards. Raises Away."""
+    """Return why this node may not claim a block now, or "". If the store was restored since this node last asked the
+    store, begin the pause of hold.py. fully: also compare the revision. A claim of a block needs no `fully`, because
+    note_blocks() compares the revision later. Raises Away."""
     with MadeSpace(keys, warn) as space:
         history = space.state.history
     if log_restored(history, store.log()) or (fully and restored(history, store.history())):

@@ -1,5 +1,5 @@
-"""Read the keys of the `ipam` section for cluster-wide addresses, including the keys of whereabouts 0.9. The only files
-that it opens are those that flat_file.py names.
+"""Read the keys of the `ipam` section for cluster-wide addresses, including the keys of whereabouts 0.9. This module
+opens only the files that flat_file.py names.
 
     range, range_start, range_end, exclude, gateway     of one range; ipRanges: a list of objects with these keys
     addresses, routes, dns                              copied to the result
@@ -64,7 +64,7 @@ IGNORED = {
 class Keys:
     """The keys of a network's configuration. All requests of the network share this object, so no code may change it.
 
-    data_dir, fsync       the directory of the node's state, and whether address files are synced
+    data_dir, fsync       the directory of the node's state, and whether address files need fsync(2)
     space, node, store    names of the address space and of this node; the Settings of the store, see stores/__init__.py
     store_key             key_of() the Settings of the store
     flat                  the flat file that was read, as flat_file.find() returns it

@@ -5,10 +5,11 @@
              that uses the space chooses
     Node     a node of the cluster with its epoch. A node that is declared dead gets a higher epoch, and the store
              rejects writes by the old epoch
-    Block    an aligned prefix of that length. An ACTIVE block belongs to one node: only this node gives its addresses.
-             In a SHARED block, nodes claim each address as an IPClaim
+    Block    an aligned prefix of the grid's length. An ACTIVE block belongs to one node: only this node gives its
+             addresses. In a SHARED block, nodes claim each address as an IPClaim
     IPClaim  the claim of one address: in a SHARED block, or a fixed or sticky address in a node's block
-    Use      the addresses of a block that pods have, for people and tools. The node writes it some time later
+    Use      the addresses of a block that pods have, for people and tools. The node writes the Use some time after an
+             address was given or released
 
 The invariant: an address of a space has at most one live owner. To keep it, a store compares and writes in one atomic
 step. If a change does not fit into one transaction, the store orders its steps so that at least one of two concurrent
@@ -25,23 +26,23 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     # (id of the store's data, its revision, at_least): at_least <= index of the store's last log entry - revision. Each
-    # write adds a log entry and a revision, so the difference never falls. A restored etcd has a new log, but the
-    # revision of the backup: there the difference is lower.
+    # write adds a log entry and a revision, so the difference never falls. A restored etcd has a new log and the
+    # revision of the backup, so its difference is lower.
     History = tuple[str, int, int]
 
 # Values of Node.state
 ALIVE = "alive"                 # its last heartbeat is younger than NODE_TTL_S
 LOST = "lost"                   # its last heartbeat is older; the node keeps its blocks
-DEAD = "dead"                   # its epoch was raised and its blocks are in quarantine; it may come back
+DEAD = "dead"                   # its epoch was raised, and its blocks are in quarantine; the node may return
 
 # Values of Block.state
 ACTIVE = "active"
-QUARANTINE = "quarantine"       # of a dead node: no node gives its addresses, until the node is forgotten or comes back
+QUARANTINE = "quarantine"       # a dead node's block: no node gives its addresses before that node returns or is forgotten
 SHARED = "shared"               # the block belongs to no node
 
 # Values of IPClaim.state
 HELD = "held"                   # a pod has the address
-KEPT = "kept"                   # the address is sticky and its pod was deleted: the next pod with that identity gets it
+KEPT = "kept"                   # the pod of a sticky address was deleted: the next pod of that name gets the address
 ASKED = "asked"                 # another node has the block, and has not yet answered this request
 REFUSED = "refused"             # the asked node's own pod has the address: `reason` names the pod
 
@@ -74,8 +75,8 @@ class Changed(Exception):
 
 
 class Record:
-    """A record of the store. Records with equal fields are equal, whatever their `revision`, by which the store detects
-    changes."""
+    """A record of the store. Two records are equal if all fields but `revision` are equal. The store detects changes by
+    `revision`."""
 
     __slots__: tuple[str, ...] = ()
     revision: Any
@@ -108,7 +109,7 @@ class Record:
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.to_dict() == other.to_dict()
 
-    __hash__ = None     # type: ignore[assignment]  # it can be changed
+    __hash__ = None     # type: ignore[assignment]  # a Record is mutable
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.to_dict().items())})"
@@ -148,9 +149,9 @@ class IPClaim(Record):
     """The claim of one address.
 
     space, address ("10.0.0.7"), block (the cidr). state: HELD, KEPT, ASKED or REFUSED. node and epoch: the claiming
-    node's. owner: container id, ifname. pod: "namespace/name", "" if unknown. network: the configuration's name. since:
-    unix time. sticky: True if the IPClaim becomes KEPT for `pod` when the pod is deleted. reason: the explanation of
-    REFUSED, "" in other states.
+    node's. container (id) and ifname: the owner's. pod: "namespace/name", "" if unknown. network: the configuration's
+    name. since: unix time. sticky: True if the IPClaim becomes KEPT for `pod` when the pod is deleted. reason: the
+    explanation of REFUSED, "" in other states.
     """
 
     __slots__ = ("space", "address", "block", "state", "node", "epoch", "container", "ifname", "pod", "network",
@@ -218,7 +219,7 @@ def log_restored(before: History, log: tuple[int, int] | None) -> bool:
     if log is None or not before[0]:
         return False
     index, revision = log
-    return revision >= before[1] and index - revision < before[2]       # a lower revision: that member may be behind
+    return revision >= before[1] and index - revision < before[2]       # a lower one: the member is behind
 
 
 if TYPE_CHECKING:
@@ -238,8 +239,8 @@ if TYPE_CHECKING:
 
         # Nodes
         def join(self, node: str, boot_id: str, address: str = "") -> Node:
-            """Register this node, which is also a heartbeat, and return the Node with its epoch. A DEAD node that joins
-            becomes ALIVE, with the epoch that declare_dead() raised; its blocks do not change."""
+            """Register this node, and return the Node with its epoch. A registration is also a heartbeat. A DEAD node
+            that joins becomes ALIVE, with the epoch that declare_dead() raised; its blocks do not change."""
 
         def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
             """Call join(), then grid(space, wanted), blocks(space, node) and ip_claims(space, node). Return the
@@ -269,12 +270,12 @@ if TYPE_CHECKING:
 
         def log(self) -> tuple[int, int] | None:
             """Ask the store for (the index of the last entry in its log, its revision). None: the store has no log, or
-            does not tell. The member that answers may be behind other members."""
+            does not report the index. The member that answers may be behind other members."""
 
         def settle(self) -> None:
-            """Record that the store is complete: after its restore, the nodes have claimed their records again. The
-            first join_space() does so, too. From then on join_space() compares the log with this record, for nodes that
-            have no History."""
+            """Record the index of the log, because the store is complete: after the store's restore, the nodes have
+            claimed their records again. The first join_space() also records the index. Each later join_space() compares
+            the log with this record, for nodes that have no History."""
 
         # Blocks
         def blocks(self, space: str = "", node: str = "") -> list[Block]:
@@ -287,8 +288,9 @@ if TYPE_CHECKING:
             Fenced."""
 
         def adopt(self, me: Node, block: Block) -> Block:
-            """Make a block of this node's earlier epoch, QUARANTINE or ACTIVE, its own again, with the present epoch.
-            Raises Changed if another node has the block or if the block was deleted; Fenced."""
+            """Take over a block that this node had in an earlier epoch and that is in QUARANTINE or ACTIVE: make the
+            block ACTIVE, with the present epoch. Raises Changed if another node has the block or if the block was
+            deleted; Fenced."""
 
         def share(self, space: str, cidr: str) -> Block:
             """Return the block as SHARED; create the block if it does not exist. Raises Taken if a node has the

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 USUAL = {32: 26, 128: 122}          # prefix lengths: blocks of 64 addresses
 USUAL_BITS = 6                      # host bits of the USUAL blocks
-SHARES = 4                          # a small range has 2**4 blocks: so many more host bits than its blocks
+SHARES = 4                          # a small range has 2**4 blocks: the range has 4 more host bits than a block
 FEWEST = 4                          # with fewer blocks in a range, nodes claim single addresses
 
 

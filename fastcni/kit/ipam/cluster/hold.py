@@ -9,8 +9,8 @@ again:
 3. Wait for SETTLE_S, because a node sends its heartbeat a moment before it claims its blocks.
 
 State.hold is None, or describes the current step: [boot id, CLOCK_BOOTTIME when the step began, seconds of the step,
-settled]. settled: the step is step 3. After a reboot, the step has lasted at least since that boot: CLOCK_BOOTTIME
-itself.
+settled]. settled: whether the current step is step 3. After a reboot, the step has lasted at least CLOCK_BOOTTIME, the
+time since that boot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PAUSE_S = 60.0                  # twice a server's max_away_s of 20 s, plus some timeouts of 5 s
 SETTLE_S = 5.0
-DEAD_AFTER_S = 600.0            # if the store's settings have no dead_after: Times.grace_s
+DEAD_AFTER_S = 600.0            # as Times.grace_s, if the store's settings have no dead_after
 MAX_NAMED = 5                   # how many nodes an error names
 
 

@@ -129,7 +129,7 @@ def take(req: Request, attachment: Attachment, i: int, ip_claim: IPClaim, store:
 def claim_again(store: Store, me: Node, keys: Keys, warn: Callable[[str], object],
                 grid: dict[str, int]) -> list[dict[str, str]]:
     """Make the IP claims of this node's pods again, because a restored store may lack them. Return the entries of
-    State.later for IPClaims whose block the store lacks until its node has claimed it."""
+    State.later for IPClaims whose block the store lacks until the block's node has claimed the block."""
     with MadeSpace(keys, warn) as space:
         found = [one for name in space.files.names() if (one := own_ip_claim(space, name, grid))]
     return [later_of(ip_claim.address, ip_claim.container, ip_claim.ifname, HELD) for ip_claim, shared in found
@@ -137,8 +137,8 @@ def claim_again(store: Store, me: Node, keys: Keys, warn: Callable[[str], object
 
 
 def own_ip_claim(space: Space, name: str, grid: dict[str, int]) -> tuple[IPClaim, bool] | None:
-    """Return (the IPClaim of the pod that has an address of this node, whether its block is SHARED). None if no pod has
-    the address, or if the address has no IPClaim."""
+    """Return (the IPClaim of the address `name`, whether its block is SHARED). None if no pod of this node has the
+    address, or if the address has no IPClaim."""
     owner, (network, pod, marks) = space.files.read_owner(name) or b"", space.files.note(name)
     if (IP_CLAIM not in marks and STICKY not in marks) or not is_attachment(owner):
         return None
@@ -157,7 +157,7 @@ def regain(store: Store, me: Node, ip_claim: IPClaim, shared: bool, warn: Callab
     except Taken as e:
         if isinstance(e.by, Block) and e.by.state == ACTIVE and e.by.node != me.name and ip_claim.state == HELD:
             return regain(store, me, ip_claim.copy(state=ASKED), False, warn)
-        if isinstance(e.by, IPClaim) and e.by.node == me.name:      # of the pod that had the address at the backup
+        if isinstance(e.by, IPClaim) and e.by.node == me.name:      # of a pod from before the backup
             store.change_ip_claim(e.by, epoch=me.epoch, state=HELD, **{name: getattr(ip_claim, name) for name in (
                 "container", "ifname", "pod", "network", "since", "sticky")})
         else:
@@ -308,7 +308,7 @@ def give_sticky(req: Request, attachment: Attachment, store: Store, me: Node) ->
 
 def take_sticky(req: Request, attachment: Attachment, i: int, packed: bytes, before: IPClaim) -> None:
     """Make this attachment the owner of a sticky address's file. Until now, the pod's previous sandbox owns the file,
-    or the file does not exist on this node. before: the IPClaim before the claim."""
+    or the file does not exist on this node. before: the IPClaim before this attachment took it over."""
     with MadeSpace(attachment.keys, req.warn) as space:
         own = space.state.own_block(packed) is not None
         more = attachment.more("" if own else IP_CLAIM, STICKY)
@@ -351,7 +351,7 @@ def later_of(name: str, container: str, ifname: str, to: str) -> dict[str, str]:
 
 
 def note_later(space: Space, entries: Iterable[dict[str, str]]) -> None:
-    """Add to State.later the entries that it does not have yet."""
+    """Add `entries` to State.later, without duplicates."""
     new = space.state.copy()
     new.later += [one for one in entries if one not in new.later]
     if len(new.later) != len(space.state.later):
@@ -400,8 +400,7 @@ def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: A
 
 def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], left: dict[str, str]) -> bool:
     """Release or keep the IPClaim of `left`, an entry of State.later, or claim it again. Return False if the IPClaim
-    changed meanwhile, or if the store lacks its block: call again.
-    """
+    changed during the call, or if the store lacks its block: the caller tries again later."""
     if left["to"] == HELD:
         with MadeSpace(keys, warn) as space:
             own, state = own_ip_claim(space, left["address"], space.state.grid), space.state

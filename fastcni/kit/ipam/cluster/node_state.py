@@ -5,13 +5,13 @@
         .cluster/blocks.json    the State: node, epoch, boot id, grid, blocks. Replaced by rename(2), under the lock
         .cluster/released       the time at which each address of these blocks was released, see released.py
         .cluster/pods/<digest>  a symbolic link whose text lists the addresses of a pod's interface
-        .cluster/claim.lock     flock(2) around calls to the store, see claims.py; the other lock is then free
+        .cluster/claim.lock     flock(2) around calls to the store, see claims.py; they do not hold the other lock
 
 An address file's first two lines are its owner, as in host-local. <pod> is "namespace/name". <netns> is the path of the
 pod's network namespace, by which a server checks whether the pod exists. <marks>: "single" if the IPClaim is released
-with the address, "sticky" if the store keeps it for the pod, "shared" if its block is SHARED. The owner
-"fastcni:single <pod>\\r\\n<ifname>" reserves an address of this node's block for an IPClaim that is KEPT, or another
-node's.
+with the address, "sticky" if the store keeps the claim for the pod, "shared" if its block is SHARED. The owner
+"fastcni:single <pod>\\r\\n<ifname>" reserves an address of this node's block for an IPClaim that is KEPT or belongs to
+another node.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ class Space(Store):
         return [bytes.fromhex(one) for one in text.split(",")]
 
     def note_pod(self, pod: str, ifname: str, addresses: list[bytes]) -> None:
-        """Record the addresses of a pod's interface. The record is only a hint, so a failure is a warning."""
+        """Record the addresses of a pod's interface. The record is only a hint, so a failure only logs a warning."""
         link, text = pod_link(pod, ifname), ",".join(packed.hex() for packed in addresses)
         try:
             try:
@@ -397,7 +397,8 @@ def look_of(found: posix.stat_result) -> tuple[int, int, int, int]:
 
 
 def read_state(files: SpaceFiles, cache: Cache) -> State:
-    """Return the State in blocks.json, or a new State if missing or damaged. Makes directories. Raises OSError."""
+    """Return the State in blocks.json, or a new State if the file is missing or damaged. Creates missing directories.
+    Raises OSError."""
     try:
         look = look_of(posix.stat(BLOCKS, dir_fd=files.fd))
         last = cache.last
@@ -411,7 +412,7 @@ def read_state(files: SpaceFiles, cache: Cache) -> State:
         state = State(json.read(read_file(f"/proc/self/fd/{fd}", posix.O_RDONLY, MAX_BYTES)))
         cache.keep(fd, look_of(posix.fstat(fd)), state)
     except (json.JsonError, AttributeError, TypeError, ValueError) as e:
-        # After a power cut. Address files show the held addresses, and rejoin() reads the blocks from the store.
+        # A power cut can damage the file. The address files show the held addresses, and rejoin() reads the blocks.
         close_file(fd)
         files.warn(f"{files.path}/{BLOCKS} is damaged, asking the store for this node's blocks: {e}")
         return State({})

@@ -130,10 +130,10 @@ def report(req: Request, attachment: Attachment) -> None:
     try:
         store.nodes()
     except Away as e:
-        text = f"the store {stores.store_text(attachment.keys.store)} is away: {e}"
+        text = f"the store {stores.store_text(attachment.keys.store)} is unavailable: {e}"
         if left and all(left):
-            raise CniError(LIMITED_CONNECTIVITY, text, "own blocks have addresses left") from None
-        raise CniError(PLUGIN_NOT_AVAILABLE, text, "own blocks have no address left") from None
+            raise CniError(LIMITED_CONNECTIVITY, text, "this node's blocks still have free addresses") from None
+        raise CniError(PLUGIN_NOT_AVAILABLE, text, "a range has no free address in this node's blocks") from None
     except ImportError as e:
         raise CniError(PLUGIN_NOT_AVAILABLE,
                        f"the store {stores.store_text(attachment.keys.store)} needs a package: {e}",

@@ -2,7 +2,7 @@
 The times are hints: without the file, only the order of addresses changes.
 
     0    magic, boot id         the times are of CLOCK_BOOTTIME, so a file of another boot is emptied
-    48   confirmed, tried       milliseconds: when the store last confirmed this node, and when it was last asked
+    48   confirmed, tried       milliseconds: when the store last confirmed this node, and when this node last asked
     64   seconds                4 bytes for each address: when it was released; 0: never; HELD: a pod has it
 
 Every function needs the Space's lock. The file has this machine's byte order, because no other machine reads it.
@@ -65,7 +65,7 @@ class Released:
         return int.from_bytes(self.first[56:64], sys.byteorder) / 1000
 
     def note_confirmed(self, ok: bool) -> None:
-        """Record the present time as that of the last request to the store; if `ok`, also as that of the last
+        """Record now as the time of the last request to the store; if `ok`, also as the time of the last
         confirmation."""
         self.read_head()
         now = int(boottime() * 1000).to_bytes(8, sys.byteorder)
@@ -86,8 +86,8 @@ class Released:
         self.first = b""
 
     def read(self, place: int, count: int) -> bytes:
-        """Return the entries of `count` addresses from `place` on, 4 bytes each: the second of the release; 0: never;
-        HELD: a pod has it."""
+        """Return the entries of `count` addresses from `place` on, 4 bytes each: the time of the release in seconds; 0:
+        never; HELD: a pod has it."""
         self.read_head()
         at, size = HEADER + 4 * place, 4 * count
         data = self.first[at:at + size] if at + size <= FIRST else posix.pread(self.fd, size, at)

@@ -1,8 +1,11 @@
 """Read the pod's identity, and the addresses that the pod requests by CNI_ARGS, args.cni.ips and runtimeConfig.ips.
 
-    IP=10.0.0.5 or IP=10.0.0.5/24,fd00::5/64    an address in a range is given from that range; any other address is put
-    GATEWAY=10.0.0.1                            into the result unchanged, as in whereabouts, and needs a prefix length
+    IP=10.0.0.5 or IP=10.0.0.5/24,fd00::5/64    the requested addresses
+    GATEWAY=10.0.0.1                            the gateway of the requested addresses outside of all ranges
     K8S_POD_NAMESPACE, K8S_POD_NAME             the pod, by which another sandbox of the pod finds its addresses
+
+A requested address in a range is given from that range. Any other requested address needs a prefix length, and is put
+into the result unchanged, as in whereabouts.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def room(keys: Keys, warn: Warn) -> list[Room]:
 
 def spare(size: int, free: int) -> int:
     """Return how many free addresses of a range the node can give before it claims the range's next block. Below 0:
-    claim it now."""
+    claim the block now."""
     return free - -(-size // AHEAD)
 
 
@@ -94,7 +94,7 @@ def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
     if not short_of(keys, warn):
         return []
     with ClaimLock(keys):
-        ranges = short_of(keys, warn)           # another request may have claimed a block since
+        ranges = short_of(keys, warn)           # another request may have claimed a block since the first check
         with MadeSpace(keys, warn) as space:
             before = set(space.state.blocks)
         if ranges and not claims.held(store, keys, warn):
@@ -150,7 +150,7 @@ def finish_later(store: Store, keys: Keys, warn: Warn) -> None:
 def answer_asked(store: Store, keys: Keys, warn: Warn, ip_claim: IPClaim) -> IPClaim | None:
     """Answer another node that asks for an address in a block of this node. Set the IPClaim's state to HELD if the
     address was free, else to REFUSED with the holder as reason. Return the IPClaim. None: the claim asks for no address
-    of this node, or the other node has withdrawn it."""
+    of this node, or the other node has withdrawn the claim."""
     if ip_claim.state != ASKED:
         return None
     packed = address.read_ip(ip_claim.address)
@@ -171,8 +171,8 @@ def answer_asked(store: Store, keys: Keys, warn: Warn, ip_claim: IPClaim) -> IPC
 
 
 def is_complete(store: Store, keys: Keys, warn: Warn) -> bool:
-    """Return whether an IP claim that the store lacks has ended. After a restore of the store, the node of its pod
-    may have to claim it again."""
+    """Return whether the store has all IP claims. After a restore of the store, claims may be missing until the nodes
+    of their pods have made them again."""
     with ClaimLock(keys):
         return not claims.held(store, keys, warn, fully=True)
 

@@ -9,7 +9,7 @@ from writing.
 
 A node's `alive` key is put once, with a new lease, and not again while the key exists. So a process that can renew the
 key's lease knows that the key has existed without a break: declare_dead() was not possible, and the epoch is unchanged.
-The lease needs an id that etcd chooses. A lease with a chosen id could be granted again without the key.
+etcd must choose the lease's id: if clients chose ids, a lease with the same id could be granted again, without the key.
 
 join_space() reads in the transaction that joins, so its result is the state at the join. After the join no other node
 removes keys of this node. A new node does not read its keys first: its transaction compares that they do not exist. If
@@ -45,7 +45,7 @@ class EtcdNodes:
         self.keys = Keys(settings.get("prefix", "/fastcni/v1"))
         self.watched = Watch(self.etcd, self.keys)
         self.leases: dict[tuple[str, int], int] = {}    # of alive keys: {(node, epoch): lease}
-        self.index = 0                                  # of the log's last entry, by the last log()
+        self.index = 0                                  # of the log's last entry, at the last call of log()
         self.node_ttl = int(settings.get("node_ttl", NODE_TTL_S))
 
     def history(self) -> History:
@@ -53,7 +53,7 @@ class EtcdNodes:
             self.etcd.read(self.keys.nodes())
         assert self.etcd.history is not None
         name, revision = self.etcd.history
-        return name, revision, self.index - revision        # the index is the earlier one, so the log may have more
+        return name, revision, self.index - revision        # the log may have grown since log() read its index
 
     def log(self) -> tuple[int, int] | None:
         if (found := self.etcd.log()) is not None:

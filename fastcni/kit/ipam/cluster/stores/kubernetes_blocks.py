@@ -31,7 +31,7 @@ class BlockObjects:
         self.api = api
 
     def list_of(self, plural: str, **fields: str) -> list[tuple[Any, Object]]:
-        """Return [(record, object)] of a kind of object, of those whose fields equal `fields`; "" matches any value."""
+        """Return (record, object) of each object of a kind whose fields equal `fields`; "" matches any value."""
         chosen = {key: value for key, value in fields.items() if value}
         found = [(to_record(plural, it), it) for it in self.api.list_all(f"{BASE}/{plural}", selector(chosen))]
         return [(record, it) for record, it in found

@@ -37,12 +37,12 @@ OWN_LEASE_PART = 0.5            # part of node_ttl: with an older Lease, the nod
 
 
 class Signs:
-    """How long each node's heartbeat times have been unchanged, by this machine's clock, because other machines' clocks
-    may be wrong."""
+    """The heartbeat times of each node, and for how long they have been unchanged. Only this machine's clock measures
+    that, because other machines' clocks may be wrong."""
 
     def __init__(self, ttl: float) -> None:
         self.ttl = ttl
-        self._seen: dict[str, tuple[tuple[float, ...], float, bool]] = {}   # node: (signs, first seen at, one is newer)
+        self._seen: dict[str, tuple[tuple[float, ...], float, bool]] = {}   # {node: (signs, first seen, any newer)}
 
     def alive(self, node: str, signs: tuple[float, ...], now: float) -> bool:
         """Return whether a node is alive. signs: the unix times of its last heartbeats: of its Lease, and of its
@@ -144,7 +144,7 @@ class NodeObjects(BlockObjects):
         return self._cluster, self.api.revision, 0
 
     def log(self) -> None:
-        """Implement Store.log() of contract.py: the API server does not tell the index of etcd's log."""
+        """Implement Store.log() of contract.py: the API server does not report the index of etcd's log."""
 
     def settle(self) -> None:
         """Implement Store.settle() of contract.py: without a log, there is nothing to record."""

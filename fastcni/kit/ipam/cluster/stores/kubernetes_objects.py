@@ -166,8 +166,7 @@ def to_patch(spec: Object, revision: str = "") -> Object:
 
 
 def to_record(plural: str, document: Object) -> Any:
-    """Return the record of an object. A Node's `state` is the stored one, whatever the heartbeats, and its `seen` is
-    0."""
+    """Return the record of an object. A Node gets the stored `state`, without regard to heartbeats, and `seen` 0."""
     known = RECORDS[plural]
     spec = document.get("spec") or {}
     fields = {name: from_value(name, spec[key]) for name in known.__slots__

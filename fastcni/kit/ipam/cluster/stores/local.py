@@ -317,7 +317,7 @@ class LocalStore:
         at = -1
         while not stop():
             try:
-                data = read_document(self.directory)   # rename(2) replaces it: complete without the lock
+                data = read_document(self.directory)   # rename(2) replaces the file, so the read needs no lock
             except OSError as e:
                 raise Away(f"store {self.directory}: {e.strerror} (errno {e.errno})") from None
             if data["revision"] != at:

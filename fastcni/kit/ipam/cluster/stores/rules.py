@@ -33,7 +33,8 @@ def claim_address(before: IPClaim | None, me: Node, ip_claim: IPClaim) -> tuple[
 
 
 def may_take_over(before: IPClaim, ip_claim: IPClaim) -> bool:
-    """Return whether a claim may replace the IPClaim `before`: it is the attachment's own, or is kept for its pod."""
+    """Return whether a claim may replace the IPClaim `before`: `before` is of the same attachment, or kept for its
+    pod."""
     if before.state == KEPT:
         return bool(before.pod) and before.pod == ip_claim.pod
     return (before.container, before.ifname) == (ip_claim.container, ip_claim.ifname)

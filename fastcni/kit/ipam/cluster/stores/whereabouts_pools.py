@@ -7,7 +7,7 @@ Names of these objects have several parts, each with "-" for ":" and "/", joined
     OverlappingRangeIPReservation     [network-]address             net1-fd00--5
 
 A pool's `spec` has its range. So the rest of the pool's name is the network, the node or both; the NodeSlicePools show
-whether it contains a node. This module writes nothing.
+whether the name contains a node. This module writes nothing.
 """
 
 from __future__ import annotations

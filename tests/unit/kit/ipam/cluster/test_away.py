@@ -51,7 +51,7 @@ def test_no_address_is_given_while_the_configuration_names_another_store_that_is
     a.store = a.store | settings
     a.mode.watched.away = True
     e = a.refused("ADD", NET, "c2")
-    assert e.code == 11 and "is away: no route to host" in e.msg and "another store" in e.details
+    assert e.code == 11 and "is unavailable: no route to host" in e.msg and "another store" in e.details
     assert len(a.files()) == 1
     a.delete(NET, "c1")
 
@@ -64,7 +64,7 @@ def test_the_blocks_of_a_former_store_are_claimed_in_the_next_one_before_they_ar
     store_of(b).claim(store_of(b).join("b", "boot"), [("default", old.cidr)])
     e = a.refused("ADD", NET, "more")
     assert e.code == 11 and "another 60 s" in e.msg         # claims wait until the other nodes may have joined
-    assert f"block {old.cidr} of space default is not this node's any more" in " ".join(a.warnings)
+    assert f"block {old.cidr} of space default now belongs to another node" in " ".join(a.warnings)
     assert sorted(a.files()) == sorted(given) and store_of(a).blocks()[0].node == "b"
 
 
@@ -142,7 +142,7 @@ def test_a_node_may_be_told_to_stop_without_its_store(a, monkeypatch):
     monkeypatch.setattr("fastcni.kit.ipam.cluster.released.boottime", lambda: now + 3700)
     a.mode.watched.away = True
     assert a.add(NET, "c2")
-    assert "going on with own blocks" in a.warnings[-1]
+    assert "this node continues with its own blocks" in a.warnings[-1]
     e = a.refused("ADD", NET | {"serve_after_loss": 3600}, "c3")
     assert e.code == 11 and "for more than 3600 s" in e.msg
 
@@ -181,7 +181,7 @@ def test_a_node_that_was_forgotten_gives_nothing_of_a_block_that_another_has(a, 
     assert first in a.files()                   # the running pod keeps its address
     assert second.rpartition(".")[2] != str(int(first.rpartition(".")[2]) + 1)
     assert [one.node for one in store_of(a).blocks() if one.cidr == block.cidr] == ["b"]
-    assert any("is not this node's any more" in text for text in a.warnings)
+    assert any("now belongs to another node" in text for text in a.warnings)
 
 
 def test_a_claim_by_a_dead_node_joins_first(a, b):

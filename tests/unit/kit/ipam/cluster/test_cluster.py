@@ -114,7 +114,7 @@ def test_a_failed_add_leaves_nothing(a):
     held = a.files()
     a.mode.watched.away = True
     e = a.refused("ADD", DUAL, "c1")
-    assert (e.code, "is away: no route to host" in e.msg) == (11, True)
+    assert (e.code, "is unavailable: no route to host" in e.msg) == (11, True)
     assert "fd00:9::/64: this node has no block of it" in e.details
     assert a.files() == held
 
@@ -291,7 +291,7 @@ def test_status_is_51_if_the_store_is_away_and_50_if_nothing_is_left(a):
     a.add(NET, "c1")
     a.mode.watched.away = True
     e = a.refused("STATUS", NET, "")
-    assert e.code == 51 and "is away: no route to host" in e.msg
+    assert e.code == 51 and "is unavailable: no route to host" in e.msg
 
 
 @pytest.mark.parametrize("ipam, count", [({"range": "10.0.0.0/27", "block_size": 29}, 30), (TINY, 6)])
