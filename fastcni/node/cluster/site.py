@@ -202,9 +202,8 @@ def elsewhere() -> list[ClusterNetwork]:
 
 
 def grids(store: Store, ranges: Mapping[str, Sequence[Net]], dry_run: bool) -> dict[str, dict[str, int]]:
-    """Return the block sizes {space: {"4": 26, "6": 122}}. In a new space the ranges decide about the block size: as
-    with a configuration, small ranges get small blocks. dry_run: do not write the block sizes to the store. Raises
-    Away."""
+    """Return the block sizes {space: {"4": 26, "6": 122}}. In a new space the ranges determine the block size: as with
+    a configuration, small ranges get small blocks. dry_run: do not write the block sizes to the store. Raises Away."""
     found = {}
     for space, nets in ranges.items():
         wanted: dict[str, int] = {}

@@ -2,8 +2,8 @@
 
 Another node asks for an address by a claim in state ASKED. This node answers: it takes the address out of its block and
 sets the claim to HELD. If one of this node's pods has the address, this node sets the claim to REFUSED, with the holder
-as reason. For each claim that is HELD, or KEPT for a pod that comes again, this node has an address file, so that no
-ADD allocates the address. The node removes the file when the claim no longer exists.
+as reason. For each claim that is HELD, or KEPT for a pod's next sandbox, this node has an address file, so that no ADD
+allocates the address. The node removes the file when the claim no longer exists.
 """
 
 from __future__ import annotations

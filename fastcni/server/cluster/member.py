@@ -175,7 +175,7 @@ class Member:
             self._note_restored(now, f"revision {history[1]} of {history[0]} after {former[1]} of {former[0]}")
         elif former is not None and log_restored(former, self.store.log()):
             self._note_restored(now, f"its log is shorter than before, at revision {history[1]} of {history[0]}")
-        self.history = self.store.history()             # with the at_least of the last log()
+        self.history = self.store.history()             # its at_least comes from the last log()
 
     def _note_restored(self, now: float, why: str) -> None:
         """Handle a store that has lost records: claim no block for a pause in which each node claims its own blocks

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     Attachment = tuple[str, str, str]           # network, container id, ifname
-    Place = tuple[str, float]                   # path of the namespace, and when it existed; see Pods.state_of
+    Place = tuple[str, float]                   # path of a namespace, a time at which it existed: see Pods.state_of
 
 
 class Pods:

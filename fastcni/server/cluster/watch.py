@@ -22,7 +22,7 @@ class ClusterWatch:
     """The watch of one store. wanted(event): returns whether to pass on a change; called in the watch's thread for the
     changes of the whole cluster. wake(): called after each change that is passed on.
 
-    changes: the changes for take().
+    changes: the changes that the next take() returns.
     """
 
     def __init__(self, store: contract.Store, wanted: Callable[[contract.Event], bool], wake: Callable[[], object],

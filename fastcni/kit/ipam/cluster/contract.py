@@ -37,7 +37,7 @@ DEAD = "dead"                   # its epoch was raised, and its blocks are in qu
 
 # Values of Block.state
 ACTIVE = "active"
-QUARANTINE = "quarantine"       # a dead node's block: no node gives its addresses before that node returns or is forgotten
+QUARANTINE = "quarantine"       # no node gives addresses of this block until its dead node returns or is forgotten
 SHARED = "shared"               # the block belongs to no node
 
 # Values of IPClaim.state

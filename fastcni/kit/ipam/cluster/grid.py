@@ -100,8 +100,8 @@ class Range:
 
 
 class Own:
-    """A block of this node. bits: 32 or 128. first, last: addresses as numbers. epoch: the node's, at the claim. since:
-    unix time of the claim. at: the place of the first address in the table of released addresses."""
+    """A block of this node. bits: 32 or 128. first, last: addresses as numbers. epoch: the node's epoch at the claim.
+    since: unix time of the claim. at: the place of the first address in the table of released addresses."""
 
     __slots__ = ("at", "bits", "cidr", "epoch", "first", "last", "shift", "since")
 

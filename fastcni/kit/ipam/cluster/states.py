@@ -18,8 +18,8 @@ an event changes nothing, the function returns the same object.
     | forget                      |                             |                             |
 
 Guards compare the epoch of the caller's Node with the epoch in the record. Same: both are equal. Raised: the record's
-epoch is higher by one. Older: it is higher by more. Newer: the caller's epoch is higher. Every write of a node counts
-as heartbeat.
+epoch is higher by one. Older: the record's epoch is higher by two or more. Newer: the caller's epoch is higher. Every
+write of a node counts as heartbeat.
 
     FREE                          ACTIVE                        QUARANTINE                    SHARED
     |----------- claim ---------->|                             |                             |

@@ -37,15 +37,15 @@ TEXTS = {       # {type of store: its keys with a text value}
 # dead_after: a node that was LOST for so long is declared dead (default 600).
 TIMES = ("node_ttl", "dead_after")
 PATHS = ("ca", "cert", "key", "password_file", "kubeconfig", "path")
-PLACES = ("type", "path", "prefix", "kubeconfig", "k8s_api_root", "context")     # keys that tell stores apart
+PLACES = ("type", "path", "prefix", "kubeconfig", "k8s_api_root", "context")     # keys that identify a store
 LOCAL_PATH = "/var/lib/cni/cluster-store"
 ETCD_PREFIX = "/fastcni/v1"
 
 
 def read_settings(ipam: Section) -> Settings:
     """Return the Settings of a configuration's store, {"type": ..., and the store's keys}: from `store`, else from
-    whereabouts' `kubernetes`, else of the local store. Raises CniError 7. With a Lenient Section, as DEL has, wrong
-    times are ignored."""
+    whereabouts' `kubernetes`, else of the local store. Raises CniError 7. A Lenient Section, which DEL uses, ignores
+    wrong times."""
     kubernetes = ipam.strict.section("kubernetes")
     whereabouts = {key: kubernetes.text(key) for key in ("kubeconfig", "k8s_api_root") if kubernetes.text(key)}
     if not ipam.has("store"):

@@ -44,8 +44,8 @@ class EtcdNodes:
         self.etcd = Client(settings)
         self.keys = Keys(settings.get("prefix", "/fastcni/v1"))
         self.watched = Watch(self.etcd, self.keys)
-        self.leases: dict[tuple[str, int], int] = {}    # of alive keys: {(node, epoch): lease}
-        self.index = 0                                  # of the log's last entry, at the last call of log()
+        self.leases: dict[tuple[str, int], int] = {}    # leases of the alive keys: {(node, epoch): lease}
+        self.index = 0                                  # index of the log's last entry at the last log()
         self.node_ttl = int(settings.get("node_ttl", NODE_TTL_S))
 
     def history(self) -> History:
@@ -150,7 +150,7 @@ class EtcdNodes:
         return outcome
 
     def _write_dead(self, node: Node, dead: Node) -> bool:
-        """Write the record `dead` of a node that was read as `node`. Return False if the node has changed since."""
+        """Replace the record `node` by `dead`. Return False if the record has changed since `node` was read."""
         record = {"boot_id": node.boot_id, "address": node.address, "dead": True}
         outcome = self.etcd.txn(
             [self._epoch_is(node), revision_is(self.keys.node(node.name, "record"), node.revision),

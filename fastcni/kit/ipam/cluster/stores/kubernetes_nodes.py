@@ -63,7 +63,7 @@ class NodeObjects(BlockObjects):
     def __init__(self, api: Api, ttl: float) -> None:
         super().__init__(api)
         self.node_ttl, self._signs = ttl, Signs(ttl)
-        self._last: dict[str, Node] = {}        # {name: Node} of the last nodes()
+        self._last: dict[str, Node] = {}        # {name: Node}, as nodes() last returned them
         self._cluster = ""
 
     def join(self, node: str, boot_id: str, address: str = "") -> Node:
