@@ -115,7 +115,7 @@ def test_a_context_can_be_named(tmp_path):
     ({"cluster": {"proxy-url": "http://proxy"}}, "`proxy-url`: a proxy is not supported"),
     ({"cluster": {"server": "10.0.0.1"}}, "server: expected a URL, got '10.0.0.1'"),
     ({"cluster": {"certificate-authority-data": "!"}}, "certificate-authority-data is not base64 of a PEM text"),
-    ({"user": {"client-certificate": "a"}}, "client-certificate and client-key: only one of them is there"),
+    ({"user": {"client-certificate": "a"}}, "client-certificate and client-key: only one of them is set"),
     ({"user": {"token": 5}}, "token: expected a string, got int"),
     ({"context": {"cluster": "nowhere"}}, "has no cluster 'nowhere'"),
     ({"context": {"user": "nobody"}}, "has no user 'nobody'"),
