@@ -31,7 +31,7 @@ GROUPS = {
         "inspect": ("fastcni.cli.attachments:inspect", "Show everything about one ATTACHMENT."),
         "explain": ("fastcni.cli.explain:explain", "Say what an address, port, link or chain of this node belongs to."),
         "ipam": ("fastcni.cli.ipam:ipam", "Show and repair cluster-wide addresses."),
-        "plugins": ("fastcni.cli.plugins:list_plugins", "List the plugins, or show the features of the plugins TYPE."),
+        "plugins": ("fastcni.cli.plugins:list_plugins", "List the plugins, or show the features of each plugin TYPE."),
         "version": ("fastcni.cli.cnitool:show_version", "Print fastcni's version and the CNI versions it supports."),
     },
     "Find faults": {

@@ -30,7 +30,7 @@ TITLES = {"interface": "interface", "ipam": "IPAM", "chained": "chained"}
 @click.option("--markdown", is_flag=True, help="Print a Markdown table, as in docs/plugins.md.")
 @json_option
 def list_plugins(types: Sequence[str], markdown: bool, as_json: bool) -> None:
-    """List the plugins, or show the features of the plugins TYPE.
+    """List the plugins, or show the features of each plugin TYPE.
 
     With TYPE, the output has each plugin's commands, capabilities, CNI_ARGS and CNI versions. The list includes plugins
     of other Python distributions (docs/write-a-plugin.md); with --markdown only fastcni's own plugins.

@@ -106,7 +106,7 @@ def state_lines(state: "State", dry_run: bool) -> list[str]:
     would, found = "would be " if dry_run else "", []
     if state.stranded:
         found.append(f"warning: no plugin can delete {plural(len(state.stranded), 'pod')} "
-                     f"{'then' if dry_run else 'now'}, because only fastcni had it:")
+                     f"{'then' if dry_run else 'now'}, because only fastcni had the plugin:")
         found += shown([f"{it.container_id} {it.ifname} of network {it.network} ({', '.join(it.plugins)})"
                         for it in state.stranded])
         found.append("install plugins of these types, or install fastcni again until these pods are deleted: fastcni "

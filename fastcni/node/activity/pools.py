@@ -18,7 +18,7 @@ from fastcni.node.ranges import ranges_of
 from fastcni.server.metrics.pools import MAX_POOLS, UNKNOWN, Counted, Pool
 from fastcni.server.metrics.requests import MAX_NETWORKS, OTHER, text
 
-STEP, PAUSE_S = 256, 0.001      # names until a pause (some 0.2 ms of work); seconds of a pause
+STEP, PAUSE_S = 256, 0.001      # number of names before a pause, some 0.2 ms of work; seconds of a pause
 
 
 def count(conf_dir: str, *results: str) -> Counted:

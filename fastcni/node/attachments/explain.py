@@ -28,7 +28,8 @@ from fastcni.spec import address
 SHORT_ID = 12                   # number of characters of a container id in a sentence
 ADDRESS, PORT, LINK, CHAIN, CONTAINER = "address", "port", "link", "chain", "container"
 PORT_TEXT = re.compile(r":?(\d{1,5})(?:/(tcp|udp|sctp))?", re.IGNORECASE)
-POD_CHAINS = {"CNI-DN-": "port mappings", "CNI-SN-": "source NAT of port mappings, of an old portmap", "CNI-": "ipMasq"}
+POD_CHAINS = {"CNI-DN-": "port mappings", "CNI-SN-": "source NAT of port mappings, by an old version of portmap",
+              "CNI-": "ipMasq"}
 SHARED_CHAINS = {
     "CNI-HOSTPORT-DNAT": "portmap: leads to the chain CNI-DN-... of each pod with port mappings",
     "CNI-HOSTPORT-SETMARK": "portmap: marks packets that need masquerade",

@@ -298,7 +298,7 @@ def family_of(ip: str) -> str:
 def families_of(attachment: NodeAttachment, sets: Collection[str], *rules: str) -> set[str]:
     """Return the address families in which the attachment has an element in one of `sets`, or a rule, named in `rules`,
     of another plugin or of iptables. The name of a set ends with 4 or 6. The result of multus shows only one of the
-    pod's networks, so with multus one family counts as all."""
+    pod's networks, so for multus an element in one family counts for all families."""
     found: set[str] = set()
     for each in attachment.sightings:
         if each.kind == ELEMENT and (name := each.place.rpartition(" ")[2])[:-1] in sets:

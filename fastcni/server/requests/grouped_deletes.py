@@ -1,7 +1,7 @@
 """Delete the links of one namespace together, for several CNI requests.
 
-The kernel notifies the deletion of a link within a millisecond, and acknowledges the request 20 ms later. Deletions
-that arrive while a request runs wait, and are sent together as the next request:
+The kernel notifies the deletion of a link within a millisecond, and acknowledges the request 20 ms later. While a
+request runs, further deletions wait. The next request sends these deletions together:
 
     RTM_NEWLINK index=7 IFLA_GROUP=g    for each link
     RTM_DELLINK IFLA_GROUP=g

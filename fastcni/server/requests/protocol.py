@@ -116,7 +116,7 @@ def accept(listener: socket.socket) -> Connection | None:
 
 
 def receive(conn: Connection) -> Message | None:
-    """Receive the Message of a connection; None if no message has arrived. Raises Declined, Lost if the caller has
+    """Receive the Message of a connection; None if no message has arrived. Raises Declined; Lost if the caller has
     left."""
     received = _acceptor.receive(conn.fd)
     if received is None:
