@@ -113,8 +113,8 @@ class Table(NftTable):
                         self._commit(requests)
 
     def add_subjects(self, addresses: Iterable[bytes]) -> None:
-        """During an ADD: add a pod's `addresses` to the subjects, so that its packets to outside are dropped until its
-        route is written."""
+        """During an ADD: add a pod's `addresses` to the subjects, so that the rules drop the pod's packets to outside
+        the cluster until the pod's route is written."""
         with self._lock:
             for packed in addresses:
                 self._plain.setdefault(f"subjects{VERSIONS[len(packed)]}", {})[packed] = None

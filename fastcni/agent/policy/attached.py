@@ -69,8 +69,8 @@ class AttachedCompiler(Compiler):
     delete_pod(); ADDs and DELs call the other methods.
 
     said: {key: the pod as the source describes it}. sequence: the number of the latest ADD. replaced: attachments that
-    settle() has ended. The caller removes their files, or writes the file again if the attachment is still in
-    `attachments`. link_of(name): returns the index of a link, 0 if the link does not exist.
+    settle() has ended. The caller removes the file of such an attachment, or writes the file again if `attachments`
+    still has the attachment. link_of(name): returns the index of a link, 0 if the link does not exist.
     """
 
     def __init__(self, node: str = "", link_of: Callable[[str], int] = lambda name: 0) -> None:

@@ -423,7 +423,7 @@ def read_network(reader: Reader, key: str, text: Any) -> tuple[bytes, int]:
     except ValueError as e:
         reader.wrong(str(e), key)
     if ":" in text and len(packed) == 4 and int(text.rpartition("/")[2]) < MAPPED_PREFIX:
-        reader.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # has all IPv4 addresses
+        reader.wrong(f"{text} is wider than the IPv4 addresses in IPv6", key)      # this block has all of IPv4
     return addresses.network(packed, prefix), prefix
 
 

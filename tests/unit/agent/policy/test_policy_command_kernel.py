@@ -205,7 +205,7 @@ def test_an_ordinary_user_gets_no_answer_on_a_node_and_learns_why(running, tmp_p
     running.directory.chmod(0o755)
     done = as_nobody(running, "--agent-folder", str(tmp_path))
     assert done.returncode == UNKNOWN
-    assert "be root, or ask only what the policies say" in done.stdout
+    assert "run the command as root, or ask only the policies" in done.stdout
 
 
 def test_where_no_agent_has_run_the_answer_is_that_of_the_policies_and_says_so(running, tmp_path):   # noqa: F811

@@ -248,7 +248,7 @@ def test_an_attachment_of_an_earlier_version_is_held_after_restore(site, tmp_pat
     forged = {"forged": to(ADDRESSES["b"][0], ADDRESSES["c"], MAC_A, MAC_B)}
     assert eventually(lambda: site.it.ready)
     assert site.arrived(forged, "a", "b", "c") == {"forged"}
-    with pytest.raises(CniError, match="not held at its port"):
+    with pytest.raises(CniError, match="the rules of its port differ"):
         site.call("CHECK", "a", "K8S_POD_NAME=a")
     site.call("RESTORE", "a", "K8S_POD_NAME=a")
     assert site.arrived(forged, "a", "b", "c") == set()
