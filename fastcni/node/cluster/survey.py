@@ -174,8 +174,8 @@ class Place:
 
     @property
     def state(self) -> str:
-        """Return the holder's state; without a holder "free", "quarantine", "unknown" (no report) or "unclaimed" (no
-        block)."""
+        """Return the holder's state. Without a holder, return "free", "quarantine", "unknown" (no report) or
+        "unclaimed" (no block)."""
         if self.holder:
             return self.holder.state
         if self.held is None:

@@ -209,7 +209,8 @@ class Joined:
 
 
 def restored(before: History, now: History) -> bool:
-    """Return whether the store was replaced or restored from a backup. before, now: two results of its history()."""
+    """Return whether the store was replaced or restored from a backup. before, now: two results of the store's
+    history()."""
     return bool(before[0]) and (now[0] != before[0] or now[1] < before[1])
 
 
@@ -283,9 +284,9 @@ if TYPE_CHECKING:
             is sorted by space and address."""
 
         def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
-            """Claim the blocks `wanted`, (space, cidr), either all or no block. Return a block that is already this
-            node's, ACTIVE and of this epoch, unchanged. Raises Taken, whose `by` is the first block that is not free;
-            Fenced."""
+            """Claim the blocks `wanted`, (space, cidr), either all or no block. A block that is already this node's,
+            ACTIVE and of this epoch, stays as it is, and is returned too. Raises Taken, whose `by` is the first block
+            that is not free; Fenced."""
 
         def adopt(self, me: Node, block: Block) -> Block:
             """Take over a block that this node had in an earlier epoch and that is in QUARANTINE or ACTIVE: make the

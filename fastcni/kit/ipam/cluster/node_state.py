@@ -388,7 +388,7 @@ def pod_link(pod: str, ifname: str) -> str:
 
 
 def kept_owner(pod: str, ifname: str) -> bytes:
-    """Return the owner that reserves an address for an IPClaim: unlike an attachment's, its first line has a space."""
+    """Return the owner that reserves an address for an IPClaim: unlike an attachment's, its first line has a blank."""
     return f"{KEPT_OWNER} {pod or '-'}\r\n{ifname or '-'}".encode()
 
 
