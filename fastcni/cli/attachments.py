@@ -62,7 +62,7 @@ def warn_of_unknown(networks: Iterable[str], found: Inventory, conf_dir: str) ->
 @click.command(name="inspect")
 @click.argument("attachment", shell_complete=completion.pods)
 @click.option("--network", default="", metavar="NET", shell_complete=completion.networks,
-              help="The attachment's network, because an interface of multus is in two networks.")
+              help="The attachment's network, needed if multus made the interface.")
 @node_command
 def inspect(places: Places, as_json: bool, attachment: str, network: str) -> None:
     """Show everything about one ATTACHMENT.

@@ -89,8 +89,8 @@ def in_cluster(directory: str = POD_FILES, environment: dict[bytes, bytes] | Non
 
 
 def read_kubeconfig(path: str, context: str = "") -> Access:
-    """Return the Access of a kubeconfig. context: the context's name, "" for the current context. Raises Away, which
-    names the wrong key."""
+    """Return the Access of a kubeconfig. context: the context's name, "" for the current context. Raises Away, whose
+    text names the key with the error."""
     document = read_document(path)
     name = context or document.get("current-context") or ""
     chosen = find(path, document, "context", name)

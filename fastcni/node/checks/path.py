@@ -45,11 +45,12 @@ def bridges(node: Node) -> Iterator[Finding]:
         if bridge is None:
             ports = [command for it in found for command in join(it)]
             yield Finding(ERROR, f"the bridge {name} of {plural(len(found), 'running pod')} does not exist",
-                          "its pods reach nothing", shell([f"ip link add {name} type bridge", f"ip link set {name} up",
-                                                           *lost, *ports], len(lost) + len(ports) + 2))
+                          "pods of this bridge reach nothing",
+                          shell([f"ip link add {name} type bridge", f"ip link set {name} up", *lost, *ports],
+                                len(lost) + len(ports) + 2))
         elif not bridge.up:
             yield Finding(ERROR, f"the bridge {name} of {plural(len(found), 'running pod')} is down",
-                          "its pods reach nothing", shell([f"ip link set {name} up", *lost]))
+                          "pods of this bridge reach nothing", shell([f"ip link set {name} up", *lost]))
         elif lost:
             yield Finding(ERROR,
                           f"the bridge {name} lacks the address of the gateway of {plural(len(found), 'running pod')}",

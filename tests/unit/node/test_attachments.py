@@ -101,7 +101,7 @@ def test_a_cached_result_that_cannot_be_read_is_named(directories, result, why):
     ((sighting, cached),) = caches.read_cache(Cache(directories.cache), unseen)
     assert (sighting.container_id, sighting.addresses, cached.netns) == ("c1", (), "/run/netns/p")
     (text,) = unseen
-    assert text.startswith(f"result cache {cached.path}: its result cannot be read: {why}")
+    assert text.startswith(f"result cache {cached.path}: the result cannot be read: {why}")
 
 
 def test_address_files_name_their_attachments(directories):

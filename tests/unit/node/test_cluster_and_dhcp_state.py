@@ -127,7 +127,7 @@ def test_uninstall_leaves_all_leases_to_a_daemon_that_runs(sock, leased, tmp_pat
     with open(f"{sock}.lock", "w") as lock:                 # a running daemon holds this lock
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert uninstall.sort_leases(done) == []
-    assert "1 dhcp lease" in done.kept[0] and f"listens at {sock}: stop it" in done.kept[0]
+    assert "1 dhcp lease" in done.kept[0] and f"listens at {sock}: stop the daemon" in done.kept[0]
 
 
 # -- cluster -----------------------------------------------------------------------------------------------------------
