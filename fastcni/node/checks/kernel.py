@@ -171,7 +171,8 @@ def forward_rules(node: Node) -> Iterator[Finding]:
 
 def pods_dropped(node: Node) -> list[tuple[str, str, str]]:
     """Return (name, sentence with the pods, what to do) for each chain or rule that drops pods' forwarded packets."""
-    split = [(it.what.partition(" what pod"), it) for check in (forward_policy, forward_rules) for it in check(node)]
+    split = [(it.what.partition(" packets that pod"), it)
+             for check in (forward_policy, forward_rules) for it in check(node)]
     return [(name, it.what, it.do) for (name, of_pods, _), it in split if of_pods]
 
 
