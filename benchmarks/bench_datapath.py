@@ -79,12 +79,6 @@ class Measured(Connections):
                         left -= len(server.recv(left))
 
 
-class ThreadTime:
-    """A clock of this thread's CPU time, instead of policy_packets' clock."""
-
-    perf_counter = staticmethod(time.thread_time)
-
-
 def bare_pods(pods, kind, addresses, *links):
     """Add two pods that packets reach without the host's stack. links: arguments of `ip link add`; {0} and {1} stand
     for the pods' namespaces."""
@@ -161,7 +155,6 @@ def rounds_of(connections, redirect, variants, rounds):
 def measure(table, rounds, counts):
     """Add a row for each case and variant: the CPU time in us, and its ratio to a bare veth pair's."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    policy_packets.time = ThreadTime
     pods = Pods()
     subprocess.run(["nft", TRACKED], check=True)
     bare_pods(pods, "bare", BARE, "eth0 netns {0} type veth peer eth0 netns {1}")
@@ -223,7 +216,6 @@ def by_flowtable(table, rounds):
     """Add a row for each case: the CPU time in us between two pods of ptp with policies, in turn with and without the
     agent's flowtable."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    policy_packets.time = ThreadTime
     pods, found = Pods(), {}
     connections = Measured(pods, "ptp")
     for number in range(rounds):

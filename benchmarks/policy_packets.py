@@ -2,13 +2,16 @@
 without the plugin policy.
 
     .venv/bin/python benchmarks/bench_policy.py --packets       # as root
+    .venv/bin/python benchmarks/bench_policy.py --packets --before /path/to/another/python
 
 Policies select both pods in both directions, and allow the measured traffic. One thread sends and receives, and the
-kernel handles each packet within the sender's call. Between the rounds, the benchmark removes and writes the tables, so
-the variants alternate within seconds.
+kernel handles each packet within the sender's call. So the figures are this thread's processor time, which depends
+little on other processes. Between the rounds, the benchmark removes and writes the tables, so the variants alternate
+within seconds. With --before, one variant has the tables of another version of fastcni (policy_tables.py).
 """
 
 import contextlib
+import json
 import os
 import socket
 import statistics
@@ -141,9 +144,9 @@ class Connections:
     def measure(self, case):
         times = TIMES[case]
         run = {"one-way": self.one_way, "request-response": self.request, "connect-request-close": self.connect}[case]
-        began = time.perf_counter()
+        began = time.thread_time()
         run(times)
-        took = (time.perf_counter() - began) / times * 1e6
+        took = (time.thread_time() - began) / times * 1e6
         self.echo.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -210,8 +213,16 @@ def rounds_of(pods, variants, rounds):
     return found
 
 
-def measure(table, rounds):
-    """Measure all variants, and add the rows to the table."""
+def load_before(python, pods, kind):
+    """Write the tables of the fastcni that is installed in this Python."""
+    ports = [(each.pod.removeprefix("default/"), each.port.name, each.port.bridged, each.port.mac[-1])
+             for each in pods.attachments(kind)]
+    subprocess.run([python, f"{os.path.dirname(__file__)}/policy_tables.py", json.dumps(POLICY), json.dumps(ports)],
+                   check=True)
+
+
+def measure(table, rounds, before=""):
+    """Measure all variants, and add the rows to the table. before: the Python of another version of fastcni, or ""."""
     pods = Pods()
     loaded = []
 
@@ -224,10 +235,18 @@ def measure(table, rounds):
         without()
         loaded.append(load(pods, kind))
 
-    found = rounds_of(pods, {"without": without, "with the plugin": with_plugin}, rounds)
+    def with_before(kind):
+        without()
+        load_before(before, pods, kind)
+
+    variants = {"without": without, "with the plugin": with_plugin, **({"before": with_before} if before else {})}
+    found = rounds_of(pods, variants, rounds)
     without()
     for kind in PODS:
         for case in CASES:
-            plain, policed = (statistics.median(found[kind, case, name]) for name in ("without", "with the plugin"))
-            table.add(f"{kind}, {case}", f"{plain:.2f} us, with the plugin policy {policed:.2f} us, "
-                                         f"{(policed / plain - 1) * 100:+.0f}%")
+            medians = {name: statistics.median(found[kind, case, name]) for name in variants}
+            plain, policed = medians["without"], medians["with the plugin"]
+            text = f"{plain:.2f} us, with the plugin policy {policed:.2f} us, {(policed / plain - 1) * 100:+.0f}%"
+            if before:
+                text += f"; of --before {medians['before']:.2f} us, now {(policed / medians['before'] - 1) * 100:+.1f}%"
+            table.add(f"{kind}, {case}", text)
