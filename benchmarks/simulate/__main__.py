@@ -137,9 +137,9 @@ def print_restarts(found):
 
 
 def kind_of(name, found, alone):
-    """Return "flat", "linear" or "quadratic": how the part of a figure grows that exceeds the figure of a cluster of
-    one node. Idle load counts only if it clearly grows, because between runs it varies by more than the churn of few
-    nodes costs."""
+    """Return how a figure grows with the number of nodes: "flat", "linear" or "quadratic". Only its growth over the
+    figure of a cluster of one node counts. Idle load counts only if it clearly grows, because between runs it varies by
+    more than the churn of few nodes costs."""
     noise = FIGURES[name][1]
     counts = [each.row.nodes for each in found]
     if not hasattr(alone.idle, name):

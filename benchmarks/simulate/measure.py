@@ -77,7 +77,7 @@ class Measured:
 
 
 def measure(world, pace):
-    """Return the Measured of a World. Raises Failed."""
+    """Run the simulated cluster `world`, and return the figures. Raises Failed."""
     count = world.count
     present, fresh = list(range(1, count)), itertools.count(count)
     world.nodes.call("seed", numbers=present)

@@ -49,7 +49,7 @@ def read_chain(keys: Section, key: str, default: str = "") -> str:
 
 
 def network_mark(name: str) -> str:
-    """Return the first part of a mark, which all attachments of a network share."""
+    """Return the text with which the marks of all attachments of a network begin."""
     return digest(name, 16)
 
 

@@ -88,7 +88,7 @@ class BlockObjects:
                     block = block_of(now, block.space, block.cidr)
 
     def remove(self, plural: str, document: Object) -> None:
-        """Remove an object, if it is still as read."""
+        """Remove an object, if it has not changed since it was read."""
         self.api.delete(path_of(plural, document), document["metadata"]["uid"], version_of(document))
 
 
