@@ -20,9 +20,10 @@ import subprocess
 import threading
 import time
 
+import policy_tables
+
 from fastcni.agent.policy.attached import AttachedCompiler, Attachment
 from fastcni.agent.policy.engine import Engine
-from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ports import Port
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.kernel import sysctl, wire
@@ -181,12 +182,7 @@ class Connections:
 def load(pods, kind, *, offload=False):
     """Write the agent's tables for the pods of a kind of link. offload: see Engine."""
     engine = Engine(AttachedCompiler(link_of=wire.index_of), offload=offload)
-    engine.compiler.put_namespace("default", {})
-    for each in pods.attachments(kind):
-        engine.compiler.attach(each)
-    engine.compiler.put_policy(read_policy(POLICY))
-    engine.load()
-    engine.commit()
+    policy_tables.write(engine, pods.attachments(kind), POLICY)
     if engine.not_offloaded:
         raise SystemExit(f"this kernel has no flowtable: {engine.not_offloaded}")
     return engine.close

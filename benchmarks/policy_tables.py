@@ -18,14 +18,19 @@ from fastcni.spec.address import read_ip
 def main(policy, ports):
     """ports: [[address, name of the host's link, whether a bridge has the link, last byte of the pod's MAC]]."""
     engine = Engine(compiler())
+    write(engine, [attached.Attachment(("net", address, "eth0"), f"default/{address}", {}, (read_ip(address),), number,
+                                       *port_of(*port)) for number, (address, *port) in enumerate(ports)], policy)
+    engine.close()
+
+
+def write(engine, attachments, policy):
+    """Write the engine's tables for pods of the namespace `default` and one NetworkPolicy."""
     engine.compiler.put_namespace("default", {})
-    for number, (address, *port) in enumerate(ports):
-        engine.compiler.attach(attached.Attachment(
-            ("net", address, "eth0"), f"default/{address}", {}, (read_ip(address),), number, *port_of(*port)))
+    for each in attachments:
+        engine.compiler.attach(each)
     engine.compiler.put_policy(read_policy(policy))
     engine.load()
     engine.commit()
-    engine.close()
 
 
 def compiler():

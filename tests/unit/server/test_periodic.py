@@ -13,8 +13,8 @@ from fastcni.testing.witnesses import eventually
 
 @pytest.fixture
 def upkeep(monkeypatch):
-    """Yield a function upkeep(name of the work that fails, tidy_s) that starts an Upkeep. Its attribute calls counts
-    each kind of work."""
+    """Yield a function upkeep(name of the work that fails, tidy_s) that starts an Upkeep. The function's attribute
+    `calls` counts each kind of work."""
     monkeypatch.setattr(periodic, "BEAT_S", 0.005)
     running = []
 

@@ -74,7 +74,7 @@ def state(node, pod):
 @pytest.mark.parametrize("command", ["ADD", "DEL"])
 def test_a_continued_server_abandons_the_request_it_was_working_on(node, pod, start, hasty, command):
     """Once, the server continued the request, and then found that its caller had left. It rolled back the address and
-    the firewall state of the pod's successor, which a one-shot ADD had made meanwhile."""
+    the firewall state of the pod's successor, which a one-shot ADD had made in the meantime."""
     server = start()
     (hasty / "slow-local").write_text(SLOW_LOCAL.format(command=command, directory=hasty))
     (hasty / "slow-local").chmod(0o755)

@@ -158,8 +158,9 @@ def regain(store: Store, me: Node, ip_claim: IPClaim, shared: bool, warn: Callab
         if isinstance(e.by, Block) and e.by.state == ACTIVE and e.by.node != me.name and ip_claim.state == HELD:
             return regain(store, me, ip_claim.copy(state=ASKED), False, warn)
         if isinstance(e.by, IPClaim) and e.by.node == me.name:      # of a pod from before the backup
-            store.change_ip_claim(e.by, epoch=me.epoch, state=HELD, **{name: getattr(ip_claim, name) for name in (
-                "container", "ifname", "pod", "network", "since", "sticky")})
+            store.change_ip_claim(e.by, container=ip_claim.container, ifname=ip_claim.ifname, pod=ip_claim.pod,
+                                  network=ip_claim.network, since=ip_claim.since, sticky=ip_claim.sticky,
+                                  state=HELD, epoch=me.epoch)
         else:
             warn(f"{ip_claim.address} has two pods since the store was restored: container {ip_claim.container} of "
                  f"this node, and {claim_text(e.by)}")
