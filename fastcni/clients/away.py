@@ -14,3 +14,7 @@ class Busy(Away):
 class Rejected(Away):
     """The service answered that it does not accept this request, for example because a webhook of Kubernetes denied it.
     The service may accept other requests."""
+
+
+class Invalid(Rejected):
+    """The service answered that the request itself is wrong. The same request would get the same answer again."""

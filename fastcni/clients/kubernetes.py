@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from _thread import allocate_lock
 
-from fastcni.clients.away import Away, Busy, Rejected
+from fastcni.clients.away import Away, Busy, Invalid, Rejected
 from fastcni.clients.http import Answer, Http, Stream
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kernel import waiting
@@ -42,8 +42,9 @@ LIST_SILENCE_S = 20.0           # the longest time without data within a list fr
 BUSY_WAITS_S, MAX_RETRY_AFTER_S = (0.1, 0.5, 1.0), 10.0
 TOO_LARGE = "Too large resource version"        # the text of a list's answer with status 504
 OK, CREATED, ACCEPTED = 200, 201, 202
-UNAUTHORIZED, NOT_FOUND, CONFLICT, GONE, BUSY = 401, 404, 409, 410, 429
-REJECTED = (400, 403, 413, 422)         # the statuses by which webhooks, quotas, access rights and validation reject
+UNAUTHORIZED, NOT_FOUND, CONFLICT, GONE = 401, 404, 409, 410
+BUSY, FORBIDDEN = 429, 403              # FORBIDDEN: by access rights, a quota or a webhook, which may change
+ERRORS = {BUSY: Busy, FORBIDDEN: Rejected, 400: Invalid, 413: Invalid, 422: Invalid}
 
 
 class Conflict(Exception):
@@ -303,8 +304,7 @@ class Api:
         where = f"kubernetes at {answer.endpoint}: {method} {path.partition('?')[0]}"
         if answer.status == NOT_FOUND:
             raise NoSuchKind(f"{where}: the cluster has no such objects; are their CRDs applied?")
-        kind = Busy if answer.status == BUSY else Rejected if answer.status in REJECTED else Away
-        raise kind(f"{where}: status {answer.status}: {message}")
+        raise ERRORS.get(answer.status, Away)(f"{where}: status {answer.status}: {message}")
 
     # -- address and credentials ----------------------------------------------------------------------
 

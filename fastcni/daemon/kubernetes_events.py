@@ -13,7 +13,7 @@ from threading import Event as Flag
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fastcni.clients.away import Away
+from fastcni.clients.away import Away, Invalid
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.clients.kubernetes import Api, Conflict, Missing
 from fastcni.daemon.background import start_thread
@@ -137,6 +137,9 @@ class KubernetesEvents:
             if everything or now >= one.due:
                 try:
                     self._send(one)
+                except Invalid as e:        # the API server would reject this Event each time
+                    self.unsent("kubernetes_event_unsent", reason=reason_of(one.event), why=str(e))
+                    one.sent = one.count
                 except (Away, Conflict) as e:
                     self.unsent("kubernetes_event_unsent", reason=reason_of(one.event), why=str(e))
                     self.retry_at = now + RETRY_S

@@ -26,7 +26,7 @@ from fastcni.agent.policy.sources import events as unreadable_events
 from fastcni.agent.policy.sources.events import UnreadableEvents
 from fastcni.agent.policy.sources.kubernetes import Kubernetes
 from fastcni.cli.commands import cli
-from fastcni.clients.away import Away
+from fastcni.clients.away import Away, Invalid
 from fastcni.clients.kubernetes import open_api
 from fastcni.kit import policies as client
 from fastcni.testing.namespaces import Inside
@@ -172,6 +172,29 @@ def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(monkeypatc
         assert eventually(lambda: sent == ["shop", "shop"])
     finally:
         events.close()
+
+
+def test_an_event_that_the_api_finds_invalid_is_sent_once(monkeypatch):
+    """Once, the agent sent such an Event again every minute without end."""
+    monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
+    log, sent = structlog.testing.CapturingLogger(), []
+
+    def create(_, event):
+        sent.append(event["metadata"]["name"].partition(".")[0])
+        if sent[-1] == "bad":
+            raise Invalid("status 422: note: too long")
+
+    events = UnreadableEvents(SimpleNamespace(create=create), "n1", log)
+    for name in ("bad", "good"):
+        events.report("NetworkPolicy", {"name": name, "namespace": "shop"}, "spec: expected an object")
+    events.start()
+    try:
+        assert eventually(lambda: "good" in sent)
+        time.sleep(0.1)                 # ten times RETRY_S
+    finally:
+        events.close()
+    assert sorted(sent) == ["bad", "good"]
+    assert [call.args for call in log.calls] == [("kubernetes_event_unsent",)]
 
 
 def test_the_command_asks_the_api_too(server, tmp_path):

@@ -9,7 +9,7 @@ from cluster.kubernetes.api_server import documents, kubeconfig
 from unit.server.client import Server
 from unit.server.flushed import Log
 
-from fastcni.clients.away import Away
+from fastcni.clients.away import Away, Rejected
 from fastcni.daemon import kubernetes_events, log
 from fastcni.daemon.kubernetes_events import MAX_SERIES, KubernetesEvents
 from fastcni.testing.witnesses import eventually
@@ -128,7 +128,7 @@ def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(events, mo
 
     def create(_, event):
         if "network=bad" in event["note"]:
-            raise Away("status 403: denied")
+            raise Rejected("status 403: denied")
         sent.append(event["note"].partition("network=")[2][:1])
 
     monkeypatch.setattr(events.api, "create", create)
@@ -138,6 +138,28 @@ def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(events, mo
     assert sent == []                   # the API server may be unavailable
     events.send_due()
     assert sent == ["a", "b"]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_an_invalid_event_is_dropped_with_one_log_line_and_delays_no_other(mock, events, status):
+    """Once, the server sent such an Event again every 10 s without end."""
+    mock.do(lambda api: api.next.append((status, {})))
+    receive(events, **{**FULL, "network": "bad"})
+    receive(events, **{**FULL, "network": "good"})
+    assert events.send_due() is None and events.send_due(everything=True) is None
+    assert ["network=good" in it["note"] for it in stored(mock)] == [True]
+    (name, fields), = events.log.lines
+    assert (name, fields["reason"]) == ("kubernetes_event_unsent", "PoolNearlyFull")
+    assert f"status {status}" in fields["why"]
+
+
+def test_a_forbidden_event_is_sent_when_the_right_is_given(mock, events):
+    """A quota, or access rights that an administrator adds later, may let the same request pass."""
+    mock.do(lambda api: api.next.append((403, {})))
+    receive(events)
+    assert events.send_due() == kubernetes_events.RETRY_S and not stored(mock)
+    events.send_due()
+    assert [it["reason"] for it in stored(mock)] == ["PoolNearlyFull"]
 
 
 def test_a_create_whose_answer_was_lost_makes_one_event(mock, events, monkeypatch):

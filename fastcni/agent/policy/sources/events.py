@@ -8,7 +8,7 @@ from collections import deque
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from fastcni.clients.away import Away
+from fastcni.clients.away import Away, Invalid
 from fastcni.clients.kubernetes import Conflict
 from fastcni.daemon.kubernetes_events import MAX_NOTE, micro_time
 
@@ -62,6 +62,9 @@ class UnreadableEvents:
                 self.api.create(PATH.format(**event["metadata"]), event)
                 failed = False
             except Conflict:                    # another node has sent this Event
+                failed = False
+            except Invalid as e:                # the API server would reject this Event each time
+                self.log.warning("kubernetes_event_unsent", reason=event["reason"], why=str(e))
                 failed = False
             except Away as e:
                 if not failed:
