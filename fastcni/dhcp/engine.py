@@ -294,7 +294,8 @@ class Engine:
 
     def _release_from_pod(self, client: Client, lease: Lease) -> None:
         """Remove the address from the link, so that no packet uses the address any more, then send RELEASE by a packet
-        socket. RELEASE goes without ARP to the MAC from which the ACK came, so the link may be deleted immediately."""
+        socket. RELEASE goes without ARP to the MAC from which the ACK came, so the link may be deleted immediately. A
+        userspace datapath of Open vSwitch loses a packet that it has not yet read; the lease then ends by its time."""
         self.unassign(client)
         try:
             sock, link, _ = links.listen(client.owner, self.root, self.home, 0)
