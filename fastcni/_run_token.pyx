@@ -100,13 +100,16 @@ cdef void take() noexcept nogil:
 cdef void give() noexcept nogil:
     """Give the token back if this thread holds it."""
     global held
+    cdef bint mine
     if not needs_token:
         return
     pthread_mutex_lock(&guard)
-    if held and pthread_equal(holder, pthread_self()):
+    mine = held and pthread_equal(holder, pthread_self())
+    if mine:
         held = False
-        pthread_cond_signal(&given)
     pthread_mutex_unlock(&guard)
+    if mine:
+        pthread_cond_signal(&given)     # after the unlock: the woken thread would have to wait for the mutex
 
 
 cdef void add_milliseconds(timespec* moment, int milliseconds) noexcept nogil:
