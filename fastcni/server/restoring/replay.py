@@ -138,7 +138,9 @@ class Replay:
                 done = run(deleted_at)
             outcome = "failed" if done.failed else "done"
             again = any(each.plugin for each in done.failed)    # an error without a plugin lasts: a damaged file
-            self._report(done, gone, began, by, netns=netns.identity(home)[1],
+            # A flush or a start of firewalld during the replay may cause a first failure; the repetition shows it
+            lasting = bool(done.failed) and (self.failures > 0 or not again)
+            self._report(done, gone, began, by, lasting=lasting, netns=netns.identity(home)[1],
                          ms=round((monotonic() - started) * 1e3, 1))
         except (OSError, netns.Lost) as e:      # Lost: this thread cannot return to its namespace, and ends
             self.log.error("replay_failed", gone=gone or began, by=by, error=str(e))
@@ -150,17 +152,18 @@ class Replay:
             self.machine.on(ENDED)
             self.ended(outcome)
 
-    def _report(self, done: Restored, gone: str, began: str, by: str, **where: object) -> None:
+    def _report(self, done: Restored, gone: str, began: str, by: str, *, lasting: bool, **where: object) -> None:
+        """Log the result of a replay. lasting: whether the failures are errors that a repetition has not removed, or
+        cannot remove."""
         fields = {"attachments": done.attachments, "plugins": done.plugins, "failed": len(done.failed),
                   "error": "; ".join(map(str, done.failed[:MAX_ERRORS])), **where}
-        level = self.log.error if done.failed else self.log.warning
+        level = self.log.error if lasting else self.log.warning
         if began and (done.attachments or done.failed):
             level("pods_let_through", chain=began, by=by, **fields)
         if gone and gone != AT_START:
             level("rules_replayed", gone=gone, by=by, **fields)
         elif gone and (done.attachments or done.failed):
-            level = self.log.error if done.failed else self.log.info
-            level("start_replay_done", **fields)
+            (level if done.failed else self.log.info)("start_replay_done", **fields)
 
 
 def name_thread() -> None:

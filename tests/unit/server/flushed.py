@@ -7,15 +7,19 @@ LONG_ENOUGH = 0.3               # seconds, in which an unwanted event would have
 
 
 class Log:
-    """A logger that keeps its lines as a list of (event, values)."""
+    """A logger that keeps its lines as a list of (event, values), and the events of the level error."""
 
     def __init__(self):
-        self.lines = []
+        self.lines, self.errors = [], []
 
     def warning(self, event, **values):
         self.lines.append((event, values))
 
-    info = error = exception = warning
+    info = exception = warning
+
+    def error(self, event, **values):
+        self.errors.append(event)
+        self.warning(event, **values)
 
 
 def ruleset():
