@@ -133,6 +133,24 @@ def ask(netns, address, port, protocol="tcp", *, wait=5.0, source=None):
     return None
 
 
+def is_refused(netns, address, port, source):
+    """Send datagrams from a namespace, and return whether the host answers that no socket has the port. So a datagram
+    has reached the host. source: (address, port) of the client."""
+    with Inside(netns):
+        client = socket.socket(families(address), socket.SOCK_DGRAM)
+    with client:
+        client.bind(source)
+        client.settimeout(AGAIN)
+        for _ in range(50):
+            try:
+                _ask_once(client, address, port, "udp")
+            except ConnectionRefusedError:
+                return True
+            except OSError:
+                time.sleep(PAUSE)               # neighbour discovery may lose the first datagrams
+    return False
+
+
 def _ask_once(client, address, port, protocol):
     if protocol == "udp":
         client.connect((address, port))

@@ -5,7 +5,7 @@ import shutil
 import pytest
 from lab.node import Inside, cid_of, elements, run, set_sysctl, sysctl
 from lab.portmap_chain import BRIDGE, DUAL, EXTERNAL, NODE, POD, Chain, mapping
-from lab.traffic import add_external, ask, listen, no_bridge_netfilter
+from lab.traffic import add_external, ask, is_refused, listen, no_bridge_netfilter
 
 from fastcni.kit.firewall import flows
 
@@ -313,8 +313,7 @@ def kernel(request, monkeypatch):
 def test_udp_client_that_was_there_before_the_pod_finds_it(chain, pod, pod_netns, external, family, host_ip, kernel):
     source, asked, other = ("", 5555), mapping(protocol="udp", hostIP=host_ip and NODE[family]), pod_netns()
     chain.add(other, mapping(9))                # this ADD loads conntrack
-    # conntrack records the node as the target
-    assert ask(external, NODE[family], 8080, "udp", source=source, wait=0.3) is None
+    assert is_refused(external, NODE[family], 8080, source)     # conntrack has recorded the node as the target
     chain.add(pod, asked)
     with listen(pod, 80, "udp"):
         assert kernel.ask_again(external, family, source) == (EXTERNAL[family] if kernel.forgets else None)
