@@ -137,25 +137,36 @@ def off(node: Node, paths: Iterable[str], severity: str, why: str) -> Iterator[F
 
 def forward_policy(node: Node) -> Iterator[Finding]:
     """Each chain that drops forwarded packets accepts the pods' packets."""
+    yield from (it for _, it in dropped_by_chains(node))
+    for name in dict.fromkeys(it.name for it in node.seen.facts.chains_that_drop()):
+        yield from without_pods(node, name)
+
+
+def dropped_by_chains(node: Node) -> Iterator[tuple[str, Finding]]:
+    """Yield (chain, finding) for each chain that drops packets of existing pods by policy."""
     for chain in {it.name: it for it in node.seen.facts.chains_that_drop()}.values():
         cut = [it for it in node.inventory.attachments if chain.name in it.dropped_by]
         given = [it for it in cut if FIREWALL in it.plugins]
         if given:
             do = ("fastcni restore" if chain.of_iptables else 'add "backend": "nftables" to plugin firewall and add '
                   "the pods again, or accept their packets in that chain")
-            yield Finding(ERROR, f"{chain.name} drops packets that {pods(given)} forward{'s' * (len(given) == 1)}",
-                          "the chain began to filter after ADD, or its rules were flushed", do)
+            what = f"{chain.name} drops packets that {pods(given)} forward{'s' * (len(given) == 1)}"
+            yield chain.name, Finding(ERROR, what, "the chain began to filter after ADD, or its rules were flushed", do)
         for network in dict.fromkeys(it.network for it in cut if it not in given):
             bare = [it for it in cut if it.network == network and it not in given]
-            yield Finding(WARNING, f"{chain.name} drops packets that {pods(bare)} forward{'s' * (len(bare) == 1)}, and "
-                          f"network {network} has no plugin firewall",
-                          "these pods reach nothing outside of their network",
-                          'add {"type": "firewall"} to the plugins of the network, and add the pods again')
-        yield from without_pods(node, chain.name)
+            yield chain.name, Finding(
+                WARNING, f"{chain.name} drops packets that {pods(bare)} forward{'s' * (len(bare) == 1)}, and "
+                f"network {network} has no plugin firewall", "these pods reach nothing outside of their network",
+                'add {"type": "firewall"} to the plugins of the network, and add the pods again')
 
 
 def forward_rules(node: Node) -> Iterator[Finding]:
     """No rule of the host's firewall drops pods' forwarded packets."""
+    yield from (it for _, it in dropped_by_rules(node))
+
+
+def dropped_by_rules(node: Node) -> Iterator[tuple[str, Finding]]:
+    """Yield (rule, finding) for each rule that drops packets of existing pods."""
     for name, rule in node.seen.facts.refusals.items():
         cut = [it for it in node.inventory.attachments if name in it.dropped_by]
         do = f"`{rule.show}` prints the chain; change the rule, or accept the pods' packets before it"
@@ -163,17 +174,16 @@ def forward_rules(node: Node) -> Iterator[Finding]:
             do = "fastcni restore"
         what = f"packets that {pods(cut)} forward{'s' * (len(cut) == 1)}"
         if rule.certain:
-            yield Finding(ERROR, f"{rule.rule} drops {what}", "these pods reach nothing outside of their network", do)
+            yield name, Finding(ERROR, f"{rule.rule} drops {what}",
+                                "these pods reach nothing outside of their network", do)
         else:
-            yield Finding(WARNING, f"{rule.rule} may drop {what}",
-                          "the rule has further conditions, or follows a rule that has some", do)
+            yield name, Finding(WARNING, f"{rule.rule} may drop {what}",
+                                "the rule has further conditions, or follows a rule that has some", do)
 
 
 def pods_dropped(node: Node) -> list[tuple[str, str, str]]:
     """Return (name, sentence with the pods, what to do) for each chain or rule that drops pods' forwarded packets."""
-    split = [(it.what.partition(" packets that pod"), it)
-             for check in (forward_policy, forward_rules) for it in check(node)]
-    return [(name, it.what, it.do) for (name, of_pods, _), it in split if of_pods]
+    return [(name, it.what, it.do) for name, it in (*dropped_by_chains(node), *dropped_by_rules(node))]
 
 
 def without_pods(node: Node, chain: str) -> Iterator[Finding]:
