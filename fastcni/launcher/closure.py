@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec
 from types import CodeType
 
 from fastcni.launcher.modules import LEAVES, Module, PackError, imported
-from fastcni.launcher.strip import stripped
+from fastcni.launcher.strip import strip
 from fastcni.third_party import ThirdParty
 
 GUARDS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
@@ -55,7 +55,7 @@ def modules_of(plugin: ThirdParty, packed: Iterable[str]) -> dict[str, Module]:
 
 
 def read_module(name: str) -> tuple[Module, ast.Module]:
-    """Return a module and its syntax tree. Raises Refused."""
+    """Return a module and its stripped syntax tree. Raises Refused."""
     spec = find_spec(name)
     if spec is None:
         raise Refused(f"there is no module {name}")
@@ -74,7 +74,8 @@ def read_module(name: str) -> tuple[Module, ast.Module]:
         tree = ast.parse(source, file)
         if any(isinstance(node, ast.Name) and node.id == "__file__" for node in ast.walk(tree)):
             raise Refused(f"{name} uses __file__, and a packed module has no file")
-        return Module(name, is_package, source, compiled(tree, file), imported(stripped(source, file))), tree
+        code = compiled(tree, file)         # before strip(): this code keeps its annotations
+        return Module(name, is_package, source, code, imported(strip(tree))), tree
     except SyntaxError as error:
         raise Refused(f"{name}: {error}") from None
 

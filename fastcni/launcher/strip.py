@@ -28,7 +28,11 @@ MAX_UNITS = 8                           # the most units (two bytes of instructi
 
 def stripped(source: bytes | str, filename: str | PathLike[str]) -> ast.Module:
     """Return the syntax tree of `source` (bytes or text), ready for compile(). Raises SyntaxError."""
-    tree = ast.parse(source, filename)
+    return strip(ast.parse(source, filename))
+
+
+def strip(tree: ast.Module) -> ast.Module:
+    """Strip the tree itself, and return it."""
     Stripper().visit(tree)
     return tree
 
