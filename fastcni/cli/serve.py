@@ -137,13 +137,13 @@ def last_flows(cache_dir: str) -> "LastFlows":
     return LastFlows(lambda: open_collector("", [cache_dir] if cache_dir else ()))
 
 
-def flow_collectors(last_flows: "Iterable[LastFlows]") -> "list[FlowsCollector]":
+def flow_collectors(parts: "Iterable[LastFlows]") -> "list[FlowsCollector]":
     """Return the Prometheus collectors of --flows; [] if prometheus_client is not installed."""
     try:
         from fastcni.flows.metrics import FlowsCollector
     except ImportError:
         return []
-    return [*map(FlowsCollector, last_flows)]
+    return [*map(FlowsCollector, parts)]
 
 
 def dhcp_daemon(path: str, leases: str, log: Logger) -> "Daemon":
