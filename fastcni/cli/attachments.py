@@ -15,9 +15,10 @@ from fastcni.node import confs
 from fastcni.node.attachments import documents
 from fastcni.node.attachments.adopt import FAILED
 from fastcni.node.attachments.adopt import adopt as run_adopt
-from fastcni.node.attachments.attachment import LOOPBACK, STATES, Inventory
+from fastcni.node.attachments.attachment import STATES, Inventory
 from fastcni.node.attachments.inspect import find, inspect_one
 from fastcni.node.attachments.inventory import Places, collect
+from fastcni.runtime.records import LO_IFNAME
 
 
 @click.command(name="list")
@@ -39,7 +40,7 @@ def list_attachments(places: Places, as_json: bool, networks: tuple[str, ...], s
     """
     found = collect(places)
     warn_of_unknown(networks, found, places.conf_dir)
-    chosen = [it for it in found.attachments if (everything or it.ifname != LOOPBACK)
+    chosen = [it for it in found.attachments if (everything or it.ifname != LO_IFNAME)
               and (not networks or it.network in networks) and (not states or it.state in states)]
     if not as_json:
         inventory.print_list(chosen, found, filtered=bool(networks or states))

@@ -15,7 +15,7 @@ from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
 from fastcni.cli.text.output import Group, json_option, printable, put_document
 from fastcni.kit.call.similar import meant_id
-from fastcni.node.attachments.attachment import GONE, LOOPBACK, RUNNING, UNKNOWN, NodeAttachment
+from fastcni.node.attachments.attachment import GONE, RUNNING, UNKNOWN, NodeAttachment
 from fastcni.node.attachments.inventory import Places, collect
 from fastcni.runtime import (
     CNI,
@@ -31,6 +31,7 @@ from fastcni.runtime import (
 from fastcni.runtime.cache import DEFAULT_DIR
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.pod_spec import read_quantity
+from fastcni.runtime.records import LO_IFNAME
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
@@ -149,7 +150,7 @@ def on_node(pods: PodNetworks) -> tuple[NodeAttachment, ...]:
 def not_cached(attachments: Iterable[NodeAttachment], container_id: str) -> list[NodeAttachment]:
     """Return the attachments of a container that have address files, rules or links on this node, but no cached
     result."""
-    return [it for it in attachments if it.container_id == container_id and it.ifname != LOOPBACK and not it.cached]
+    return [it for it in attachments if it.container_id == container_id and it.ifname != LO_IFNAME and not it.cached]
 
 
 def successors(attachments: Sequence[NodeAttachment], container_id: str) -> Iterator[NodeAttachment]:

@@ -12,7 +12,7 @@ from fastcni.runtime.errors import ConfError, ManyErrors
 from fastcni.runtime.network_directory import NetworkDirectory
 from fastcni.runtime.parse import parse_list
 from fastcni.runtime.pods import Detached, Pod, PodInterface, PodNetwork, PodStatus, Readiness
-from fastcni.runtime.records import Attachment, NetworkList, RuntimeConf
+from fastcni.runtime.records import LO_IFNAME, Attachment, NetworkList, RuntimeConf
 from fastcni.runtime.serial import Serial
 from fastcni.spec import errors
 from fastcni.spec.config import check_container_id
@@ -250,7 +250,7 @@ class PodNetworks:
 
 
 def loopback(pod: Pod) -> RuntimeConf:
-    return RuntimeConf(pod.container_id, pod.netns, "lo", pod.cni_args())
+    return RuntimeConf(pod.container_id, pod.netns, LO_IFNAME, pod.cni_args())
 
 
 def to_conf(attachment: Attachment, pod: Pod) -> RuntimeConf:

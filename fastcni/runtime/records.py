@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+LO_IFNAME = "lo"                # the interface that runtimes attach to each pod; lists show it only with an option
+
 
 @dataclass(frozen=True, slots=True)
 class PluginConf:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastcni.kernel.presence import GONE, UNKNOWN
+from fastcni.runtime.records import LO_IFNAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,13 +13,12 @@ if TYPE_CHECKING:
     from fastcni.runtime.records import Attachment
 
 Key = tuple[str, str, str]              # network, container id, ifname
-LOOPBACK = "lo"
 
 
 def successors(cached: Iterable[Attachment]) -> list[tuple[Attachment, Attachment]]:
     """Return [(attachment, its successor)]. The successor has the same namespace path and interface name: it is the
     last attachment there, and belongs to another container. Attachments without a successor are left out."""
-    found = [it for it in cached if it.netns and it.ifname != LOOPBACK]
+    found = [it for it in cached if it.netns and it.ifname != LO_IFNAME]
     newest: dict[tuple[str, str], Attachment] = {}
     for it in sorted(found, key=lambda it: it.since):
         newest[it.netns, it.ifname] = it

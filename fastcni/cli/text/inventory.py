@@ -16,7 +16,6 @@ from fastcni.node.attachments.adopt import FAILED, WOULD_BUILD, Adoption
 from fastcni.node.attachments.attachment import (
     GO,
     GONE,
-    LOOPBACK,
     ORPHANED,
     RESTRICTED,
     RUNNING,
@@ -27,6 +26,7 @@ from fastcni.node.attachments.attachment import (
 from fastcni.node.attachments.explain import Explanation
 from fastcni.node.attachments.inspect import Details, HostLink
 from fastcni.node.checks.findings import plural
+from fastcni.runtime.records import LO_IFNAME
 from fastcni.spec import json
 
 SHORT_ID = 12
@@ -59,7 +59,7 @@ def print_list(chosen: Sequence[NodeAttachment], inventory: Inventory, *, filter
     console = console or Console()
     if chosen:
         print_rows(chosen, inventory, console)
-    hidden = sum(it.ifname == LOOPBACK for it in inventory.attachments) - sum(it.ifname == LOOPBACK for it in chosen)
+    hidden = sum(it.ifname == LO_IFNAME for it in inventory.attachments) - sum(it.ifname == LO_IFNAME for it in chosen)
     redirected = [it.datapath for it in chosen if it.datapath]
     datapath = (f"; {len(redirected)} in the datapath ebpf, policies restrict {redirected.count(RESTRICTED)} of these"
                 if redirected else "")

@@ -23,7 +23,6 @@ STATES = (RUNNING, GONE, ORPHANED, UNKNOWN)
 # Text of a MAP sighting after its address: whether the datapath ebpf redirects the pod's flows
 REDIRECTED, RESTRICTED = "redirected", "not redirected, because policies restrict the pod"
 
-LOOPBACK = "lo"             # the interface that runtimes attach to each pod; lists show it only with an option
 FASTCNI, GO = "fastcni", "Go plugins"       # the implementation that added an attachment
 
 

@@ -10,8 +10,9 @@ from fastcni.kernel import wire
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.call.similar import meant_id
 from fastcni.kit.links import find as find_links
-from fastcni.node.attachments.attachment import LOOPBACK, Inventory, NodeAttachment
+from fastcni.node.attachments.attachment import Inventory, NodeAttachment
 from fastcni.node.attachments.links import counters
+from fastcni.runtime.records import LO_IFNAME
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -80,10 +81,10 @@ def matching(attachments: Iterable[NodeAttachment], text: str) -> list[NodeAttac
     container, _, ifname = text.partition("/")
     attachments = list(attachments)
     if "/" in text and (found := [it for it in attachments if it.pod == text]):
-        return [it for it in found if it.ifname != LOOPBACK] or found
+        return [it for it in found if it.ifname != LO_IFNAME] or found
     found = [it for it in attachments if it.container_id.startswith(container) and ifname in ("", it.ifname)]
     found = [it for it in found if it.container_id == container] or found
-    return found if ifname else [it for it in found if it.ifname != LOOPBACK] or found
+    return found if ifname else [it for it in found if it.ifname != LO_IFNAME] or found
 
 
 def similar_to(attachments: Iterable[NodeAttachment], text: str) -> str:

@@ -24,10 +24,11 @@ from fastcni.kernel.rtnl import Link
 from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
 from fastcni.node import confs
 from fastcni.node.attachments import documents
-from fastcni.node.attachments.attachment import LOOPBACK, NodeAttachment
+from fastcni.node.attachments.attachment import NodeAttachment
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.namespaces import addresses
+from fastcni.runtime.records import LO_IFNAME
 
 MAX_ATTACHMENTS = 2000          # limit of the attachments in one document
 BRIDGE, OVS, ROUTED, NONE = "bridge", "ovs", "routed", "none"       # kinds of parents, in addition to kinds of links
@@ -53,7 +54,7 @@ def document(places: Places) -> dict[str, Any]:
                   for net in confs.networks(seen.files)}
     links = seen.facts.links
     by_name = {link.name: link for link in links.values()}
-    attachments = [it for it in inventory.attachments if it.ifname != LOOPBACK]
+    attachments = [it for it in inventory.attachments if it.ifname != LO_IFNAME]
     shown = attachments[:MAX_ATTACHMENTS]
     parents = [parent_of(it, links, by_name, configured) for it in shown]
     found = list(dict.fromkeys(parents))

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import fastcni
-from fastcni.node.attachments.attachment import LOOPBACK
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.checks import cluster, conf, datapath, dhcp, kernel, networks, ovs, path, policy, state
 from fastcni.node.checks.conf import own_files
 from fastcni.node.checks.findings import ERROR, Finding, Node, plural, some
+from fastcni.runtime.records import LO_IFNAME
 from fastcni.server import status
 from fastcni.spec.errors import CniError
 
@@ -94,7 +94,7 @@ def facts_of(node: Node) -> Iterator[tuple[str, str]]:
     own = [f"{directory}: {plural(len(kinds), 'file')} of fastcni" for directory, kinds in own_files(node).items()]
     yield "plugins", "; ".join(own) or f"none of fastcni in {', '.join(node.plugin_dirs)}"
     yield "server", server_text(node.socket)
-    states = [it.state for it in node.inventory.attachments if it.ifname != LOOPBACK]
+    states = [it.state for it in node.inventory.attachments if it.ifname != LO_IFNAME]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     yield "pods", plural(len(states), "attachment") + (f": {counts}" if counts else "")
 

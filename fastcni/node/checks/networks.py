@@ -13,14 +13,14 @@ from fastcni.kernel import rtnl, wire
 from fastcni.kernel.uapi import AF_INET
 from fastcni.kit.links import find
 from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
-from fastcni.node.attachments.attachment import LOOPBACK, RUNNING, NodeAttachment
+from fastcni.node.attachments.attachment import RUNNING, NodeAttachment
 from fastcni.node.attachments.drops import ROUTED
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, some
 from fastcni.node.checks.pods import in_namespace
 from fastcni.node.cluster.site import stores_of
 from fastcni.node.ranges import NetworkRange, ranges_of
 from fastcni.runtime.parse import flattened
-from fastcni.runtime.records import NetworkList, PluginConf
+from fastcni.runtime.records import LO_IFNAME, NetworkList, PluginConf
 from fastcni.spec import address
 
 
@@ -50,7 +50,7 @@ def duplicate_addresses(node: Node) -> Iterator[Finding]:
     found: dict[str, list[Holder]] = defaultdict(list)
     links = node.seen.facts.links
     attachments = {(it.netns, it.ifname): it for it in node.inventory.attachments
-                   if it.state == RUNNING and it.netns and it.ifname != LOOPBACK}
+                   if it.state == RUNNING and it.netns and it.ifname != LO_IFNAME}
     real = {(it.namespace, it.name): it for it in node.seen.facts.interfaces
             if it.linked or (it.namespace, it.name) in attachments}
     for key in dict.fromkeys([*attachments, *real]):

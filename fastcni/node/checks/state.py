@@ -19,7 +19,6 @@ from fastcni.node.attachments.attachment import (
     ELEMENT,
     GONE,
     LINK,
-    LOOPBACK,
     ORPHANED,
     RULE,
     RUNNING,
@@ -28,6 +27,7 @@ from fastcni.node.attachments.attachment import (
 from fastcni.node.attachments.caches import addresses_of, types_of
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
 from fastcni.node.ranges import ranges_of
+from fastcni.runtime.records import LO_IFNAME
 from fastcni.server import status
 
 NEARLY = 0.9
@@ -137,7 +137,7 @@ def stale(node: Node) -> Iterator[Finding]:
     network_of = gc_networks(node.inventory, node.networks)
     for it in node.inventory.attachments:
         if it.state in (GONE, ORPHANED):
-            left[it.network, it.network if it.ifname == LOOPBACK else network_of(it)].append(it)
+            left[it.network, it.network if it.ifname == LO_IFNAME else network_of(it)].append(it)
     configured = {net.name for net in node.networks}
     for (network, of_gc), found in left.items():
         kinds = [each.kind for it in found for each in it.sightings]
@@ -149,7 +149,7 @@ def stale(node: Node) -> Iterator[Finding]:
         do = gc_command(node.inventory, of_gc, node.places)
         if " --all" in do:
             do = f"if no pod of {of_gc} runs: {do}"
-        if of_gc not in configured and all(it.ifname == LOOPBACK for it in found) and {*kinds} == {CACHE}:
+        if of_gc not in configured and all(it.ifname == LO_IFNAME for it in found) and {*kinds} == {CACHE}:
             do = f"rm {' '.join(each.place for it in found for each in it.sightings)}"  # no file names the network
         elif of_gc not in configured:
             do = f"no configuration has this network: put the network's file back, then {do}"
