@@ -100,13 +100,14 @@ def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, *
     from fastcni.agent.run import Agent
     from fastcni.clients.away import Away
     from fastcni.daemon import log as logs
-    from fastcni.daemon.stop_signals import stop_signals
+    from fastcni.daemon.stop_signals import UNUSED_SIGNALS, stop_signals
     from fastcni.daemon.systemd_notify import Notifier
 
     options = read_options(**network)
     page = MetricsPage(metrics) if metrics else None
     logger = logs.make(*log, [page.collector.receive] if page else [])
     notifier = Notifier(os.environ, logger)
+    signal.pthread_sigmask(signal.SIG_BLOCK, UNUSED_SIGNALS)    # before the first thread, which inherits the mask
     it = Agent(options, logger, lambda: notifier.notify("READY=1"))
     try:
         if leave:

@@ -1,8 +1,11 @@
-"""List the signals that end a server, an agent and a dhcp daemon in order."""
+"""List the signals that end a server, an agent and a dhcp daemon in order, and the signals that have no effect."""
 
 import signal
 
 STOP_SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+# Other daemons print statistics or open their logs again. Here the signals stay blocked: by default they would kill the
+# process, and programs that it starts would inherit SIG_IGN.
+UNUSED_SIGNALS = signal.SIGUSR1, signal.SIGUSR2
 
 
 def stop_signals() -> list[signal.Signals]:

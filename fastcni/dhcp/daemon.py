@@ -13,7 +13,7 @@ import threading
 import time
 
 from fastcni.daemon import listening
-from fastcni.daemon.stop_signals import stop_signals
+from fastcni.daemon.stop_signals import UNUSED_SIGNALS, stop_signals
 from fastcni.dhcp import flags as flag
 from fastcni.dhcp.client import Settings
 from fastcni.dhcp.daemon_log import Log
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
     log = Log()
     raise_descriptor_limit()
     ends = stop_signals()
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)      # until `daemon` exists
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*ends, *UNUSED_SIGNALS])      # `ends` until `daemon` exists
     try:
         write_pidfile(flags.pidfile)
         daemon = Daemon(flags, log)

@@ -12,7 +12,7 @@ from time import monotonic
 from fastcni import _ipam_bitmap
 from fastcni.daemon import garbage, listening, log
 from fastcni.daemon.background import Background
-from fastcni.daemon.stop_signals import stop_signals
+from fastcni.daemon.stop_signals import UNUSED_SIGNALS, stop_signals
 from fastcni.daemon.systemd_notify import Notifier
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns, procfs, sysctl
@@ -102,7 +102,7 @@ def serve(path: str = listening.PATH, options: Options | None = None) -> int:
     faulthandler.enable()           # systemd ends a stuck server by SIGABRT: the log shows where each thread is
     # Threads inherit this mask, so the signals stay pending until sigwait() below
     ends = stop_signals()
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [*ends, *UNUSED_SIGNALS])
     events = kubernetes_events(options)
     logger = log.make(*options.log, [*(it.receive for it in events), *options.receivers])
     listen = listening.listen(path, open_to_all=not set(options.uids) <= {0, os.geteuid()})

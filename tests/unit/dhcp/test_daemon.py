@@ -14,6 +14,7 @@ from unit.dhcp.process import RUN, Daemon, call, ok
 from unit.dhcp.server import Server, addresses
 
 from fastcni.cli.commands import cli
+from fastcni.daemon.stop_signals import UNUSED_SIGNALS
 from fastcni.testing.witnesses import eventually
 
 pytestmark = pytest.mark.needs("root")
@@ -159,6 +160,14 @@ def test_a_terminal_that_closes_ends_the_daemon_like_sigterm(tmp_path):
     with Daemon(tmp_path, command=["env", "--default-signal=HUP", sys.executable, "-c", RUN]) as daemon:
         assert daemon.stop(signal.SIGHUP) == 0
         assert "event=dhcp_stopped" in daemon.log() and not os.path.exists(daemon.path)
+
+
+@pytest.mark.parametrize("number", UNUSED_SIGNALS)
+def test_a_signal_without_a_use_does_not_end_the_daemon(tmp_path, number):
+    """Once, SIGUSR1, by which other daemons print statistics, killed the daemon."""
+    with Daemon(tmp_path) as daemon:
+        daemon.process.send_signal(number)
+        assert daemon.stop() == 0 and "event=dhcp_stopped" in daemon.log()
 
 
 def test_a_lease_stays_while_the_daemon_cannot_see_the_namespace(network, server, tmp_path):

@@ -16,6 +16,7 @@ from unit.server.client import ANSWER_TIMEOUT_S, OFTEN_TIDY, Server
 
 from fastcni.daemon import listening
 from fastcni.daemon.listening import ListenError, Listening
+from fastcni.daemon.stop_signals import UNUSED_SIGNALS
 from fastcni.testing.witnesses import eventually
 
 HAND_OVER = 'export LISTEN_PID=$$ LISTEN_FDS=1; exec "$0" "$@" 3<&0 0</dev/null'
@@ -305,6 +306,14 @@ def test_a_server_that_nohup_has_started_ignores_sighup(start, node):
     server = start(before=("env", "--ignore-signal=HUP"))
     server.process.send_signal(signal.SIGHUP)
     assert not eventually(lambda: server.lines("event=server_stopping"), 0.5)
+    assert server.ok("VERSION", node.conf()) and server.stop() == 0
+
+
+@pytest.mark.parametrize("number", UNUSED_SIGNALS)
+def test_a_signal_without_a_use_does_not_end_the_server(server, node, number):
+    """Once, SIGUSR1, by which other daemons print statistics, killed the server."""
+    server.process.send_signal(number)
+    assert not eventually(lambda: server.process.poll() is not None, 0.5)
     assert server.ok("VERSION", node.conf()) and server.stop() == 0
 
 
