@@ -1,5 +1,6 @@
 """containerd with `ctr run --cni`: many containers at the same time, flushed rules, detached containers."""
 
+import contextlib
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -50,10 +51,7 @@ def test_flushed_rules_of_running_containers_are_restored(world, containerd, mod
     """The result caches of containerd 1.6 (libcni 1.1) do not contain the namespace's path, so `fastcni restore`
     restored nothing."""
     before = world.left()
-    names = [f"flushed-{number}" for number in range(10)]
-    for name in names:
-        containerd.run(name, "sleep 1000", "--detach")
-    try:
+    with detached(world, containerd, 10) as names:
         running = world.left()
         world.run("nft", "flush", "ruleset")
         if mode == "one-shot":
@@ -62,15 +60,27 @@ def test_flushed_rules_of_running_containers_are_restored(world, containerd, mod
             assert done == {"attachments": 10, "plugins": 20, "gone": 0, "elsewhere": 0, "failed": []}
         assert eventually_slow(lambda: containerd.exec(names[-1], "ping", "-c", "1", "-W", "1", OUTSIDE), 15)
         assert world.residue(running) == ""
+    assert world.residue(before) == ""
+
+
+@contextlib.contextmanager
+def detached(world, containerd, count):
+    """Run detached containers. At the end, also after a failure, remove the containers and release their addresses."""
+    names, before = [], len(world.left()["files"])
+    try:
+        for number in range(count):
+            containerd.run(f"flushed-{number}", "sleep 1000", "--detach")
+            names.append(f"flushed-{number}")
+        yield names
     finally:
         for name in names:
             containerd.remove(name)
-    assert len(world.left()["files"]) == len(before["files"]) + 3 * len(names)      # ctr does not call DEL
-    # gc runs in another pid namespace than the machine's init, so it cannot prove that the pods have ended. Without
-    # --all, gc keeps these pods.
-    done = json.loads(world.run("fastcni", "gc", "k8s-pod-network", "--all", "--yes", "--json"))
-    assert [len(done["deleted"]), done["kept"]] == [len(names), []]
-    assert world.residue(before) == ""
+        left = len(world.left()["files"])
+        # gc runs in another pid namespace than the machine's init, so it cannot prove that the pods have ended. Without
+        # --all, gc keeps these pods.
+        done = json.loads(world.run("fastcni", "gc", "k8s-pod-network", "--all", "--yes", "--json"))
+    assert left == before + 3 * count           # ctr does not call DEL
+    assert [len(done["deleted"]), done["kept"]] == [count, []]
 
 
 def test_gc_releases_what_detached_containers_left(world, containerd):
