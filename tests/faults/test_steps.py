@@ -1,7 +1,8 @@
 """A sample of `make test-faults`: inject faults at some system calls of each plugin, and check that nothing is left.
 
 FAULTS_SEED chooses the calls. The default seed is fixed, so that two versions of the code are tested with the same
-faults. Each plugin is tested with one mode and one command; `make test-faults` tests all modes and commands.
+faults. Each case tests ADD, and two cases of three test one more command. In the VM, whose processor is emulated, each
+case tests one command.
 """
 
 import os
@@ -15,7 +16,7 @@ from faults.injector import KILL, PLUGIN, kills
 from faults.rounds import COMMANDS, MODES, Tools, asleep, run_case
 
 SEED = int(os.environ.get("FAULTS_SEED", "20779"))
-MAX_FAULTS = int(os.environ.get("FAULTS_MAX", "1"))     # of each plugin
+MAX_FAULTS = int(os.environ.get("FAULTS_MAX", "1"))     # of each command
 LIMIT_S = 120.0                                         # for one case on a busy machine
 CASES = [pytest.param(name, marks=pytest.mark.needs(*features_of(name))) for name in PLUGINS]
 
@@ -35,10 +36,12 @@ def test_a_call_that_fails_or_kills_leaves_one_answer_and_nothing_else(name, too
     at = SEED + list(PLUGINS).index(name)
     mode = MODES[at % len(MODES)]
     command = COMMANDS[at // len(MODES) % len(COMMANDS)]
-    print(f"FAULTS_SEED={SEED} FAULTS_MAX={MAX_FAULTS} {name}, {mode}, {command}")
+    commands = [command] if os.environ.get("LANE") == "vm" else sorted({"ADD", command})
+    print(f"FAULTS_SEED={SEED} FAULTS_MAX={MAX_FAULTS} {name}, {mode}")
     failures, tried, deadline = [], [], time.monotonic() + LIMIT_S
-    run_case(tools, name, mode, command, failures.append, limit=MAX_FAULTS, seed=SEED,
-             running=lambda: time.monotonic() < deadline, tried=lambda *what: tried.append(what))
+    for command in commands:
+        run_case(tools, name, mode, command, failures.append, limit=MAX_FAULTS, seed=SEED,
+                 running=lambda: time.monotonic() < deadline, tried=lambda *what: tried.append(what))
     assert any(hit for _, _, hit in tried), "no fault was tried"
     assert not failures, "\n".join(failures)
 
