@@ -7,9 +7,15 @@ So tests can compare two hosts key by key.
 import json
 import os
 import re
+from contextlib import closing
+from functools import cache
 from ipaddress import IPv6Address
+from socket import AF_INET, AF_INET6
 
-from side_by_side.sides import Inside, run
+from side_by_side.sides import Inside, new_netns, run
+
+from fastcni.kernel import uapi, wire
+from fastcni.testing.namespaces import delete_netns
 
 IFA_F_TENTATIVE = 0x40                  # linux/if_addr.h
 RANDOM_NAME = re.compile(r"veth[0-9a-f]{8}")
@@ -56,8 +62,7 @@ def of_each(read, side, pods):
 
 def read_netns():
     """Return links with addresses, VLANs of bridge ports, routes, qdiscs and sysctls of this thread's namespace."""
-    addresses, found_routes, found4 = ip_json("-d", commands=["addr", "route show table all", "rule"])
-    found6, = ip_json("-6", "-d", commands=["rule"])
+    addresses, found_routes = ip_json("-d", commands=["addr", "route show table all"])
     links = by_name(addresses)
     bridged = [link for link in links.values() if "bridge" in link.get("linkinfo", {}).get("info_kind", "")
                or link.get("linkinfo", {}).get("info_slave_kind") == "bridge"]
@@ -68,8 +73,7 @@ def read_netns():
         family = 6 if "pref" in item else 4
         key = " ".join(str(item.get(each, "")) for each in ("table", "type", "dst", "gateway", "dev", "metric"))
         routes[f"{family} {key}"] = item
-    rules = {f"{family} {item['priority']}": item for family, rules in ((4, found4), (6, found6)) for item in rules}
-    return {"links": links, "vlans": vlans, "routes": routes, "rules": rules, "queues": queues(),
+    return {"links": links, "vlans": vlans, "routes": routes, "rules": {**rules(4), **rules(6)}, "queues": queues(),
             "sysctls": {**{name: sysctl(name) for name in SWITCHES},
                         **{k: v for name in links for k, v in sysctls(name)}}}
 
@@ -87,9 +91,39 @@ def by_name(found):
     return links
 
 
+def rules(family):
+    """Return the routing rules of this thread's namespace; {} if they are those of a new namespace, because starting
+    ip(8) takes more time than all else that reads the state."""
+    if raw_rules(family) == rules_of_a_new_namespace(family):
+        return {}
+    return {f"{family} {item['priority']}": item for item in ip_json(f"-{family}", "-d", commands=["rule"])[0]}
+
+
+def raw_rules(family):
+    return dumped(uapi.RTM_GETRULE, bytes((AF_INET if family == 4 else AF_INET6,)) + bytes(11))     # fib_rule_hdr
+
+
+@cache
+def rules_of_a_new_namespace(family):
+    name = new_netns("rules")
+    try:
+        with Inside(name):
+            return raw_rules(family)
+    finally:
+        delete_netns(name)
+
+
+def dumped(kind, header):
+    """Return the payloads of a dump in this thread's namespace."""
+    with closing(wire.open_socket()) as sock:
+        return [payload for _, payload in wire.dump(sock, kind, header, "dump the state")]
+
+
 def queues():
     """Return the qdiscs of this thread's namespace, without the kernel's defaults, and the ingress filters."""
     found = {}
+    if all(b"noqueue\0" in each for each in dumped(uapi.RTM_GETQDISC, bytes(20))):       # tcmsg
+        return found
     for item in json.loads(run("tc", "-j", "qdisc")):
         if item["kind"] != "noqueue":
             found[f"{item['dev']} {item.get('parent', 'root')}"] = item
