@@ -3,7 +3,7 @@
 # make demo-nodes       two "nodes" with cluster-wide addresses, on a store that is a file (root)
 # make check            the fast tests
 # make lint             ruff, cython-lint and mypy
-# make test             all tests in twelve processes (WORKERS=0: in one); without root some are skipped with the reason
+# make test             all tests in eight processes (WORKERS=0: in one); without root some are skipped with the reason
 # make test-vm          the tests for other kernel options, in a VM (ONLY="tests/unit/plugins/test_x.py")
 # make test-toolchains  what needs clang (the datapath ebpf), the launcher for aarch64, plots, the fast tests on other Pythons
 # make test-arm64       README's install and tests on Debian's arm64 kernel, emulated: hours; before a release (root)
@@ -37,7 +37,7 @@
 PYTHON = python3
 VENV = .venv
 BIN = $(VENV)/bin
-WORKERS = 12
+WORKERS = 8
 PYTHONS = python3.11 python3.12 python3.13 python3.14
 BUILT = $(VENV)/.built-by-make
 INSTALLED = $(VENV)/.installed-by-make
