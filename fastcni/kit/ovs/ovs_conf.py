@@ -120,6 +120,8 @@ def read_ending(keys: Section) -> OvsConf:
     if "\0" in conf.path:
         raise keys.strict.wrong("configuration_path", "a NUL in a path")
     conf.directory = keys.strict.text("dataDir") or cache.DIRECTORY
+    if "\0" in conf.directory:
+        raise keys.strict.wrong("dataDir", "a NUL in a path")
     return conf
 
 

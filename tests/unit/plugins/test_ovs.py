@@ -95,7 +95,7 @@ def test_a_trunk_is_one_sorted_set_and_no_vlan_is_a_trunk_of_all(node, switch, o
     {"trunk": [{"minID": 9}]}, {"trunk": [{}]}, {"bridge": ""}, {"ofport_request": 65280},
     {"socket_file": "ssl:10.0.0.1:6640"}, {"socket_file": "tcp:6640"},
     {"socket_file": "tcp:localhost:6640"}, {"socket_file": "tcp:127.0.0.1"}, {"socket_file": "/run/a\0b"},
-    {"configuration_path": "/etc/a\0b"},
+    {"configuration_path": "/etc/a\0b"}, {"dataDir": "/var/a\0b"},
     {"vxlanID": 1 << 24}, {"vxlanID": 5, "vlan": 5}])
 def test_a_bad_key_is_code_7_before_anything_is_made(node, switch, ovs_conf, kept, pod, keys):
     switch.freeze("ovsdb-server")           # the plugin must not ask the stopped server
