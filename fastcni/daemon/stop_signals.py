@@ -3,8 +3,8 @@
 import signal
 
 STOP_SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
-# Other daemons print statistics or open their logs again. Here the signals stay blocked: by default they would kill the
-# process, and programs that it starts would inherit SIG_IGN.
+# Other daemons print statistics or open their logs again at these signals. Here the signals stay blocked, because their
+# default action kills the process.
 UNUSED_SIGNALS = signal.SIGUSR1, signal.SIGUSR2
 
 

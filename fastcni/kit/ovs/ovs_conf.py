@@ -116,12 +116,8 @@ def read_ending(keys: Section) -> OvsConf:
     it."""
     conf = OvsConf()
     conf.layer3 = bool(ipam.read_type(keys))
-    conf.socket_file, conf.path = read_socket_file(keys.strict), keys.strict.text("configuration_path")
-    if "\0" in conf.path:
-        raise keys.strict.wrong("configuration_path", "a NUL in a path")
-    conf.directory = keys.strict.text("dataDir") or cache.DIRECTORY
-    if "\0" in conf.directory:
-        raise keys.strict.wrong("dataDir", "a NUL in a path")
+    conf.socket_file, conf.path = read_socket_file(keys.strict), read_path(keys.strict, "configuration_path")
+    conf.directory = read_path(keys.strict, "dataDir") or cache.DIRECTORY
     return conf
 
 
@@ -154,6 +150,14 @@ def read_socket_file(keys: Section) -> str:
     except ValueError as e:
         raise keys.wrong("socket_file", str(e)) from None
     return text
+
+
+def read_path(keys: Section, key: str) -> str:
+    """Return the path of a key, "" without the key. Raises CniError 7."""
+    path: str = keys.text(key)
+    if "\0" in path:
+        raise keys.wrong(key, "a NUL in a path")
+    return path
 
 
 def read_file(path: str) -> tuple[str, dict[str, Any] | None]:

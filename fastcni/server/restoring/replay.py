@@ -138,7 +138,8 @@ class Replay:
                 done = run(deleted_at)
             outcome = "failed" if done.failed else "done"
             again = any(each.plugin for each in done.failed)    # an error without a plugin lasts: a damaged file
-            # A flush or a start of firewalld during the replay may cause a first failure; the repetition shows it
+            # A flush or a start of firewalld can interrupt a replay, so a first failure that a repetition can remove is
+            # only a warning
             lasting = bool(done.failed) and (self.failures > 0 or not again)
             self._report(done, gone, began, by, lasting=lasting, netns=netns.identity(home)[1],
                          ms=round((monotonic() - started) * 1e3, 1))
