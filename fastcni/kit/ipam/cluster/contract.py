@@ -127,7 +127,6 @@ class Node(Record):
     address: str
     state: str
     seen: float
-    revision: Any
 
 
 class Block(Record):
@@ -142,7 +141,6 @@ class Block(Record):
     epoch: int
     state: str
     since: float
-    revision: Any
 
 
 class IPClaim(Record):
@@ -169,7 +167,6 @@ class IPClaim(Record):
     since: float
     sticky: bool
     reason: str
-    revision: Any
 
 
 class Use(Record):
@@ -184,7 +181,6 @@ class Use(Record):
     boot_id: str
     holders: list[dict[str, Any]]
     written: float
-    revision: Any
 
 
 class Event(Record):

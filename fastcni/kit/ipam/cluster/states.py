@@ -141,6 +141,13 @@ def after(record: R, event: str, guard: str = ANY, node: Node | None = None) -> 
     return record if new == record else new
 
 
+def change(record: R, event: str, error: Exception, guard: str = ANY, node: Node | None = None) -> R:
+    """Return after(). Raises `error` if TRANSITIONS does not allow the event."""
+    if (new := after(record, event, guard, node)) is None:
+        raise error
+    return new
+
+
 # -- nodes: `found` is the record in the store, UNKNOWN if the store has no record ------------------------------------
 
 def unknown(name: str) -> Node:
@@ -162,9 +169,7 @@ def join(found: Node, boot_id: str, address: str, seen: float) -> Node:
 
 def heartbeat(found: Node, me: Node) -> Node:
     """Return the record of a node after a heartbeat. Raises refusal() if the node may not write."""
-    if (new := after(found, HEARTBEAT, age(found, me))) is None:
-        raise refusal(found, me)
-    return new
+    return change(found, HEARTBEAT, refusal(found, me), age(found, me))
 
 
 def refusal(found: Node, me: Node) -> Fenced | Changed:
@@ -183,16 +188,12 @@ def silence(found: Node) -> Node:
 def declare_dead(found: Node, node: Node) -> Node:
     """Return the record of a node after it was declared dead. Raises Changed if the node is alive, was forgotten, or
     has another epoch than `node`."""
-    if (new := after(found, DECLARE, age(found, node))) is None:
-        raise Changed(f"node {node.name} has changed")
-    return new
+    return change(found, DECLARE, Changed(f"node {node.name} has changed"), age(found, node))
 
 
 def forget(found: Node) -> Node:
     """Return the record of a node after it was forgotten. Raises Changed if the node is not dead."""
-    if (new := after(found, FORGET)) is None:
-        raise Changed(f"node {found.name} is not dead any more")
-    return new
+    return change(found, FORGET, Changed(f"node {found.name} is not dead any more"))
 
 
 # -- blocks: `block` is the record in the store, FREE if the store has no record ---------------------------------------
@@ -212,23 +213,17 @@ def whose(block: Block, node: Node) -> str:
 
 def claim(block: Block, me: Node) -> Block:
     """Return the block after its claim by `me`. Raises Taken if the block is not free."""
-    if (new := after(block, CLAIM, whose(block, me), me)) is None:
-        raise Taken(block)
-    return new
+    return change(block, CLAIM, Taken(block), whose(block, me), me)
 
 
 def adopt(block: Block, me: Node) -> Block:
     """Return the node's block of another epoch as its block of the present epoch. Raises Changed."""
-    if (new := after(block, ADOPT, whose(block, me), me)) is None:
-        raise Changed(f"block {block.cidr} is not of node {me.name} any more")
-    return new
+    return change(block, ADOPT, Changed(f"block {block.cidr} is not of node {me.name} any more"), whose(block, me), me)
 
 
 def share(block: Block) -> Block:
     """Return the block as SHARED. Raises Taken if a node has the block."""
-    if (new := after(block, SHARE)) is None:
-        raise Taken(block)
-    return new
+    return change(block, SHARE, Taken(block))
 
 
 def expire(block: Block, dead: Node) -> Block:
@@ -246,5 +241,5 @@ def give_back(block: Block, used: bool) -> Block:
 def check_hold(block: Block, me: Node, ip_claim: IPClaim) -> None:
     """Check that a node may claim an address in a block. Raises Changed if the block is FREE, Taken if the wanted state
     of the address does not fit the block."""
-    if after(block, ASK if ip_claim.state == ASKED else HOLD, whose(block, me)) is None:
-        raise Changed(f"block {block.cidr} does not exist") if block.state == FREE else Taken(block)
+    error = Changed(f"block {block.cidr} does not exist") if block.state == FREE else Taken(block)
+    change(block, ASK if ip_claim.state == ASKED else HOLD, error, whose(block, me))
