@@ -16,10 +16,9 @@ from fastcni._system import open_regular, unlock
 from fastcni.clients.away import Away, Busy
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import make_directories
-from fastcni.kit.call.names import digest
 from fastcni.kit.ipam.cluster import allocate, hold, ip_claims, states
 from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken, log_restored, restored
-from fastcni.kit.ipam.cluster.grid import cidr_text
+from fastcni.kit.ipam.cluster.grid import cidr_text, in_turn, merged
 from fastcni.kit.ipam.cluster.node_state import DIRECTORY, STICKY, MadeSpace
 from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
 from fastcni.kit.ipam.store import boot_id
@@ -426,24 +425,8 @@ def candidates(range_: Range, prefix: int, seed: str, known: set[str]) -> Iterat
     """Yield the cidrs of a range's blocks that are not in `known`. Each node (`seed`) begins at another block, so that
     nodes rarely try to claim the same block."""
     shift = range_.bits - prefix
-    stretches: list[list[int]] = []
-    for first, last in range_.spans:        # numbers of the blocks that contain an address of a span
-        if stretches and first >> shift <= stretches[-1][1]:
-            stretches[-1][1] = last >> shift
-        else:
-            stretches.append([first >> shift, last >> shift])
-    count = sum(last - first + 1 for first, last in stretches)
-    start = int(digest(seed, 15), 16) % count
-    for k in range(count):
-        cidr = cidr_text(range_.bits, nth(stretches, (start + k) % count) << shift, prefix)
+    blocks = merged((first >> shift, last >> shift) for first, last in range_.spans)
+    for number in in_turn(blocks, seed):
+        cidr = cidr_text(range_.bits, number << shift, prefix)
         if cidr not in known:
             yield cidr
-
-
-def nth(stretches: list[list[int]], k: int) -> int:
-    """Return the k-th number, from 0, in the ranges [[first, last], ...]."""
-    for first, last in stretches:
-        if k <= last - first:
-            return first + k
-        k -= last - first + 1
-    raise IndexError(k)

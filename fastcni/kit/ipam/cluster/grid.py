@@ -10,11 +10,12 @@ Addresses are integers of 32 or 128 bits, so IPv6 costs the same as IPv4.
 
 from __future__ import annotations
 
+from fastcni.kit.call.names import digest
 from fastcni.spec import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     Span = tuple[int, int]          # the first and the last address
 
@@ -137,13 +138,8 @@ class Plan:
                 self.starts[block.at] = len(self.parts)
                 self.parts += ((first, last, block.at + first - block.first)
                                for first, last in range_.inside(block.first, prefix))
-        merged: list[list[int]] = []
-        for first, last, _ in self.parts:
-            if merged and merged[-1][1] + 1 == first:
-                merged[-1][1] = last
-            else:
-                merged.append([first, last])
-        self.spans = [(to_packed(range_.bits, first), to_packed(range_.bits, last)) for first, last in merged]
+        self.spans = [(to_packed(range_.bits, first), to_packed(range_.bits, last))
+                      for first, last in merged((first, last) for first, last, _ in self.parts)]
 
 
 def make_range(bits: int, network: int, prefix: int, bounds: Span, excluded: Iterable[Span]) -> Range:
@@ -179,6 +175,30 @@ def without(bounds: Span, excluded: Iterable[Span]) -> Iterator[Span]:
         first = max(first, high + 1)
     if first <= last:
         yield first, last
+
+
+def merged(spans: Iterable[Span]) -> list[list[int]]:
+    """Return the spans [[first, last], ...] in which overlapping and adjacent spans are one. spans: in order."""
+    found: list[list[int]] = []
+    for first, last in spans:
+        if found and first <= found[-1][1] + 1:
+            found[-1][1] = last
+        else:
+            found.append([first, last])
+    return found
+
+
+def in_turn(spans: Sequence[Sequence[int]], seed: str) -> Iterator[int]:
+    """Yield each number of the spans. The text `seed` decides at which number the sequence begins."""
+    count = sum(last - first + 1 for first, last in spans)
+    start = int(digest(seed, 15), 16) % count if count else 0
+    for k in range(count):
+        k = (start + k) % count
+        for first, last in spans:
+            if k <= last - first:
+                yield first + k
+                break
+            k -= last - first + 1
 
 
 def family_of(bits: int) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 
 from fastcni.kernel import waiting
-from fastcni.kit.call.names import digest
 from fastcni.kit.ipam.address_files import is_attachment
 from fastcni.kit.ipam.cluster import allocate, full
 from fastcni.kit.ipam.cluster.contract import (
@@ -34,14 +33,14 @@ from fastcni.kit.ipam.cluster.contract import (
     Node,
     Taken,
 )
-from fastcni.kit.ipam.cluster.grid import block_of, cidr_text, family_of, read_block, to_packed
+from fastcni.kit.ipam.cluster.grid import block_of, cidr_text, family_of, in_turn, read_block, to_packed
 from fastcni.kit.ipam.cluster.node_state import IP_CLAIM, KEPT_OWNER, STICKY, MadeSpace, Space, kept_owner
 from fastcni.spec import address
 from fastcni.spec.errors import TRY_AGAIN_LATER, CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from fastcni.kit.call.request import Request
@@ -245,7 +244,9 @@ def give_shared(req: Request, attachment: Attachment, store: Store, me: Node, i:
     taken: set[bytes] | None = None
     for cidr in cidrs:
         spans = list(one.inside(*read_block(cidr)[1:])) if read_block(cidr)[0] == one.bits else []
-        for packed in in_turn(one.bits, spans, f"{attachment.container} {attachment.ifname}"):
+        # Each pod begins at another address, so that a released address is not given again immediately.
+        for number in in_turn(spans, f"{attachment.container} {attachment.ifname}"):
+            packed = to_packed(one.bits, number)
             if (taken is not None and packed in taken) or is_held(req, attachment, packed):
                 continue
             intend(req, attachment, address.ip_text(packed))
@@ -258,20 +259,6 @@ def give_shared(req: Request, attachment: Attachment, store: Store, me: Node, i:
             if taken is None:
                 taken = {address.read_ip(other.address) for other in store.ip_claims(attachment.keys.space)}
     raise full.error(store, attachment.keys, one)
-
-
-def in_turn(bits: int, spans: list[tuple[int, int]], seed: str) -> Iterator[bytes]:
-    """Yield the addresses of spans, packed. Each pod (`seed`) begins at another address, so that a released address is
-    not given again immediately."""
-    count = sum(last - first + 1 for first, last in spans)
-    start = int(digest(seed, 15), 16) % count if count else 0
-    for k in range(count):
-        k = (start + k) % count
-        for first, last in spans:
-            if k <= last - first:
-                yield to_packed(bits, first + k)
-                break
-            k -= last - first + 1
 
 
 def is_held(req: Request, attachment: Attachment, packed: bytes) -> bool:
