@@ -19,7 +19,7 @@ from fastcni.kit.call.files import make_directories
 from fastcni.kit.ipam.cluster import allocate, hold, ip_claims, states
 from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken, log_restored, restored
 from fastcni.kit.ipam.cluster.grid import cidr_text, in_turn, merged
-from fastcni.kit.ipam.cluster.node_state import DIRECTORY, STICKY, MadeSpace
+from fastcni.kit.ipam.cluster.node_state import DIRECTORY, STICKY, MadeSpace, state_of
 from fastcni.kit.ipam.cluster.stores import key_of, store_of, store_text
 from fastcni.kit.ipam.store import boot_id
 from fastcni.spec.errors import IO_FAILURE, TRY_AGAIN_LATER, CniError
@@ -190,18 +190,15 @@ def ready(store: Store, keys: Keys, warn: Warn, ranges: Sequence[Range]) -> tupl
     wanted: dict[str, int] = {}
     for one in ranges:
         wanted[one.family] = min(wanted.get(one.family, 128), one.wanted_prefix())
-    with MadeSpace(keys, warn) as space:
-        state = space.state
+    state = state_of(keys, warn)
     joined = not state.node or state.boot != boot_id().decode() or state.store != key_of(keys.store)
     if joined:
         rejoin(store, keys, warn, wanted=wanted, new=not state.node)
-        with MadeSpace(keys, warn) as space:
-            state = space.state
+        state = state_of(keys, warn)
     if not wanted.keys() <= state.grid.keys():
         grid = store.grid(keys.space, wanted)               # once per address space and family on this node
         with MadeSpace(keys, warn) as space:
-            state = space.state.copy()
-            state.grid = grid
+            state = space.state.copy(grid=grid)
             space.save(state)
     return state, joined
 
@@ -281,8 +278,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
     """
     joined = store.join_space(keys.node, boot_id().decode(), keys.space, wanted or {}, new)
     me, there = joined.node, {block.cidr: block for block in joined.blocks}
-    with MadeSpace(keys, warn) as space:
-        old = space.state
+    old = state_of(keys, warn)
     suspect = (suspect or joined.restored or restored(old.history, store.history())         # before this call's writes
                or log_restored(old.history, joined.log))
     if old.blocks and suspect:
@@ -299,9 +295,7 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
     again = ip_claims.claim_again(store, me, keys, warn, joined.grid) if suspect else []
     now = store.history()
     with MadeSpace(keys, warn) as space:
-        state = space.state.copy()
-        state.node, state.epoch, state.boot = me.name, me.epoch, me.boot_id
-        state.store = key_of(keys.store)
+        state = space.state.copy(node=me.name, epoch=me.epoch, boot=me.boot_id, store=key_of(keys.store), history=now)
         if wanted and not wanted.keys() <= state.grid.keys():
             state.grid = joined.grid
         for block in mine:
@@ -314,7 +308,6 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
             state.hold = hold.begin(keys.store)
             warn(f"the store {store_text(keys.store)} was restored or replaced: this node claims no block for at least "
                  f"{hold.seconds_of(keys.store):g} s, while the nodes claim their own blocks again")
-        state.history = now
         state.later += [one for one in again if one not in state.later]
         ip_claims.note_ended(space, state, joined.ip_claims)
         space.save(state)
@@ -336,8 +329,7 @@ def held(store: Store, keys: Keys, warn: Warn, fully: bool = False) -> str:
     """Return why this node may not claim a block now, or "". If the store was restored since this node last asked the
     store, begin the pause of hold.py. fully: also compare the revision. A claim of a block needs no `fully`, because
     note_blocks() compares the revision later. Raises Away."""
-    with MadeSpace(keys, warn) as space:
-        history = space.state.history
+    history = state_of(keys, warn).history
     if log_restored(history, store.log()) or (fully and restored(history, store.history())):
         rejoin(store, keys, warn, suspect=True)
     return hold.reason(store, keys, warn)
@@ -352,15 +344,6 @@ def check_hold(store: Store, keys: Keys, warn: Warn, joined: bool = False, fully
 
 
 # -- blocks -----------------------------------------------------------------------------------------------
-
-def claim_for(store: Store, me: Node, keys: Keys, ranges: Sequence[Range], warn: Warn) -> Range | None:
-    """Claim a block for each range, and record the blocks. Return a range that has no free block, or None."""
-    with MadeSpace(keys, warn) as space:
-        state = space.state
-    claimed, exhausted = claim_blocks(store, me, keys, ranges, state)
-    note_blocks(store, keys, claimed, warn)
-    return exhausted
-
 
 def claim_blocks(store: Store, me: Node, keys: Keys, ranges: Sequence[Range],
                  state: State) -> tuple[list[Block], Range | None]:

@@ -16,7 +16,7 @@ time since that boot.
 from __future__ import annotations
 
 from fastcni.kit.ipam.cluster.contract import LOST, NODE_TTL_S
-from fastcni.kit.ipam.cluster.node_state import MadeSpace
+from fastcni.kit.ipam.cluster.node_state import MadeSpace, state_of
 from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.kit.ipam.store import boot_id
 
@@ -59,8 +59,7 @@ def left(hold: Hold | float) -> float:
 def reason(store: Store, keys: Keys, warn: Callable[[str], object]) -> str:
     """Return why this node may not claim a block now, or "". If the current step is over, begin the next step. Raises
     Away."""
-    with MadeSpace(keys, warn) as space:
-        hold = space.state.hold
+    hold = state_of(keys, warn).hold
     if hold is None:
         return ""
     if seconds := left(hold):
@@ -74,9 +73,7 @@ def reason(store: Store, keys: Keys, warn: Callable[[str], object]) -> str:
     with MadeSpace(keys, warn) as space:
         if space.state.hold != hold:
             return "" if space.state.hold is None else "yet: the store was restored or replaced"
-        state = space.state.copy()
-        state.hold = None if settled else [boot_id().decode(), boottime(), SETTLE_S, True]
-        space.save(state)
+        space.save(space.state.copy(hold=None if settled else [boot_id().decode(), boottime(), SETTLE_S, True]))
     return "" if settled else f"for another {SETTLE_S:.0f} s: the store was restored or replaced"
 
 

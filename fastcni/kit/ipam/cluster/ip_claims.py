@@ -340,20 +340,17 @@ def later_of(name: str, container: str, ifname: str, to: str) -> dict[str, str]:
 
 def note_later(space: Space, entries: Iterable[dict[str, str]]) -> None:
     """Add `entries` to State.later, without duplicates."""
-    new = space.state.copy()
-    new.later += [one for one in entries if one not in new.later]
-    if len(new.later) != len(space.state.later):
-        space.save(new)
+    later = space.state.later
+    if new := [one for one in entries if one not in later]:
+        space.save(space.state.copy(later=later + new))
 
 
 def all_given(space: Space, attachment: Attachment) -> None:
     """Remove the entries that intend() added for this attachment."""
-    mine = [one for one in space.state.later
-            if (one["container"], one["ifname"]) == (attachment.container, attachment.ifname)]
-    if mine:
-        new = space.state.copy()
-        new.later = [one for one in new.later if one not in mine]
-        space.save(new)
+    later = [one for one in space.state.later
+             if (one["container"], one["ifname"]) != (attachment.container, attachment.ifname)]
+    if later != space.state.later:
+        space.save(space.state.copy(later=later))
 
 
 def take_back(req: Request, attachment: Attachment, store: Store) -> None:
@@ -381,9 +378,7 @@ def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: A
     done = [one for one in later if finish_one(store, keys, warn, one)]
     with Space(keys, warn) as space:
         if space is not None and done:
-            new = space.state.copy()
-            new.later = [one for one in new.later if one not in done]
-            space.save(new)
+            space.save(space.state.copy(later=[one for one in space.state.later if one not in done]))
 
 
 def finish_one(store: Store, keys: Keys, warn: Callable[[str], object], left: dict[str, str]) -> bool:

@@ -99,10 +99,13 @@ class State:
                 "history": list(self.history), "grid": dict(self.grid), "lost": list(self.lost),
                 "later": [dict(one) for one in self.later], "hold": self.hold}
 
-    def copy(self) -> State:
-        """Return a copy that the caller may change. Both States share the Own objects, which never change."""
+    def copy(self, **fields: Any) -> State:
+        """Return a copy that the caller may change, in which `fields` replace members. Both States share the Own
+        objects, which never change."""
         new = State(self._without_blocks())
         new.blocks = dict(self.blocks)
+        for name, value in fields.items():
+            setattr(new, name, value)
         return new
 
     def note_history(self, now: History) -> None:
@@ -324,9 +327,8 @@ class Space(Store):
         """Add an IP claim to State.later. to: "" if the store has to release the claim, "kept" to keep the claim for
         the pod."""
         container, _, ifname = owner.decode().partition("\r\n")
-        state = self.state.copy()
-        state.later.append({"address": name, "container": container, "ifname": ifname, "to": to})
-        self.save(state)
+        entry = {"address": name, "container": container, "ifname": ifname, "to": to}
+        self.save(self.state.copy(later=[*self.state.later, entry]))
 
     def drop_file(self, packed: bytes, owner: bytes) -> None:
         """Remove the file of an address of `owner`, and record the time."""
@@ -381,6 +383,12 @@ class MadeSpace(Space):
     def __enter__(self) -> MadeSpace:
         super().__enter__()
         return self
+
+
+def state_of(keys: Keys, warn: Callable[[str], object]) -> State:
+    """Return the State of an address space. Make the space's directory if needed."""
+    with MadeSpace(keys, warn) as space:
+        return space.state
 
 
 def pod_link(pod: str, ifname: str) -> str:

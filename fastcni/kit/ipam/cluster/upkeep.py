@@ -12,7 +12,7 @@ from fastcni.kit.ipam.cluster import allocate, claims, ip_claims
 from fastcni.kit.ipam.cluster.claims import ClaimLock
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, REFUSED, Changed
 from fastcni.kit.ipam.cluster.grid import to_int, to_packed
-from fastcni.kit.ipam.cluster.node_state import MadeSpace, Space, kept_owner, more_lines
+from fastcni.kit.ipam.cluster.node_state import MadeSpace, Space, kept_owner, more_lines, state_of
 from fastcni.kit.ipam.cluster.released import boottime
 from fastcni.spec import address
 
@@ -95,14 +95,13 @@ def claim_ahead(store: Store, keys: Keys, warn: Warn) -> list[str]:
         return []
     with ClaimLock(keys):
         ranges = short_of(keys, warn)           # another request may have claimed a block since the first check
-        with MadeSpace(keys, warn) as space:
-            before = set(space.state.blocks)
+        before = set(state_of(keys, warn).blocks)
         if ranges and not claims.held(store, keys, warn):
             me = claims.node_of(claims.ready(store, keys, warn, ranges)[0])
             for one in ranges:                  # one range after the other, so that a full range stops no other
-                claims.claim_for(store, me, keys, [one], warn)
-        with MadeSpace(keys, warn) as space:
-            return sorted(set(space.state.blocks) - before)
+                claimed, _ = claims.claim_blocks(store, me, keys, [one], state_of(keys, warn))
+                claims.note_blocks(store, keys, claimed, warn)
+        return sorted(set(state_of(keys, warn).blocks) - before)
 
 
 def short_of(keys: Keys, warn: Warn) -> list[Range]:
