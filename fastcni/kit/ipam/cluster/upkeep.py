@@ -30,25 +30,16 @@ if TYPE_CHECKING:
 AHEAD = 4               # claim a block if less than a fourth of a range's addresses in this node's blocks is free
 
 
-class BlockUse:
-    """A block of this node. since: unix time. size: the number of its addresses. held: the number of held addresses.
-    empty_s: for how many seconds no address of the block was held; 0: an address is held."""
-
-    __slots__ = ("cidr", "empty_s", "held", "since", "size")
-
-    def __init__(self, cidr: str, since: float, size: int, held: int, empty_s: float) -> None:
-        self.cidr, self.since, self.size, self.held, self.empty_s = cidr, since, size, held, empty_s
-
-
 # -- blocks and free addresses ----------------------------------------------------------------------------
 
-def own_blocks(keys: Keys, warn: Warn) -> list[BlockUse]:
-    """Return the blocks of this node, in the order of their addresses."""
+def empty_blocks(keys: Keys, warn: Warn) -> list[tuple[float, Own]]:
+    """Return (for how many seconds the block has been empty, the block) of each block of this node without a held
+    address. The list is sorted by these seconds, then by address."""
     with Space(keys, warn) as space:
         if space is None:
             return []
-        own = sorted(space.state.blocks.values(), key=lambda one: (one.bits, one.first))
-        return [BlockUse(one.cidr, one.since, one.size(), held_in(space, one), empty_for(space, one)) for one in own]
+        found = [(empty_for(space, own), own) for own in space.state.blocks.values() if not held_in(space, own)]
+        return sorted(found, key=lambda one: (one[0], one[1].first))
 
 
 def held_in(space: Space, own: Own) -> int:
@@ -57,11 +48,9 @@ def held_in(space: Space, own: Own) -> int:
 
 
 def empty_for(space: Space, own: Own) -> float:
-    """Return the seconds since the release of a block's last address, or since its claim; 0 if an address is held."""
+    """Return the seconds since the release of an empty block's last address, or since its claim."""
     import time
 
-    if held_in(space, own):
-        return 0.0
     last = space.times.latest(own.at, own.size())
     return max(0.0, boottime() - last if last else time.time() - own.since)
 
@@ -112,11 +101,10 @@ def give_back_idle(store: Store, keys: Keys, warn: Warn, idle_s: float, spare: i
     """Give back blocks that have been empty for idle_s, but keep `spare` empty blocks of each family. Return the
     cidrs of the returned blocks."""
     with ClaimLock(keys):
-        gone = []
+        empty, gone = empty_blocks(keys, warn), []
         for bits in (32, 128):
-            empty = [one for one in own_blocks(keys, warn) if (":" in one.cidr) == (bits == 128) and not one.held]
-            empty.sort(key=lambda one: one.empty_s)
-            gone += [one.cidr for one in empty[spare:] if one.empty_s >= idle_s]
+            idle = [(seconds, own) for seconds, own in empty if own.bits == bits][spare:]
+            gone += [own.cidr for seconds, own in idle if seconds >= idle_s]
         return [cidr for cidr in gone if give_back(store, keys, warn, cidr)]
 
 

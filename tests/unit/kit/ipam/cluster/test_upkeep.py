@@ -10,6 +10,7 @@ from fastcni.clients.away import Away
 from fastcni.kit.ipam.cluster import claims, conf, upkeep
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, IPClaim
 from fastcni.kit.ipam.cluster.grid import block_of
+from fastcni.kit.ipam.cluster.node_state import Space, state_of
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.spec import address
 
@@ -35,6 +36,11 @@ def keys_of(node, ipam=NET):
     return conf.keys_for(node.request("ADD", ipam))
 
 
+def own_blocks(keys):
+    """Return the cidrs of the blocks that the node has, by its own files."""
+    return set(state_of(keys, print).blocks)
+
+
 def fill(node, count, ipam=NET, start=0):
     return [node.add(ipam, f"p{i}")[0] for i in range(start, start + count)]
 
@@ -47,15 +53,16 @@ def test_a_block_is_claimed_ahead_below_a_quarter(a, store):
     fill(a, 1, start=11)
     (cidr,) = upkeep.claim_ahead(store, keys, a.warnings.append)
     assert upkeep.claim_ahead(store, keys, a.warnings.append) == []
-    assert {block.cidr for block in store.blocks(node="a")} == {one.cidr for one in upkeep.own_blocks(keys, print)}
-    assert cidr in {one.cidr for one in upkeep.own_blocks(keys, print)}
+    assert {block.cidr for block in store.blocks(node="a")} == own_blocks(keys)
+    assert cidr in own_blocks(keys)
 
 
 def test_the_room_of_a_range_is_what_it_may_give(a):
     fill(a, 3)
     ((one, size, free),) = upkeep.room(keys_of(a), print)
     assert (str(one), size - free) == ("10.0.0.0/24", 3)
-    assert upkeep.own_blocks(keys_of(a), print)[0].held == 3
+    with Space(keys_of(a), print) as space:
+        assert [upkeep.held_in(space, own) for own in space.state.blocks.values()] == [3]
 
 
 def test_idle_blocks_are_given_back_but_two(a, b, store):
@@ -63,11 +70,11 @@ def test_idle_blocks_are_given_back_but_two(a, b, store):
     fill(a, 50)
     for i in range(50):
         a.delete(NET, f"p{i}")
-    assert len(upkeep.own_blocks(keys, print)) == 4
+    assert len(own_blocks(keys)) == 4
     assert upkeep.give_back_idle(store, keys, print, 600) == []
     gone = upkeep.give_back_idle(store, keys, print, 0)
     assert len(gone) == 2 and len(store.blocks(node="a")) == 2
-    assert {one.cidr for one in upkeep.own_blocks(keys, print)} == {block.cidr for block in store.blocks()}
+    assert own_blocks(keys) == {block.cidr for block in store.blocks()}
     assert not set(gone) & {block.cidr for block in store.blocks()}
     fill(a, 40)                             # ADDs use the released addresses' places in the table again
 
@@ -105,7 +112,7 @@ def test_no_address_of_a_block_is_given_if_it_may_have_been_returned(a, b, store
     monkeypatch.setattr(store, "give_back", away)
     with pytest.raises(Away):
         upkeep.give_back_idle(store, keys_of(a), print, 0, spare=0)
-    assert upkeep.own_blocks(keys_of(a), print) == []
+    assert not own_blocks(keys_of(a))
     if done:
         store.claim(store.join("b", "boot"), [("default", block.cidr)])
     (given,) = a.add(NET, "p1")
@@ -195,6 +202,6 @@ def test_a_block_that_only_the_store_has_is_the_nodes_own_unless_the_store_was_r
     (me,) = store.nodes()
     store.claim(me, [(keys.space, cidr)])
     claims.rejoin(store, keys, a.warnings.append, suspect=restored)
-    own = {one.cidr for one in upkeep.own_blocks(keys, a.warnings.append)}
+    own = own_blocks(keys)
     assert own == {block.cidr for block in store.blocks(node="a")}
     assert (cidr in own) != restored
