@@ -22,7 +22,8 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni._netlink import Batch, attributes
+from fastcni._netlink import Batch
+from fastcni.agent.nft_table import TableEvents, delete_table
 from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import nft, nft_rules, uapi, wire
 from fastcni.kernel.nft_rules import NF_NAT_RANGE_PROTO_RANDOM_FULLY
@@ -37,7 +38,6 @@ FAMILY, TABLE, CHAIN = nft.NFPROTO_INET, "fastcni-agent", "postrouting"
 COMMENT = "fastcni agent: masquerade of pods"
 KUBE_PROXY_MARK = 0x4000
 MULTICAST = {4: (b"\xe0\0\0\0", 4), 6: (b"\xff" + bytes(15), 8)}
-EVENT_BYTES = 4 << 20
 RETRY_S = 1.0                   # seconds until the next try after an error
 
 
@@ -49,9 +49,7 @@ class Masquerade:
         self.log = log
         self.pairs: list[tuple[Prefix, Prefix]] = []        # (the cluster's network, this node's subnet)
         self.ask = wire.open_socket(uapi.NETLINK_NETFILTER)
-        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
-        wire.set_buffer_size(self.events, EVENT_BYTES)
-        self.suspect = False                                # whether rules of the table may have been deleted
+        self.events = TableEvents(FAMILY, TABLE)
         self.backoff = Backoff()
         self.due = inf                                      # when to call attend() next, in monotonic seconds
 
@@ -72,10 +70,9 @@ class Masquerade:
     def attend(self) -> None:
         """Read the notifications, and write the rules again if another program has removed a rule. Raises OSError if
         the notifications cannot be read."""
-        own = int(self.ask.getsockname()[0])                # the netlink port; the kernel assigns it in set()
-        wire.drain(self.events, self._note, self._note_dropped, own)
+        self.events.read(own=int(self.ask.getsockname()[0]))        # the kernel assigns the netlink port in set()
         self.due = inf
-        if not self.suspect or not self.pairs:
+        if not self.events.suspect or not self.pairs:
             return
         if monotonic() < self.backoff.until:
             self.due = self.backoff.until
@@ -87,23 +84,13 @@ class Masquerade:
             self.log.error("masquerade_refused", error=str(e))
             self.due = self.backoff.until = monotonic() + max(self.backoff.seconds, RETRY_S)
             return
-        self.suspect = False
+        self.events.suspect = False
         self.log.warning("masquerade_restored")
 
     def remove(self) -> None:
         """Remove the table of the masquerading rules. Raises OSError."""
         self.pairs = []
-        batch = nft.stop(nft.del_table(nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT), FAMILY, TABLE))
-        wire.exchange(self.ask, batch)
-
-    def _note(self, kind: int, payload: bytes) -> None:
-        if not nft.disables_rules(kind, payload):
-            return
-        table = nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b""))
-        self.suspect = self.suspect or (nft.read_family(payload), table) == (FAMILY, TABLE)
-
-    def _note_dropped(self) -> None:
-        self.suspect = True
+        delete_table(self.ask, FAMILY, TABLE)
 
     def _write(self) -> None:
         batch = nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT)

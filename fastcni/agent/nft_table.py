@@ -1,4 +1,5 @@
-"""Define NftTable: an nftables table of the agent, and the netlink socket that changes the table."""
+"""Define NftTable, an nftables table of the agent with the netlink socket that changes the table, and TableEvents, the
+notifications about such a table."""
 
 from __future__ import annotations
 
@@ -7,13 +8,42 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.contract import ConfigurationError
-from fastcni.kernel import nft, uapi, wire
+from fastcni.kernel import nft, nft_elements, uapi, wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST         # since Linux 6.9, see nft.add_table()
+EVENT_BYTES = 4 << 20                                           # receive buffer for notifications
 UNKNOWN = (EOPNOTSUPP, EINVAL)                                  # errors of kernels that do not know OWNED
+
+
+class TableEvents:
+    """The kernel's notifications about the rules of an nftables table. suspect: whether the kernel may no longer call
+    these rules, because a rule, a chain or the table was deleted, or the table is dormant. Raises OSError."""
+
+    def __init__(self, family: int, name: str) -> None:
+        self._place = family, name
+        self._sock = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
+        wire.set_buffer_size(self._sock, EVENT_BYTES)
+        self.suspect = False
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def read(self, own: int) -> None:
+        """Read the notifications that have arrived, without those about changes by the netlink port `own`."""
+        wire.drain(self._sock, self._note, self._note_dropped, own)
+
+    def _note(self, kind: int, payload: bytes) -> None:
+        if nft.disables_rules(kind, payload) and nft.read_table_name(payload) == self._place:
+            self.suspect = True
+
+    def _note_dropped(self) -> None:
+        self.suspect = True
 
 
 class NftTable:
@@ -50,13 +80,26 @@ class NftTable:
                     nft.add_table(batch, family, name, comment, OWNED)
         wire.exchange(self.sock, nft.stop(batch))
 
-    def delete(self) -> bool:
-        """Delete the table. Return whether the table existed."""
-        _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), *self._place)))
-        there = not refused
-        wire.raise_first(refused, (ENOENT,))
-        return there
-
     def exists(self) -> bool:
         """Return whether the table exists."""
         return bool(wire.look_up(self.sock, nft.get_table(Batch(), *self._place)))
+
+
+def keys_of(sock: wire.Socket, family: int, table: str, name: str) -> list[bytes] | None:
+    """Return the keys of the set or map `name` in the kernel; None if the set does not exist. Raises NetlinkError."""
+    try:
+        replies = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(family), f"list set {name}",
+                            nft_elements.elements_of(table, name))
+    except wire.NetlinkError as e:
+        if e.errno != ENOENT:
+            raise
+        return None
+    return [key for _, payload in replies for key, _ in nft_elements.read_elements(payload)]
+
+
+def delete_table(sock: wire.Socket, family: int, name: str) -> bool:
+    """Delete a table. Return whether the table existed. Raises NetlinkError."""
+    _, refused = wire.attempt(sock, nft.stop(nft.del_table(nft.start(Batch()), family, name)))
+    there = not refused
+    wire.raise_first(refused, (ENOENT,))
+    return there

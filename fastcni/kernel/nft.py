@@ -142,6 +142,11 @@ def read_table(payload: bytes) -> tuple[int, int]:
     return flags, owner
 
 
+def read_table_name(payload: bytes) -> tuple[int, str]:
+    """Read a notification about a table or an object in a table: (the table's family, its name)."""
+    return read_family(payload), as_text(attributes(payload, 4).get(NFTA_TABLE_NAME, b""))
+
+
 def disables_rules(kind: int, payload: bytes) -> bool:
     """Return whether a notification is about rules that the kernel no longer calls: a deleted rule, chain or table, or
     a dormant table."""

@@ -129,12 +129,11 @@ PROMISES = [
     Promise("unit/agent/policy/test_from_files.py::test_a_file_that_was_cut_off_takes_no_policy_away",
             "agent/policy/sources/parse.py", "if not number and not SEPARATOR.search(data):", "if not data and 0:"),
     Promise("unit/agent/policy/test_owned_tables.py::test_an_older_kernel_lets_others_change_the_table_and_that_is_undone",
-            "agent/policy/service.py", "self.stale = self.stale or nft.as_text",
-            "self.stale = self.stale or '' == nft.as_text"),
+            "agent/policy/service.py", "and nft.read_table_name(payload) in WATCHED", "and '' in WATCHED"),
     Promise("unit/agent/policy/test_attached.py::test_the_labels_of_the_latest_add_of_a_name_count",
             "agent/policy/attached.py", "there[-1].labels", "there[0].labels"),
     Promise("unit/agent/test_masquerade.py::test_a_rule_that_another_program_replaces_is_written_again",
-            "agent/masquerade.py", "self.suspect = self.suspect or (", "self.suspect = self.suspect and ("),
+            "agent/nft_table.py", "and nft.read_table_name(payload) == self._place:", "and '' == self._place:"),
     *(Promise("unit/agent/test_keeper.py::test_what_another_program_removes_is_back", "agent/keeper.py", text, broken)
       for text, broken in (
           ("self.changed = rtnl.is_of_link(payload) and (", "self.changed = False and ("),

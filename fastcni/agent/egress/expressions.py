@@ -1,25 +1,22 @@
-"""Encode nftables expressions for egress addresses: next hop, source NAT, marks, and direction of a connection.
+"""Encode nftables expressions for egress addresses: next hop, source NAT, and direction of a connection.
 
 Attribute numbers follow the order in linux/netfilter/nf_tables.h, as in kernel/nft_rules.py.
 """
 
 from __future__ import annotations
 
+from fastcni.agent.policy.port_rules import of_family
 from fastcni.kernel import nft
 from fastcni.kernel.nft_rules import (
     IP_CT_DIR_ORIGINAL,
     NFPROTOS,
-    NFT_META_MARK,
-    NFT_META_NFPROTO,
     NFT_REG32_00,
     NFT_REG_1,
-    SADDRS,
     compare,
     ct,
     ct_saddr,
     mask,
-    meta,
-    payload,
+    saddr,
 )
 
 TYPE_CHECKING = False
@@ -38,8 +35,7 @@ def ct_original() -> tuple[Expression, ...]:
 
 def ct_original_saddr(length: int) -> tuple[Expression, ...]:
     """Return `ct original ip saddr` (or ip6), which loads the address into register 1. length: 4 or 16 bytes."""
-    return (meta(NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],))),
-            ct_saddr(length, IP_CT_DIR_ORIGINAL, NFT_REG_1))
+    return *of_family(length), ct_saddr(length, IP_CT_DIR_ORIGINAL, NFT_REG_1)
 
 
 def ct_unknown() -> tuple[Expression, ...]:
@@ -54,22 +50,10 @@ def saddr_and_nexthop(length: int) -> tuple[Expression, ...]:
     length: the length of an address, 4 or 16 bytes. Attributes: NFTA_RT_DREG 1, NFTA_RT_KEY 2.
     """
     word = NFT_REG32_00 + length // 4
-    return (meta(NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],))), payload(SADDRS[length]),
-            ("rt", lambda b: b.be32(1, word).be32(2, NFT_RT_NEXTHOP[length])))
+    return *saddr(length), ("rt", lambda b: b.be32(1, word).be32(2, NFT_RT_NEXTHOP[length]))
 
 
 def snat(length: int) -> Expression:
     """Return the expression that translates a packet's source to the address in register 1. length: the length of the
     address, 4 or 16 bytes. Attributes: NFTA_NAT_TYPE 1, _FAMILY 2, _REG_ADDR_MIN 3, _ADDR_MAX 4."""
     return "nat", lambda b: b.be32(1, NFT_NAT_SNAT).be32(2, NFPROTOS[length]).be32(3, NFT_REG_1).be32(4, NFT_REG_1)
-
-
-def add_mark(bits: int) -> tuple[Expression, ...]:
-    """Return `meta mark set meta mark or <bits>`. Attributes: NFTA_BITWISE_SREG 1, _DREG 2, _LEN 3, _MASK 4, _XOR 5;
-    NFTA_META_KEY 2, _SREG 3."""
-    kept, added = (~bits & 0xFFFFFFFF).to_bytes(4, nft.ORDER), bits.to_bytes(4, nft.ORDER)
-    return (meta(NFT_META_MARK),
-            ("bitwise", lambda b: (b.be32(1, NFT_REG_1).be32(2, NFT_REG_1).be32(3, 4)
-                                   .nest(4).raw(nft.NFTA_DATA_VALUE, kept).end()
-                                   .nest(5).raw(nft.NFTA_DATA_VALUE, added).end())),
-            ("meta", lambda b: b.be32(2, NFT_META_MARK).be32(3, NFT_REG_1)))

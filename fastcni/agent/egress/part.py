@@ -6,11 +6,10 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni._netlink import attributes
 from fastcni.agent.egress.service import Egress
 from fastcni.agent.egress.table import FAMILY, TABLE
+from fastcni.agent.nft_table import TableEvents
 from fastcni.agent.policy.objects import Pod
-from fastcni.kernel import nft, uapi, wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.service import Settings
     from fastcni.daemon.log import Logger
 
-EVENT_BYTES = 4 << 20
 AGAIN_S, RETRY_S = 0.1, 1.0     # seconds until the next try: while the policies are unread; after a kernel error
 
 
@@ -31,10 +29,8 @@ class EgressPart:
     def __init__(self, engine: Engine, settings: Settings, log: Logger) -> None:
         self.engine, self.egress, self.log = engine, settings.egress or Egress(log), log
         self._own = None if settings.egress else self.egress
-        self.events = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))
-        wire.set_buffer_size(self.events, EVENT_BYTES)
+        self.events = TableEvents(FAMILY, TABLE)
         self.egress.table.adopt()
-        self._suspect = False
         self._stale, self.due = True, 0.0       # _stale: the Egress does not have the index's last change yet
         engine.compiler.egress.notify = self._note_index
         engine.protecting.append(self._protect)
@@ -53,7 +49,7 @@ class EgressPart:
     def attend(self) -> None:
         index, table = self.engine.compiler.egress, self.egress.table
         self.due = monotonic() + RETRY_S        # for the case that a line below raises OSError
-        wire.drain(self.events, self._note, self._note_dropped, own=table.port)
+        self.events.read(own=table.port)
         if self.engine.begun:           # until the policies are read, the previous agent's table stays in force
             self.engine.compiler.settle()
             if self._stale:
@@ -61,8 +57,8 @@ class EgressPart:
                 self.engine.commit()
                 self.egress.put(index.documents, index.subjects())
                 self._stale = False
-        if self._suspect:               # without the table, packets of pods leave with other source addresses
-            self._suspect = False
+        if self.events.suspect:         # without the table, packets of pods leave with other source addresses
+            self.events.suspect = False
             if table.wanted:
                 self.egress.restore()
                 self.log.warning("egress_restored")
@@ -81,13 +77,3 @@ class EgressPart:
 
     def _note_index(self) -> None:
         self._stale, self.due = True, 0.0
-
-    def _note(self, kind: int, payload: bytes) -> None:
-        """Record whether another program has deleted a rule, a chain or the table, or made the table dormant. kind: the
-        notification's type."""
-        if nft.disables_rules(kind, payload) and nft.read_family(payload) == FAMILY:
-            self._suspect = self._suspect or nft.as_text(
-                attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) == TABLE
-
-    def _note_dropped(self) -> None:
-        self._suspect = True

@@ -40,7 +40,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni.agent.egress import expressions
-from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable
+from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable, delete_table
+from fastcni.agent.policy.http.expressions import set_mark
 from fastcni.agent.policy.rules import parts
 from fastcni.agent.policy.ruleset import Transaction
 from fastcni.kernel import nft, nft_elements, nft_rules
@@ -142,7 +143,7 @@ class Table(NftTable):
         with self._lock:
             self.wanted, self._written, self._until, self._plain, self._ranges = False, None, {}, {}, {}
             self.flags = OWNED
-            self.delete()
+            delete_table(self.sock, FAMILY, TABLE)
 
     # -- the caller has the lock ---------------------------------------------------------------------------------------
 
@@ -210,7 +211,7 @@ def rules() -> Iterator[tuple[str, tuple[Expression, ...]]]:
         outside = *nft_rules.daddr(length), lookup(f"inside{version}", inverted=True)
         subject = *nft_rules.saddr(length), lookup(f"subjects{version}")
         way = *expressions.saddr_and_nexthop(length), lookup(f"ways{version}")
-        yield MARKING, (*original, *subject, *outside, *expressions.add_mark(MARK))
+        yield MARKING, (*original, *subject, *outside, *set_mark(MARK))
         yield TRANSLATE, (*way, *outside, *nft_rules.saddr(length), expressions.snat(length))
         yield TRANSLATE, (*outside, *nft_rules.saddr(length), nft_rules.value_of(f"to{version}", SET_ID),
                           expressions.snat(length))

@@ -18,9 +18,10 @@ from __future__ import annotations
 from errno import ENFILE
 from typing import TYPE_CHECKING
 
+from fastcni.agent.nft_table import delete_table
 from fastcni.agent.policy import cut, flowtable, ports
 from fastcni.agent.policy.ports import LATER, VERSIONS
-from fastcni.agent.policy.ruleset import Ruleset
+from fastcni.agent.policy.ruleset import FAMILY, FLOWTABLE, Ruleset
 from fastcni.agent.policy.state import IN, LINK, LINK_LOCAL, MAPS, VERDICT_MAPS, Change
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.datapath.restrict import Restricted
@@ -44,7 +45,7 @@ class Engine:
         try:
             self.rules.adopt()
             if not offload:
-                flowtable.remove(self.rules.sock)
+                delete_table(self.rules.sock, FAMILY, FLOWTABLE)
         except BaseException:
             self.rules.close()
             raise

@@ -30,6 +30,7 @@ from errno import ENOENT
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
+from fastcni.agent.nft_table import delete_table, keys_of
 from fastcni.agent.policy.ports import ROUTED
 from fastcni.agent.policy.rules import SET_ID, parts, replace_table
 from fastcni.agent.policy.ruleset import FAMILY, FLOWTABLE, Transaction
@@ -91,7 +92,7 @@ class Flowtable:
             if self._written is None or e.errno != ENOENT:
                 self.unavailable = str(e)
             self._written = None
-            remove(self._rules.sock)
+            delete_table(self._rules.sock, FAMILY, FLOWTABLE)
 
     def _make(self) -> None:
         requests = Transaction()
@@ -143,16 +144,5 @@ def del_device(sock: wire.Socket, name: str) -> None:
 def links_in_kernel(sock: wire.Socket) -> frozenset[str] | None:
     """Return the names of the links in the flowtable; None if the node has no flowtable of the agent. Raises OSError.
     """
-    try:
-        each = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(FAMILY), f"list set {LINKS}",
-                         nft_elements.elements_of(FLOWTABLE, LINKS))
-    except NetlinkError as e:
-        if e.errno != ENOENT:
-            raise
-        return None
-    return frozenset(read_ifname(key) for _, payload in each for key, _ in nft_elements.read_elements(payload))
-
-
-def remove(sock: wire.Socket) -> None:
-    """Delete the table of the flowtable, if it exists. Raises NetlinkError."""
-    wire.exchange(sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, FLOWTABLE)), (ENOENT,))
+    keys = keys_of(sock, FAMILY, FLOWTABLE, LINKS)
+    return None if keys is None else frozenset(map(read_ifname, keys))

@@ -116,7 +116,6 @@ from fastcni.agent.policy.state import (
     LINK_LOCAL_MASK,
     NODE_MAPS,
     OUT,
-    PERMANENT,
     PROXY,
     RETURN,
     TO_NODE,
@@ -153,7 +152,7 @@ from fastcni.kernel.nft_rules import (
 from fastcni.kit.firewall.port_sources import MULTICAST6
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import TypeVar
 
     from fastcni.agent.batches import Requests
@@ -247,18 +246,6 @@ def node_rules() -> Iterator[tuple[str, Rule]]:
             yield FROM_NODE_CHAIN, answers(length, prefix)
 
 
-def guard_rules(length: int, name: str) -> Iterator[Rule]:
-    """Yield the rules `ct state new ip saddr @<name> drop` and `ct state new ip daddr @<name> drop`."""
-    for address in (nft_rules.saddr(length), nft_rules.daddr(length)):
-        yield (nft_rules.ct(nft_rules.NFT_CT_STATE), mask(NEW), compare(bytes(4), NFT_CMP_NEQ), *address,
-               in_set(name, SET_ID), drop())
-
-
-def node_guard_rule(length: int, name: str) -> Rule:
-    """Return the rule `ct state new ip saddr @<name> drop`."""
-    return next(iter(guard_rules(length, name)))
-
-
 def pair(length: int, first: Field, second: Field) -> Rule:
     """Return the condition `<first> . <second> @self4`, for length 16 with @self6."""
     return *ends(length, first, second), in_set(f"self{VERSIONS[length]}", SET_ID)
@@ -324,30 +311,24 @@ def add_guard(requests: Requests, state: State, flags: int) -> None:
     """Add the guard table: it drops packets of new connections from and to restricted pods. If a table of this name
     exists, replace the table."""
     replace_table(requests, FAMILY, GUARD, flags)
-    requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
-                 priority=nft.NF_IP_PRI_FILTER)
-    for name in sorted(PERMANENT):
-        if name.startswith("self"):
-            length = 4 if name.endswith("4") else 16
-            requests.add(nft_elements.add_set, FAMILY, GUARD, name, (ADDRESS_TYPES[length],), set_id=SET_ID)
-            for some in parts((key[:length], None) for key in state.elements[name]):
-                requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
-            for rule in guard_rules(length, name):
-                requests.add(nft_rules.add_rule, FAMILY, GUARD, GUARD_CHAIN, *rule)
-    if state.sets.keys() >= NODE_MAPS:
-        guard_node(requests, state)
+    guard(requests, state, GUARD_CHAIN, nft.NF_INET_FORWARD, "self", (nft_rules.saddr, nft_rules.daddr))
+    if state.sets.keys() >= NODE_MAPS:          # policies restrict packets from pods to their own node
+        guard(requests, state, GUARD_INPUT, nft.NF_INET_LOCAL_IN, TO_NODE, (nft_rules.saddr,))
 
 
-def guard_node(requests: Requests, state: State) -> None:
-    """Let the guard table drop new connections from pods to their own node, if policies restrict these packets."""
-    requests.add(nft.add_base_chain, FAMILY, GUARD, GUARD_INPUT, kind="filter", hook=nft.NF_INET_LOCAL_IN,
-                 priority=nft.NF_IP_PRI_FILTER)
-    for name in sorted(NODE_MAPS):
-        length = state.sets[name].length
+def guard(requests: Requests, state: State, chain: str, hook: int, prefix: str,
+          addresses: Iterable[Callable[[int], Rule]]) -> None:
+    """Add the base chain `chain` of the guard table, and sets with the addresses in the state's sets or maps `prefix`4
+    and `prefix`6. For each of `addresses`, the chain has the rule `ct state new ip saddr @<set> drop` (or ip daddr)."""
+    requests.add(nft.add_base_chain, FAMILY, GUARD, chain, kind="filter", hook=hook, priority=nft.NF_IP_PRI_FILTER)
+    for length, version in VERSIONS.items():
+        name = f"{prefix}{version}"
         requests.add(nft_elements.add_set, FAMILY, GUARD, name, (ADDRESS_TYPES[length],), set_id=SET_ID)
-        for some in parts((key, None) for key in state.elements[name]):
+        for some in parts((key[:length], None) for key in state.elements[name]):
             requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
-        requests.add(nft_rules.add_rule, FAMILY, GUARD, GUARD_INPUT, *node_guard_rule(length, name))
+        for address in addresses:
+            requests.add(nft_rules.add_rule, FAMILY, GUARD, chain, nft_rules.ct(nft_rules.NFT_CT_STATE), mask(NEW),
+                         compare(bytes(4), NFT_CMP_NEQ), *address(length), in_set(name, SET_ID), drop())
 
 
 def replace_table(requests: Requests, family: int, table: str, flags: int) -> None:

@@ -8,14 +8,13 @@ writes the table again.
 
 from __future__ import annotations
 
-from errno import ENOENT
 from functools import cache
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
-from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable
+from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable, delete_table, keys_of
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.http import redirect
 from fastcni.agent.policy.names.addresses import DOMAIN_SETS, elements_left, pairs_told, set_told
@@ -176,14 +175,7 @@ class Ruleset(NftTable):
 
     def _keys(self, name: str) -> list[bytes]:
         """Return the keys of a set in the kernel; [] if the set does not exist."""
-        try:
-            each = wire.dump(self.sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(family_of(name)), f"list set {name}",
-                             nft_elements.elements_of(TABLE, name))
-        except NetlinkError as e:
-            if e.errno != ENOENT:
-                raise
-            return []
-        return [key for _, payload in each for key, _ in nft_elements.read_elements(payload)]
+        return keys_of(self.sock, family_of(name), TABLE, name) or []
 
     def drop_answers(self, answers: Answers) -> None:
         """Let the kernel's rules drop these answers, until no answer has come for CUT_MS."""
@@ -234,13 +226,9 @@ class Ruleset(NftTable):
         """Remove all tables of policies, so that no policy restricts pods. Return whether one of the tables existed.
         Raises ConfigurationError if a running agent owns them."""
         self.adopt()
-        there = False
-        for family, table in TABLES:
-            _, refused = wire.attempt(self.sock, nft.stop(nft.del_table(nft.start(Batch()), family, table)))
-            there = there or not refused
-            wire.raise_first(refused, (ENOENT,))
+        there = [delete_table(self.sock, *each) for each in TABLES]
         redirect.del_routes()
-        return there
+        return any(there)
 
 
 class Transaction(Requests):

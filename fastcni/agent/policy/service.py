@@ -18,7 +18,6 @@ from errno import EINTR
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni._netlink import attributes
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.policy import attached, parts, ports, renames, salvage, tunnels
 from fastcni.agent.policy.answers import MAX_TOLD, READ_WAIT_S, Answers
@@ -61,6 +60,7 @@ CUT_PAUSE_S = 0.03              # seconds between two searches for connections t
 LINKS_S = 1.0                   # seconds before the next attempt to list links, if links changed during the list
 RETRY_S = 1.0                   # seconds before the next attempt, after the kernel has rejected a transaction
 BRIDGED_S = 1.0                 # seconds between two reads of the sysctls of bridges; each read takes 30 us
+WATCHED = ((FAMILY, TABLE), (BRIDGE_FAMILY, TABLE), (FAMILY, FLOWTABLE))
 GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
 
@@ -343,9 +343,8 @@ class Policies:
 
     def _note(self, kind: int, payload: bytes) -> None:
         """Set `stale` if the notification is another program's change of a table of policies."""
-        if kind not in GENERATION and nft.read_family(payload) in (FAMILY, BRIDGE_FAMILY):
-            self.stale = self.stale or nft.as_text(
-                attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")) in (TABLE, FLOWTABLE)
+        if kind not in GENERATION and nft.read_table_name(payload) in WATCHED:
+            self.stale = True
 
     def _note_dropped(self) -> None:
         self.stale = True

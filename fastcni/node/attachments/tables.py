@@ -49,8 +49,7 @@ def own_stores(sock: wire.Socket) -> list[Store]:
 def tables(sock: wire.Socket) -> list[tuple[int, str]]:
     """Return (family, name) of each nftables table. Raises NetlinkError."""
     replies = wire.dump(sock, nft.NFT_MSG_GETTABLE, nft.nfgenmsg(0), "list nftables tables")
-    return [(nft.read_family(payload), nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b"")))
-            for _, payload in replies]
+    return [nft.read_table_name(payload) for _, payload in replies]
 
 
 def chains_and_sets(sock: wire.Socket) -> set[str]:

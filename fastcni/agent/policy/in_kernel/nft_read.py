@@ -111,7 +111,7 @@ def read_tables(sock: Socket, wanted: Callable[[int, str], bool]) -> list[Table]
         try:
             found = [_read_table(sock, *key) for _, payload in
                      wire.dump(sock, nft.NFT_MSG_GETTABLE, nft.nfgenmsg(0), "list nftables tables")
-                     if wanted(*(key := _table_of(payload)))]
+                     if wanted(*(key := nft.read_table_name(payload)))]
         except wire.NetlinkError as e:
             if e.errno != ENOENT:       # a table or set was deleted between two dumps
                 raise
@@ -119,10 +119,6 @@ def read_tables(sock: Socket, wanted: Callable[[int, str], bool]) -> list[Table]
         if generation(sock) == before:
             return found
     raise wire.NetlinkError(EBUSY, "read nftables: other programs change the ruleset all the time")
-
-
-def _table_of(payload: bytes) -> tuple[int, str]:
-    return nft.read_family(payload), nft.as_text(attributes(payload, 4).get(nft.NFTA_TABLE_NAME, b""))
 
 
 def _read_table(sock: Socket, family: int, name: str) -> Table:

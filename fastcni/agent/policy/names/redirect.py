@@ -22,15 +22,14 @@ compare family and protocol, because other programs may use the same port number
 
 from __future__ import annotations
 
-from errno import ENOENT
 from typing import TYPE_CHECKING
 
-from fastcni._netlink import Batch
+from fastcni.agent.nft_table import delete_table
 from fastcni.agent.policy.port_rules import of_family
-from fastcni.agent.policy.rules import SET_ID, ends
-from fastcni.agent.policy.ruleset import COMMENT, FAMILY, NAMES, Transaction, parts
+from fastcni.agent.policy.rules import FAMILY, SET_ID, ends, parts, replace_table
+from fastcni.agent.policy.ruleset import NAMES, Transaction
 from fastcni.agent.policy.state import VERSIONS
-from fastcni.kernel import nft, nft_elements, nft_rules, wire
+from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kernel.nft_elements import ADDRESS_TYPES, TYPE_INET_PROTOCOL, TYPE_INET_SERVICE, concat, protocol, service
 from fastcni.kernel.nft_rules import DADDRS, NFT_META_L4PROTO, NFT_REG32_00, SADDRS, TH_DPORT
 
@@ -92,7 +91,7 @@ class Redirect:
     def remove(self) -> None:
         """Let queries go to the resolver directly. Raises OSError."""
         self.written = None
-        wire.exchange(self.sock, nft.stop(nft.del_table(nft.start(Batch()), FAMILY, NAMES)), (ENOENT,))
+        delete_table(self.sock, FAMILY, NAMES)
 
 
 def timed(keys: Collection[bytes]) -> list[tuple[bytes, int]]:
@@ -101,9 +100,7 @@ def timed(keys: Collection[bytes]) -> list[tuple[bytes, int]]:
 
 def set_up(requests: Transaction, flags: int) -> None:
     """Add requests that replace the table NAMES, or make the table if it does not exist."""
-    requests.add(nft.add_table, FAMILY, NAMES, COMMENT)
-    requests.add(nft.del_table, FAMILY, NAMES)
-    requests.add(nft.add_table, FAMILY, NAMES, COMMENT, flags)
+    replace_table(requests, FAMILY, NAMES, flags)
     for length, version in VERSIONS.items():
         address = ADDRESS_TYPES[length]
         requests.add(nft_elements.add_set, FAMILY, NAMES, f"resolvers{version}", (address,), set_id=SET_ID, timed=True)
