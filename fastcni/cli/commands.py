@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -63,23 +63,13 @@ GROUPS = {
 TABLE = {name: row for group in GROUPS.values() for name, row in group.items()}
 
 
-class Commands(MutableMapping[str, click.Command]):
+class Commands(Mapping[str, click.Command]):
     """A mapping of the names in TABLE to click commands. `commands[name]` imports the command's module."""
 
-    def __init__(self) -> None:
-        self.found: dict[str, click.Command] = {}
-
     def __getitem__(self, name: str) -> click.Command:
-        if name not in self.found:
-            module, _, attribute = TABLE[name][0].partition(":")
-            self.found[name] = getattr(import_module(module), attribute)
-        return self.found[name]
-
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self.found[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self.found[name]
+        module, _, attribute = TABLE[name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
 
     def __iter__(self) -> Iterator[str]:
         return iter(TABLE)

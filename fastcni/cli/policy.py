@@ -12,7 +12,7 @@ import click
 from fastcni.cli.options import completion
 from fastcni.cli.policy_convert import convert
 from fastcni.cli.question import Question
-from fastcni.cli.text.output import Group, json_option, printable, put_document
+from fastcni.cli.text.output import Group, json_option, put_document, put_lines
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -86,19 +86,15 @@ def test(source: str, destination: str, port: str, directory: str, kubernetes: s
     while True:
         sources = read_sources(directory, kubernetes, agent_folder, node_name)
         found = answers(sources, source, destination, port)
-        status = max((each.verdict for each in found), key=SEVERITY.index)
+        status = max(each.verdict for each in found)        # the worst answer of all connections
         if status != DIFFERS or time.monotonic() >= until:
             break
         time.sleep(REREAD_S)            # the agent may be about to write a change
     if not as_json:
-        for each in found:
-            click.echo(printable(text(each, sources.unread)))
+        put_lines(text(each, sources.unread) for each in found)
     else:
         put_document({"connections": [document(each) for each in found], "unread": sources.unread or None})
     sys.exit(status)
-
-
-SEVERITY = (0, 1, 2, 3)         # the worst answer of all connections gives the exit status
 
 
 def answers(sources: Sources, source: str, destination: str, port: str) -> list[Answer]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastcni.cli.text.inventory import age, put, put_row
+from fastcni.cli.text.inventory import SHORT_ID, age, put, put_row
 from fastcni.cli.text.output import printable
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, ASKED, DEAD, KEPT, LOST, QUARANTINE, REFUSED, SHARED
 from fastcni.node.attachments.explain import Explanation
@@ -20,7 +20,6 @@ from fastcni.node.cluster.survey import HeldBlock, Holder, NodeView, Place, Surv
 
 STYLES = {ALIVE: "green", LOST: "yellow", DEAD: "red", ACTIVE: "green", QUARANTINE: "red", SHARED: "", KEPT: "yellow",
           ASKED: "yellow", REFUSED: "red"}
-SHORT_ID = 12
 MAX_NAMED = 5                   # limit of the blocks or addresses that get their own line
 
 
