@@ -6,7 +6,7 @@ import click
 
 import fastcni
 from fastcni.cli.options import completion
-from fastcni.cli.options.settings import BIN_DIR_HELP, Settings, network_command, plugin_dirs
+from fastcni.cli.options.settings import Settings, bin_dir_option, network_command, plugin_dirs
 from fastcni.cli.text import reports, show
 from fastcni.cli.text.output import cni_as_text, json_option, put, put_document, put_lines
 from fastcni.runtime import CNI, Report
@@ -51,7 +51,7 @@ def status(settings: Settings) -> None:
 
 @click.command(name="version")
 @click.argument("types", metavar="[TYPE]...", nargs=-1, shell_complete=completion.plugin_types)
-@click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
+@bin_dir_option
 @json_option
 def show_version(types: Sequence[str], bin_dir: Sequence[str], as_json: bool) -> None:
     """Print fastcni's version and the CNI versions it supports.

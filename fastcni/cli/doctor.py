@@ -11,19 +11,18 @@ from rich.console import Console
 from rich.text import Text
 
 from fastcni.cli.options.node import agent_folder_option, node_command
-from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs
+from fastcni.cli.options.server import socket_option
+from fastcni.cli.options.settings import bin_dir_option, plugin_dirs
 from fastcni.cli.text.inventory import put, put_row
-from fastcni.cli.text.output import printable, put_document
-from fastcni.daemon.listening import PATH
+from fastcni.cli.text.output import printable, put_document, put_lines
 from fastcni.node.attachments.inventory import Places
 from fastcni.node.checks.doctor import CHECKS, Diagnosis, diagnose, node_of
 from fastcni.node.checks.findings import ERROR, plural
 
 
 @click.command()
-@click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
-@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
-              help="The server's socket.")
+@bin_dir_option
+@socket_option
 @click.option("--bundle", default=None, metavar="FILE", help="Also write a tar.gz for a bug report, without secrets.")
 @agent_folder_option
 @node_command
@@ -49,9 +48,8 @@ def doctor(places: Places, as_json: bool, bin_dir: Sequence[str], socket: str, b
     if not as_json:
         print_diagnosis(found)
         if bundle:
-            click.echo(printable(f"\nwrote {bundle} (mode 0600). Read it before you send it; it has:"))
-            for name in written:
-                click.echo(printable(f"  {name}"))
+            put_lines([f"\nwrote {bundle} (mode 0600). Read it before you send it; it has:",
+                       *(f"  {name}" for name in written)])
     else:
         put_document({"status": found.status, "facts": dict(found.facts),
                       "findings": [asdict(it) for it in found.findings], "unseen": list(found.unseen),

@@ -13,7 +13,7 @@ import click
 from fastcni.cli.options import completion
 from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
 from fastcni.cli.options.node import agent_folder_option, cache_dirs_option
-from fastcni.cli.options.server import asking
+from fastcni.cli.options.server import asking, socket_option
 from fastcni.cli.selftest import interrupt
 from fastcni.cli.text.flows import Document, line
 from fastcni.cli.text.output import printable
@@ -40,8 +40,7 @@ WAIT_S = 1.0                    # longest wait for the next flow, in seconds
 @conf_dir_option
 @cache_dirs_option
 @agent_folder_option
-@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
-              help="The server's socket.")
+@socket_option
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each flow.")
 def flows(follow: bool, drops: bool, pod: str, count: int | None, conf_dir: str, cache_dirs: Sequence[str],
           agent_folder: str, socket: str, as_json: bool) -> None:

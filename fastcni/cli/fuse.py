@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs
+from fastcni.cli.options.settings import bin_dir_option, plugin_dirs
 from fastcni.cli.text.output import json_option, printable, put, put_document
 from fastcni.runtime import fusing
 from fastcni.spec import json
@@ -14,7 +14,7 @@ CONFLIST = click.argument("conflist", type=click.Path())
 
 @click.command()
 @CONFLIST
-@click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
+@bin_dir_option
 @click.option("--dry-run", is_flag=True, help="Show the fused list. Change nothing.")
 @json_option
 def fuse(conflist: str, bin_dir: Sequence[str], dry_run: bool, as_json: bool) -> None:

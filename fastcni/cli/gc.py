@@ -8,7 +8,7 @@ import click
 
 from fastcni.cli.options.settings import Settings, network_command
 from fastcni.cli.text import reports
-from fastcni.cli.text.output import printable, put_document
+from fastcni.cli.text.output import put_document, put_lines
 from fastcni.node.attachments import inventory
 from fastcni.node.attachments.attachment import RUNNING
 from fastcni.node.attachments.cache_dirs import known_cache_dirs
@@ -40,8 +40,7 @@ def gc(settings: Settings, dry_run: bool, valid: Sequence[str], everything: bool
     pairs = [read_valid(text) for text in valid]
     report = collected(settings, pairs, dry_run, everything, yes)
     if not settings.as_json:
-        for line in reports.gc_lines(settings.net, report):
-            click.echo(printable(line))
+        put_lines(reports.gc_lines(settings.net, report))
     else:
         put_document(reports.gc_document(settings.net, report))
     return 1 if report.errors else 0

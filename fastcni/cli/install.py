@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fastcni.cli.options import completion
-from fastcni.cli.text.output import json_option, printable, put_document
+from fastcni.cli.text.output import json_option, put_document, put_lines
 from fastcni.cli.text.show import wrapped
 from fastcni.node.checks.findings import plural
 from fastcni.spec import errors
@@ -76,8 +76,7 @@ def install(bin_dir: str, interpreter: str | None, types: Sequence[str], netavar
     except InstallError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     if not as_json:
-        for line in lines(done, written, dry_run):
-            click.echo(printable(line))
+        put_lines(lines(done, written, dry_run))
     else:
         put_document(document(done, written, dry_run))
 

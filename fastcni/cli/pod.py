@@ -11,9 +11,8 @@ from typing import IO, Any
 import click
 
 from fastcni.cli.options import completion
-from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
-from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
-from fastcni.cli.text.output import Group, json_option, printable, put_document
+from fastcni.cli.options.settings import cni_command, warn
+from fastcni.cli.text.output import Group, json_option, printable, put_document, put_lines
 from fastcni.kit.call.similar import meant_id
 from fastcni.node.attachments.attachment import GONE, RUNNING, UNKNOWN, NodeAttachment
 from fastcni.node.attachments.inventory import Places, collect
@@ -35,13 +34,6 @@ from fastcni.runtime.records import LO_IFNAME
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
-OPTIONS = (
-    conf_dir_option,
-    click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP),
-    click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni]."),
-    json_option,
-)
-
 
 @click.group(cls=Group)
 def pod() -> None:
@@ -54,14 +46,13 @@ def pod() -> None:
 
 
 def pod_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add OPTIONS to a command. The command's function gets one PodNetworks and `as_json` instead of these options."""
+    """Add the options of cni_command() and --json to a command. The command's function gets one PodNetworks and
+    `as_json` instead of these options."""
+    @cni_command
+    @json_option
     @functools.wraps(function)
-    def command(conf_dir: str, bin_dir: Sequence[str], cache_dir: str, **rest: Any) -> Any:
-        cni = CNI(plugin_dirs(bin_dir), chosen_conf_dir(conf_dir), cache_dir)
+    def command(cni: CNI, **rest: Any) -> Any:
         return function(PodNetworks(cni, warn=warn), **rest)
-
-    for option in reversed(OPTIONS):
-        command = option(command)
     return command
 
 
@@ -132,9 +123,8 @@ def down(pods: PodNetworks, container_id: str, netns: str, as_json: bool) -> Non
                       "detached": [{"network": it.network, "ifname": it.ifname} for it in done]})
     elif known:
         told = [it for it in done if (it.network, it.ifname) in known]      # DEL also went to the default network
-        for it in told:
-            click.echo(printable(f"{it.ifname} of {container_id} in network {it.network} is detached"))
-        click.echo(printable(f"pod {container_id}: networks detached {len(told)}"))
+        put_lines(f"{it.ifname} of {container_id} in network {it.network} is detached" for it in told)
+        put_lines([f"pod {container_id}: networks detached {len(told)}"])
     else:
         asked = ", ".join(f"{it.network} {it.ifname}" for it in done)
         click.echo(printable(f"pod {container_id} has no cached result; "
@@ -262,10 +252,9 @@ def put_status(status: PodStatus, as_json: bool) -> None:
                                       "addresses": list(it.addresses), "result": it.result}
                                      for it in status.interfaces]})
         return
-    for it in status.interfaces:
-        click.echo(printable(f"{it.ifname:8} {it.network:20} {it.mac:17}  {', '.join(it.addresses)}".rstrip()))
-    for problem in status.problems:
-        click.echo(printable(f"problem  {problem}"))
+    put_lines(f"{it.ifname:8} {it.network:20} {it.mac:17}  {', '.join(it.addresses)}".rstrip()
+              for it in status.interfaces)
+    put_lines(f"problem  {problem}" for problem in status.problems)
 
 
 def put_readiness(readiness: Readiness, as_json: bool) -> None:
@@ -276,5 +265,4 @@ def put_readiness(readiness: Readiness, as_json: bool) -> None:
         return
     click.echo(printable(f"ready: pods get network {readiness.network}" if readiness.ready
                          else f"not ready: {readiness.reason}"))
-    for text in readiness.broken:
-        click.echo(printable(f"broken file: {text}"))
+    put_lines(f"broken file: {text}" for text in readiness.broken)

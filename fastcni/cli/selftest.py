@@ -16,11 +16,10 @@ from rich.console import Console
 
 from fastcni.agent.peer_list import DIRECTORY
 from fastcni.cli.options import completion
-from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
-from fastcni.cli.options.settings import BIN_DIR_HELP, plugin_dirs, warn
+from fastcni.cli.options.server import socket_option
+from fastcni.cli.options.settings import cni_command, warn
 from fastcni.cli.text.inventory import put
 from fastcni.cli.text.output import json_option, printable, put_document
-from fastcni.daemon.listening import PATH
 from fastcni.node import confs, server_process
 from fastcni.runtime import CNI, NetworkList
 from fastcni.selftest.check import ONE_SHOT, WARM, Check
@@ -36,18 +35,14 @@ INTRODUCTION = (
 
 @click.command()
 @click.argument("networks", metavar="[NET]...", nargs=-1, shell_complete=completion.networks)
-@conf_dir_option
-@click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP)
-@click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni].")
-@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
-              help="The server's socket.")
+@cni_command
+@socket_option
 @click.option("--peer", default="", metavar="ADDRESS|NODE",
               help="Also test the path to another node, given by its address or its name in the agent's list of nodes.")
 @click.option("--agent-folder", default=DIRECTORY, show_default=True, metavar="DIR",
               help="For --peer: the --folder of this node's agent.")
 @json_option
-def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cache_dir: str, socket: str,
-             peer: str, agent_folder: str, as_json: bool) -> int:
+def selftest(cni: CNI, networks: Sequence[str], socket: str, peer: str, agent_folder: str, as_json: bool) -> int:
     """Test the network of this node with two pods of its own.
 
     Without NET, the command tests each network of the configuration directory: pod to pod, gateway, node, outside, host
@@ -61,7 +56,6 @@ def selftest(networks: Sequence[str], conf_dir: str, bin_dir: Sequence[str], cac
     """
     if os.geteuid() != 0:
         raise CniError(errors.INVALID_ENVIRONMENT, "selftest makes network namespaces", "run the command as root")
-    cni = CNI(plugin_dirs(bin_dir), chosen_conf_dir(conf_dir), cache_dir)
     nets = chosen(cni, networks)
     other = find(peer, agent_folder) if peer else None
     modes = [ONE_SHOT, WARM] if socket and server_process.listener(socket) else [ONE_SHOT]

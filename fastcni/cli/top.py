@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from functools import partial
-from typing import Any
 
 import click
 from rich.console import Console
 
 from fastcni.cli.options.conf_dir import chosen_conf_dir, conf_dir_option
-from fastcni.cli.options.server import asking
+from fastcni.cli.options.server import ask_history, asking, socket_option
 from fastcni.cli.text.output import put_document
 from fastcni.cli.text.terminal import ENTER, ERASE, ESCAPE, Terminal
 from fastcni.cli.text.top import SORTS, View, frame
@@ -22,7 +21,6 @@ from fastcni.node.activity.pools import count
 from fastcni.node.attachments.cache_dirs import IN_HELP, known_cache_dirs
 from fastcni.runtime.cache import Cache
 from fastcni.server import status
-from fastcni.server.records import history
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -30,8 +28,7 @@ LIMIT = 64                      # limit of the requests in one answer: a longer 
 
 
 @click.command()
-@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
-              help="The server's socket.")
+@socket_option
 @conf_dir_option
 @click.option("--cache-dir", default="", metavar="DIR", help=f"The directory of cached results [{IN_HELP}].")
 @click.option("--filter", "chosen", default="", metavar="TEXT",
@@ -71,15 +68,9 @@ class Source(activity_source.Source):
     """The data of `fastcni top`, from the server's socket and from this node's files."""
 
     def __init__(self, path: str, conf_dir: str, results: list[str]) -> None:
-        super().__init__(lambda: status.ask(path) or {}, self._ask, lambda: count(conf_dir, *results))
+        super().__init__(lambda: status.ask(path) or {}, lambda after: ask_history(path, after, LIMIT),
+                         lambda: count(conf_dir, *results))
         self.path = path
-
-    def _ask(self, after: int) -> dict[str, Any]:
-        found = history.ask(self.path, after, LIMIT)
-        if found is None:
-            raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {self.path} keeps no history of its requests",
-                           "check whether the server is of an older version, or was started with --history 0")
-        return found
 
     def poll(self) -> None:
         """Read new data from the server and from this node's files. Raises CniError if the server does not answer."""

@@ -12,13 +12,12 @@ from typing import Any
 import click
 
 from fastcni.cli.options import completion
-from fastcni.cli.options.server import asking
-from fastcni.cli.text.output import printable
+from fastcni.cli.options.server import ask_history, asking, socket_option
+from fastcni.cli.text.output import printable, put_lines
 from fastcni.daemon.listening import PATH
 from fastcni.kit.call.similar import meant_id
 from fastcni.node.activity import netlink_text, story_text
 from fastcni.server.records import history
-from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 KEYS = {"network": "network", "container": "container", "ifname": "ifname", "command": "command", "plugin": "plugin",
@@ -29,8 +28,7 @@ AWAY_S = 1.0                    # seconds between two polls while no server answ
 
 @click.command()
 @click.argument("container", default="", shell_complete=completion.containers)
-@click.option("--socket", default=PATH, show_default=True, envvar="FASTCNI_SOCKET", show_envvar=True, metavar="PATH",
-              help="The server's socket.")
+@socket_option
 @click.option("--past", is_flag=True, help="Print the requests that the server has stored, and end.")
 @click.option("-n", "count", default=None, type=click.IntRange(1), metavar="N",
               help="End after N requests; with --past, print the newest N.")
@@ -65,8 +63,7 @@ def trace(container: str, socket: str, past: bool, count: int | None, filters: S
                 decode(request)
                 click.echo(json.dumps(request, ensure_ascii=False).encode("utf-8", "replace"))
             else:
-                for text in story(request, netlink, with_input):
-                    click.echo(printable(text))
+                put_lines(story(request, netlink, with_input))
             sys.stdout.flush()
     except KeyboardInterrupt:
         return                      # Ctrl-C ends the command normally
@@ -153,11 +150,7 @@ def ask(path: str, after: int | None, limit: int = history.MAX_LIMIT, wire: bool
     (see server/records/history.py). Raises CniError without an answer."""
     with asking(path, "start it: `systemctl start fastcni.socket`, or `fastcni serve`. Requests without a server are "
                       "in the log only"):
-        found = history.ask(path, after, limit, wire=wire)
-    if found is None:
-        raise CniError(errors.PLUGIN_NOT_AVAILABLE, f"the server at {path} keeps no history of its requests",
-                       "check whether the server is of an older version, or was started with --history 0")
-    return found
+        return ask_history(path, after, limit, wire=wire)
 
 
 def story(request: dict[str, Any], netlink: bool, with_input: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ import click
 from fastcni.cli.install import BIN_DIR, by_program, program_documents
 from fastcni.cli.options.node import node_command
 from fastcni.cli.options.settings import plugin_dirs
-from fastcni.cli.text.output import printable, put_document
+from fastcni.cli.text.output import put_document, put_lines
 from fastcni.cli.text.show import wrapped
 from fastcni.node.checks.findings import plural
 from fastcni.spec import errors
@@ -55,20 +55,15 @@ def uninstall(places: "Places", bin_dir: str, unit_dir: str | None, socket: str,
     except InstallError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     if not as_json:
-        put(report_lines(done, dry_run))
+        put_lines(report_lines(done, dry_run))
     if wait_for_pods and (done.state.needed or done.state.needed_files):
         before, done.state = done.state.released, node.wait(
-            places, lambda state: put(waiting_lines(state)) if not as_json else None)
+            places, lambda state: put_lines(waiting_lines(state)) if not as_json else None)
         if not as_json:
-            put(state_lines(done.state, dry_run))
+            put_lines(state_lines(done.state, dry_run))
         done.state.released = before + done.state.released      # include the pods released before the wait
     if as_json:
         put_document(document(done, dry_run))
-
-
-def put(lines: Iterable[str]) -> None:
-    for line in lines:
-        click.echo(printable(line))
 
 
 def report_lines(done: "Report", dry_run: bool) -> list[str]:

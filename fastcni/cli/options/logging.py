@@ -12,25 +12,20 @@ DESTINATIONS = ("stderr", "syslog", "journald")
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("logfmt", "json")
 
-OPTIONS = (
-    click.option("--log-to", default=None, type=click.Choice(DESTINATIONS),
-                 help="The log's destination; syslog is /dev/log, journald gets fields.  [default: stderr]"),
-    click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS),
-                 help="info: the server logs a line for each request."),
-    click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(FORMATS)),
-)
 NAMES = ("log_to", "log_level", "log_format")
 
 
 def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add OPTIONS to a command. The command's function gets one argument `log`, a LogOptions, instead of these options.
-    `log.to` is "" without --log-to."""
+    """Add the log's options to a command. The command's function gets one argument `log`, a LogOptions, instead of
+    these options. `log.to` is "" without --log-to."""
+    @click.option("--log-to", default=None, type=click.Choice(DESTINATIONS),
+                  help="The log's destination; syslog is /dev/log, journald gets fields.  [default: stderr]")
+    @click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS),
+                  help="info: the server logs a line for each request.")
+    @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(FORMATS))
     @wraps(function)
     def command(log_to: str | None, log_level: str, log_format: str, **rest: Any) -> Any:
         from fastcni.daemon.log import LogOptions
 
         return function(log=LogOptions(log_level, log_format, log_to or ""), **rest)
-
-    for option in reversed(OPTIONS):
-        command = option(command)
     return command

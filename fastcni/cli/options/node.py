@@ -14,28 +14,21 @@ from fastcni.node.attachments.inventory import Places
 
 cache_dirs_option = click.option("--cache-dir", "cache_dirs", multiple=True, metavar="DIR",
                                  help=f"A directory of cached results; may be repeated [{IN_HELP}].")
-OPTIONS = (
-    conf_dir_option,
-    cache_dirs_option,
-    click.option("--data-dir", "data_dirs", multiple=True, metavar="DIR", help="A dataDir of host-local, besides those "
-                 "that configurations name; may be repeated."),
-    json_option,
-)
-
-
 agent_folder_option = click.option("--agent-folder", default="", metavar="DIR", help="Also ask the agent with this "
                                    "--folder. Agents that networks name are always asked.")
 
 
 def node_command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add OPTIONS to a command. The command's function gets `places`, a Places, and `as_json` instead of these
-    options."""
+    """Add the options of a node's attachments to a command. The command's function gets `places`, a Places, and
+    `as_json` instead of these options."""
+    @conf_dir_option
+    @cache_dirs_option
+    @click.option("--data-dir", "data_dirs", multiple=True, metavar="DIR", help="A dataDir of host-local, besides "
+                  "those that configurations name; may be repeated.")
+    @json_option
     @wraps(function)
     def command(conf_dir: str, cache_dirs: Sequence[str], data_dirs: Sequence[str], **options: Any) -> Any:
         where = chosen_conf_dir(conf_dir)
         places = Places(where, known_cache_dirs(cache_dirs, where), tuple(data_dirs), os.environ.get("PATH", ""))
         return function(places=places, **options)
-
-    for option in reversed(OPTIONS):
-        command = option(command)
     return command

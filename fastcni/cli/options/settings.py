@@ -18,18 +18,8 @@ from fastcni.runtime.cni import DEFAULT_PLUGIN_DIRS
 from fastcni.spec import errors, json
 from fastcni.spec.errors import CniError
 
-BIN_DIR_HELP = f"A plugin directory; may be repeated [CNI_PATH, {', '.join(DEFAULT_PLUGIN_DIRS)}]."
-OPTIONS = (
-    conf_dir_option,
-    click.option("--bin-dir", multiple=True, metavar="DIR", help=BIN_DIR_HELP),
-    click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni]."),
-    click.option("--container-id", default="", metavar="ID", shell_complete=completion.containers,
-                 help="The container id [cnitool-<hash of NETNS>]."),
-    click.option("--ifname", "-i", default="", metavar="NAME", help="The pod's interface [CNI_IFNAME, eth0]."),
-    click.option("--args", "args_text", default=None, metavar="K=V;K=V", help="CNI arguments [CNI_ARGS]."),
-    click.option("--capability-args", default=None, metavar="JSON", help="Capability arguments [CAP_ARGS]."),
-    json_option,
-)
+bin_dir_option = click.option("--bin-dir", multiple=True, metavar="DIR", help="A plugin directory; may be repeated "
+                              f"[CNI_PATH, {', '.join(DEFAULT_PLUGIN_DIRS)}].")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +33,45 @@ class Settings:
     as_json: bool
 
 
+def cni_command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --conf-dir, --bin-dir and --cache-dir to a command. The command's function gets `cni`, a CNI, instead of
+    these options."""
+    @conf_dir_option
+    @bin_dir_option
+    @click.option("--cache-dir", default="", metavar="DIR", help="The directory of cached results [/var/lib/cni].")
+    @wraps(function)                # wraps() also copies the function's own click options
+    def command(conf_dir: str, bin_dir: Sequence[str], cache_dir: str, **rest: Any) -> Any:
+        return function(cni=CNI(plugin_dirs(bin_dir), chosen_conf_dir(conf_dir), cache_dir), **rest)
+    return command
+
+
 def network_command(netns_required: bool = True) -> Callable[..., Any]:
-    """Add NET, NETNS and OPTIONS to a command. The command's function gets one Settings instead of these arguments."""
+    """Add NET, NETNS and the options of a network to a command. The command's function gets one Settings instead of
+    these arguments. Like cnitool, check the configuration first, then the capability args, then the args."""
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(function)            # wraps() also copies the function's own click options
-        def command(net: str, netns: str | None, **options: Any) -> Any:
-            own = {key: options.pop(key) for key in list(options) if key not in TAKEN}
-            return function(read_settings(net, netns or "", **options), **own)
-
-        for option in reversed(OPTIONS):
-            command = option(command)
-        command = click.argument("netns", required=netns_required)(command)
-        return click.argument("net", shell_complete=completion.networks)(command)
+        @click.argument("net", shell_complete=completion.networks)
+        @click.argument("netns", required=netns_required)
+        @cni_command
+        @click.option("--container-id", default="", metavar="ID", shell_complete=completion.containers,
+                      help="The container id [cnitool-<hash of NETNS>].")
+        @click.option("--ifname", "-i", default="", metavar="NAME", help="The pod's interface [CNI_IFNAME, eth0].")
+        @click.option("--args", "args_text", default=None, metavar="K=V;K=V", help="CNI arguments [CNI_ARGS].")
+        @click.option("--capability-args", default=None, metavar="JSON", help="Capability arguments [CAP_ARGS].")
+        @json_option
+        @wraps(function)
+        def command(cni: CNI, net: str, netns: str | None, container_id: str, ifname: str, args_text: str | None,
+                    capability_args: str | None, as_json: bool, **own: Any) -> Any:
+            env = os.environ.get
+            network = cni.load(net, warn)
+            capabilities = read_capability_args(env("CAP_ARGS", "") if capability_args is None else capability_args)
+            args = read_pairs(env("CNI_ARGS", "") if args_text is None else args_text)
+            # As in cnitool, abspath() removes ".." from the path's text, and does not follow symbolic links.
+            path = os.path.abspath(netns) if netns else ""
+            rt = RuntimeConf(container_id or default_container_id(path), path,
+                             ifname or env("CNI_IFNAME") or "eth0", args, capabilities)
+            return function(Settings(cni, network, rt, as_json), **own)
+        return command
     return decorate
-
-
-TAKEN = ("conf_dir", "bin_dir", "cache_dir", "container_id", "ifname", "args_text", "capability_args",
-         "as_json")
-
-
-def read_settings(name: str, netns: str, *, conf_dir: str, bin_dir: Sequence[str], cache_dir: str,
-                  container_id: str, ifname: str, args_text: str | None, capability_args: str | None,
-                  as_json: bool) -> Settings:
-    """Return the Settings. Like cnitool, check the configuration first, then the capability args, then the args. Raise
-    CniError for the first error."""
-    env = os.environ.get
-    cni = CNI(plugin_dirs(bin_dir), chosen_conf_dir(conf_dir), cache_dir)
-    net = cni.load(name, warn)
-    capabilities = read_capability_args(env("CAP_ARGS", "") if capability_args is None else capability_args)
-    args = read_pairs(env("CNI_ARGS", "") if args_text is None else args_text)
-    # As in cnitool, abspath() removes ".." from the path's text, and does not follow symbolic links.
-    netns = os.path.abspath(netns) if netns else ""
-    rt = RuntimeConf(container_id or default_container_id(netns), netns,
-                     ifname or env("CNI_IFNAME") or "eth0", args, capabilities)
-    return Settings(cni, net, rt, as_json)
 
 
 def warn(text: str) -> None:
