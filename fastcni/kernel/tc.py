@@ -10,6 +10,7 @@ import posix
 import sys
 
 from fastcni._netlink import attributes
+from fastcni._system import read_file
 from fastcni.kernel import uapi
 from fastcni.kernel.rtnl import CREATE, u32
 from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_ECHO
@@ -38,11 +39,7 @@ def handle(major: int, minor: int = 0) -> int:
 
 def ticks_per_microsecond() -> float:
     """Return the kernel's unit for bursts, usually 15.625. Raises OSError."""
-    fd = posix.open(PSCHED, posix.O_RDONLY | posix.O_CLOEXEC)
-    try:
-        ticks, microseconds, resolution, *_ = (int(word, 16) for word in posix.read(fd, 100).split())
-    finally:
-        posix.close(fd)
+    ticks, microseconds, resolution, *_ = (int(word, 16) for word in read_file(PSCHED, posix.O_RDONLY, 100).split())
     return ticks / microseconds * resolution / 1_000_000
 
 

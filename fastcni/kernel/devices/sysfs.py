@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import posix
 
+from fastcni._system import read_file
+
 ROOT = "/sys/"
 
 
@@ -25,11 +27,7 @@ def names(path: str) -> list[str]:
 def read(path: str) -> str:
     """Return the text of a file, white space trimmed; "" if the file does not exist, or the device does not answer."""
     try:
-        fd = posix.open(ROOT + path, posix.O_RDONLY | posix.O_CLOEXEC)
-        try:
-            return posix.read(fd, 4096).decode("utf-8", "replace").strip()
-        finally:
-            posix.close(fd)
+        return read_file(ROOT + path, posix.O_RDONLY, 4096).decode("utf-8", "replace").strip()
     except OSError:
         return ""
 

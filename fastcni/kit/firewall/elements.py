@@ -226,10 +226,8 @@ class Store:
             batch = Batch()
             for name, key, _ in items[at:at + MAX_ASKED]:
                 nft_elements.get_element(batch, self.family, self.table, name, key)
-            replies, refused = wire.attempt(req.mode.firewall, batch)
-            if refused:
-                wire.raise_first(refused, (ENOENT,))
-            found += [(nft_elements.read_set_name(payload), *element) for _, payload in replies
+            found += [(nft_elements.read_set_name(payload), *element)
+                      for _, payload in wire.exchange(req.mode.firewall, batch, (ENOENT,))
                       for element in nft_elements.read_elements(payload)]
         return found
 

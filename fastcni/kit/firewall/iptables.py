@@ -11,6 +11,7 @@ from errno import ENOENT
 from time import monotonic
 
 from fastcni._netlink import Batch
+from fastcni._system import read_file
 from fastcni.kernel import nft, process, waiting, wire, xtables
 from fastcni.kit.call import names
 from fastcni.kit.firewall import rulesets
@@ -105,7 +106,7 @@ def read_legacy(req: Request, length: int, table: str = "nat", *, shared: bool,
 
 def _tables(req: Request, path: str) -> Collection[str]:
     try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+        return read_file(path, posix.O_RDONLY, 4096).decode().split()
     except FileNotFoundError:
         return []                       # the legacy modules are not loaded
     except PermissionError:
@@ -113,10 +114,6 @@ def _tables(req: Request, path: str) -> Collection[str]:
         # namespace. Such a namespace may have legacy rules if the node's iptables is iptables-legacy.
         program = PROGRAMS[4]
         return TABLES if find(req, program) and b"legacy" in _run(req, program, ("--version",), b"").stdout else []
-    try:
-        return posix.read(fd, 4096).decode().split()
-    finally:
-        posix.close(fd)
 
 
 def read(req: Request, program: str, table: str = "nat") -> list[str]:

@@ -25,17 +25,9 @@ def link(sock: Socket, index: int, *, what: str, up: bool | None = None, promisc
 
 def delete_by_name(sock: Socket, name: str) -> None:
     """Delete a link, for the rollback of an ADD; wait until it no longer exists. A missing link is no error."""
-    _delete(sock, rtnl.del_link(Batch(), name=name))
+    wire.exchange(sock, rtnl.del_link(Batch(), name=name), (ENODEV,))
 
 
 def delete_by_index(sock: Socket, index: int) -> None:
     """Delete a link as delete_by_name() does, but by its index, for a link whose name may change."""
-    _delete(sock, rtnl.del_link(Batch(), index=index))
-
-
-def _delete(sock: Socket, batch: Batch) -> None:
-    try:
-        wire.exchange(sock, batch)
-    except wire.NetlinkError as e:
-        if e.errno != ENODEV:
-            raise
+    wire.exchange(sock, rtnl.del_link(Batch(), index=index), (ENODEV,))

@@ -27,12 +27,7 @@ def link(sock: Socket, name: str | None = None, *, index: int = 0) -> Link | Non
     name."""
     if name and ("\0" in name or len(name.encode("utf-8", "replace")) >= uapi.ALTIFNAMSIZ):
         return None
-    try:
-        return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), name=name, index=index)))
-    except wire.NetlinkError as e:
-        if e.errno != ENODEV:
-            raise
-        return None
+    return rtnl.first_link(wire.exchange(sock, rtnl.get_link(Batch(), name=name, index=index), (ENODEV,)))
 
 
 def new_link(sock: Socket, name: str) -> Link:

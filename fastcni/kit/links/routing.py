@@ -73,14 +73,10 @@ def send(sock: Socket, requests: Iterable[Add], fine: Collection[int] = ()) -> N
         try:
             add(batch)
         except BatchFull:
-            _send(sock, batch, fine)
+            wire.exchange(sock, batch, fine)
             add(batch)
     if batch:
-        _send(sock, batch, fine)
-
-
-def _send(sock: Socket, batch: Batch, fine: Collection[int]) -> None:
-    wire.exchange(sock, batch, fine)
+        wire.exchange(sock, batch, fine)
 
 
 def again(payload: bytes, **changes: Any) -> Add:
