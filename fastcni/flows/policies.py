@@ -47,7 +47,7 @@ class Policies:
         for path in self.paths:
             try:
                 found.update(name for pod in policies.ask(path, request)["pods"] for name in pod.get(direction, ()))
-            except (policies.NoAgent, CniError):
+            except CniError:
                 # the rules of an agent stay after the agent has ended, but no process knows their names
                 continue
         return ", ".join(sorted(found))

@@ -18,8 +18,12 @@ TIMEOUT_S = 30.0                # limit for the agent's answer; a running agent 
 HINT = "the agent is `fastcni agent --policies`; its log says what it waits for"
 
 
-class NoAgent(Exception):
-    """The error if no agent listens at the socket, or if the agent ends before it answers. The text is the reason."""
+class NoAgent(CniError):
+    """The CniError 11 if no agent listens at the socket, or if the agent ends before it answers. why: the reason."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(errors.TRY_AGAIN_LATER, f"the policy agent at {path}: {why}", HINT)
+        self.why = why
 
 
 def admit() -> None:
@@ -39,14 +43,14 @@ def ask(path: str, request: dict[str, Any]) -> dict[str, Any]:
             while not data.endswith(b"\n"):
                 some = stream.receive()
                 if not some:
-                    raise NoAgent("the agent has closed the connection")
+                    raise NoAgent(path, "the agent has closed the connection")
                 data += some
         finally:
             stream.close()
     except OSError as e:
         if e.errno == ETIMEDOUT:
             raise CniError(errors.TRY_AGAIN_LATER, f"the policy agent at {path} does not answer", HINT) from None
-        raise NoAgent((e.strerror or str(e)).lower()) from None
+        raise NoAgent(path, (e.strerror or str(e)).lower()) from None
     answer: dict[str, Any] = json.read(data)
     if "error" in answer:
         raise CniError(errors.TRY_AGAIN_LATER if answer.get("again") else errors.INTERNAL,

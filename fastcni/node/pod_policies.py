@@ -37,7 +37,7 @@ def texts_on(networks: Iterable[NetworkList], ip: str, directory: str = "") -> I
                 if found := pod.get("egress_address"):
                     yield egress_text(ip, found)
         except policies.NoAgent as e:
-            yield f"network policies on {ip} are not known: the agent at {path}: {e}"
+            yield f"network policies on {ip} are not known: the agent at {path}: {e.why}"
         except CniError as e:
             yield f"network policies on {ip} are not known: {e.msg}"
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 VERSIONS = version.ALL[version.ALL.index("0.4.0"):]
 
 
-def read(req: Request) -> Conf:
-    return forward.read(req)
+read = forward.read
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
@@ -45,8 +44,7 @@ def isolate(req: Request, conf: Conf) -> None:
             unflooded.withdraw(req, conf.bridge, port)
 
 
-def delete(req: Request, conf: Conf) -> None:
-    forward.delete(req, conf)
+delete = forward.delete
 
 
 def check(req: Request, conf: Conf) -> None:
@@ -59,9 +57,5 @@ def check(req: Request, conf: Conf) -> None:
         raise checks.wrong(missing, do)
 
 
-def gc(req: Request, conf: Conf) -> None:
-    forward.gc(req, conf)
-
-
-def status(req: Request, conf: Conf) -> None:
-    forward.status(req, conf)
+gc = forward.gc
+status = forward.status

@@ -117,35 +117,26 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     request = about(req, conf, previous)
     policies.admit()
     undo(delete, req, conf)
-    try:
-        policies.ask(conf.socket, {"do": "protect", **request})
-    except policies.NoAgent as e:
-        raise CniError(errors.TRY_AGAIN_LATER, unreachable(conf, e), policies.HINT) from None
+    policies.ask(conf.socket, {"do": "protect", **request})
     return previous
 
 
 def restore(req: Request, conf: Conf) -> None:
     """Send the pod's port to the agent again, because the agent does not know the ports of pods that an earlier version
     of fastcni has added."""
-    try:
-        policies.ask(conf.socket, {"do": "protect", **about(req, conf, chained.previous(req))})
-    except policies.NoAgent as e:
-        raise CniError(errors.TRY_AGAIN_LATER, unreachable(conf, e), policies.HINT) from None
+    policies.ask(conf.socket, {"do": "protect", **about(req, conf, chained.previous(req))})
 
 
 def delete(req: Request, conf: Conf) -> None:
     try:
         policies.ask(conf.socket, {"do": "forget", "id": [req.name, req.container_id, req.ifname]})
     except policies.NoAgent as e:
-        req.warn(f"{unreachable(conf, e)}. The agent forgets the pod when another pod gets the address, or at GC")
+        req.warn(f"{e.msg}. The agent forgets the pod when another pod gets the address, or at GC")
 
 
 def check(req: Request, conf: Conf) -> None:
     policies.admit()
-    try:
-        policies.ask(conf.socket, {"do": "check", **about(req, conf, chained.previous(req))})
-    except policies.NoAgent as e:
-        raise CniError(errors.TRY_AGAIN_LATER, unreachable(conf, e), policies.HINT) from None
+    policies.ask(conf.socket, {"do": "check", **about(req, conf, chained.previous(req))})
 
 
 def gc(req: Request, conf: Conf) -> None:
@@ -153,7 +144,7 @@ def gc(req: Request, conf: Conf) -> None:
         found = policies.ask(conf.socket, {"do": "collect", "network": req.name,
                                            "valid": sorted(map(list, req.valid_attachments))})
     except policies.NoAgent as e:
-        req.warn(unreachable(conf, e))
+        req.warn(e.msg)
         return
     for what in found.get("released", ()):
         req.release(what)
@@ -164,9 +155,8 @@ def status(req: Request, conf: Conf) -> None:
     yet."""
     try:
         policies.ask(conf.socket, {"do": "status"})
-    except (policies.NoAgent, CniError) as e:
-        text = unreachable(conf, e) if isinstance(e, policies.NoAgent) else e.msg
-        raise CniError(errors.PLUGIN_NOT_AVAILABLE, text, policies.HINT) from None
+    except CniError as e:
+        raise CniError(errors.PLUGIN_NOT_AVAILABLE, e.msg, policies.HINT) from None
 
 
 def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +191,3 @@ def has_lease(req: Request) -> bool:
         return False
     key = dhcp_conf.client_id(req.container_id, req.name, req.ifname)
     return posix.access(lease_path.path_of(lease_path.STATE_DIR, key), posix.F_OK)
-
-
-def unreachable(conf: Conf, e: Exception) -> str:
-    return f"the policy agent at {conf.socket}: {e}"

@@ -41,8 +41,7 @@ def restore(req: Request, conf: Conf) -> None:
         portmap.restore(req, conf)
 
 
-def delete(req: Request, conf: Conf) -> None:
-    portmap.delete(req, conf)
+delete = portmap.delete
 
 
 def check(req: Request, conf: Conf) -> None:

@@ -65,7 +65,7 @@ def read(req: Request) -> Conf:
     if req.command in ENDINGS:
         return read_once(req, read_ending)
     conf = req.conf.once(read_keys)
-    requested_mac(req)              # also for CHECK and STATUS, so that a bad MAC is an error
+    read_requested_mac(req, strict=False)   # also for CHECK and STATUS, so that a bad MAC is an error
     return conf
 
 
@@ -97,10 +97,6 @@ def read_options(keys: Section, conf: Conf, *, ending: bool = False) -> None:
         conf.options.append(redirect)
 
 
-def requested_mac(req: Request) -> bytes | None:
-    return read_requested_mac(req, strict=False)
-
-
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     result = ipam.add_addresses(req, undo, interface=1)
     for ip in result["ips"]:
@@ -110,8 +106,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     check_families(conf.ipv6, result)
     forwarding.enable(req.mode, result)
     link = Pair(Pod(req))
-    host, inside = link.host, link.inside = veth.add(req, link.pod, undo, mtu=conf.mtu, mac=requested_mac(req),
-                                                     ipv6=conf.ipv6)
+    host, inside = link.host, link.inside = veth.add(req, link.pod, undo, mtu=conf.mtu, ipv6=conf.ipv6,
+                                                     mac=read_requested_mac(req, strict=False))
     link.result = result
     routed.configure_host(link.pod, host, result, dad=conf.enable_dad)
     routed.configure_pod(link.pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)

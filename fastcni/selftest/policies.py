@@ -30,7 +30,7 @@ def directory_of(net: NetworkList) -> str | None:
         if plugin.type == "policy":
             try:
                 found = policies.ask(str(plugin.values.get("agentSocketPath") or policies.SOCKET), {"do": "status"})
-            except (policies.NoAgent, CniError):
+            except CniError:
                 return None
             return str(found.get("folder", ""))
     return None

@@ -104,7 +104,7 @@ class Agent:
         """Return whether the policies are in force."""
         try:
             policies.ask(str(self.socket), {"do": "status"})
-        except (policies.NoAgent, CniError):
+        except CniError:
             return False
         return True
 

@@ -123,7 +123,7 @@ class Node:
             try:
                 agent_socket.ask(str(self.socket), {"do": "status"})
                 return
-            except (agent_socket.NoAgent, CniError) as e:
+            except CniError as e:
                 if time.monotonic() > until or self.agent.poll() is not None:
                     raise RuntimeError(f"the agent is not ready: {e}\n{self.log()[-3000:]}") from None
             time.sleep(0.02)

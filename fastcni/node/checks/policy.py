@@ -19,11 +19,11 @@ def agent(node: Node) -> Iterator[Finding]:
     for path in pod_policies.sockets(node.networks, node.agent_folder):
         try:
             status = policies.ask(path, {"do": "status"})
-        except (policies.NoAgent, CniError) as e:
-            if denied(e):
-                node.unseen.append(f"network policies: the agent at {path}: {e}")
+        except CniError as e:
+            if isinstance(e, policies.NoAgent) and denied(e):
+                node.unseen.append(f"network policies: the agent at {path}: {e.why}")
                 continue
-            why = e.msg if isinstance(e, CniError) else f"no agent answers at {path}: {e}"
+            why = f"no agent answers at {path}: {e.why}" if isinstance(e, policies.NoAgent) else e.msg
             yield Finding(ERROR, f"network policies: {why}",
                           "each ADD of that network fails with code 11; the policies in force do not change",
                           "run `fastcni agent` with --policies; the agent's log says why the agent waits")
