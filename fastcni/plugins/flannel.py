@@ -43,7 +43,7 @@ class Conf:
 
 def read(req: Request) -> Conf:
     conf = Conf()
-    conf.data_dir = read_path(req.conf, "dataDir", DATA_DIR)
+    conf.data_dir = req.conf.file("dataDir", DATA_DIR)
     try:
         read_keys(keys_of(req), conf)
     except CniError as e:
@@ -55,7 +55,7 @@ def read(req: Request) -> Conf:
 
 
 def read_keys(keys: Section, conf: Conf) -> None:
-    conf.subnet_file = read_path(keys, "subnetFile", SUBNET_FILE)
+    conf.subnet_file = keys.file("subnetFile", SUBNET_FILE)
     conf.delegate, conf.ipam = keys.section("delegate"), keys.section("ipam")
     conf.ipam.items("routes")
     for key in KEPT_KEYS:
@@ -65,13 +65,6 @@ def read_keys(keys: Section, conf: Conf) -> None:
     for key in ("name", "ipam"):
         if conf.delegate.has(key):
             raise refused(f"must not have '{key}' field, it'll be set by flannel")
-
-
-def read_path(keys: Section, key: str, default: str) -> str:
-    path = keys.text(key) or default
-    if not path.startswith("/") or "\0" in path:
-        return keys.bad(key, f"expected an absolute path, got {path!r}", default)
-    return path
 
 
 def refused(why: str) -> CniError:

@@ -71,19 +71,17 @@ class Section:
         """Return whether the key has a value that is not null."""
         return self.raw(key) is not None
 
-    def text(self, key: str, default: str | None = "") -> Any:
+    def text(self, key: str, default: str = "") -> str:
         """Return the string under `key`; the parameter `default` if the key is absent."""
         return self._typed(key, str, "a string", default)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return the boolean under `key`; the parameter `default` if the key is absent."""
-        found: bool = self._typed(key, bool, "true or false", default)
-        return found
+        return self._typed(key, bool, "true or false", default)
 
     def items(self, key: str) -> list[Any]:
         """Return the list under `key`, [] if the key is absent."""
-        found: list[Any] = self._typed(key, list, "a list", [])
-        return found
+        return self._typed(key, list, "a list", [])
 
     def section(self, key: str) -> Section:
         """Return the Section under `key`, an empty Section if the key is absent."""
@@ -126,18 +124,25 @@ class Section:
         try:
             return address.read_ip(text) if text else None
         except ValueError:
-            self.bad(key, f"invalid IP address: {text[:MAX_SHOWN]}", None)
-            return None
+            return self.bad(key, f"invalid IP address: {text[:MAX_SHOWN]}", None)
 
     def cidr(self, key: str) -> tuple[bytes, int] | None:
         """Return `address/prefix` under `key` as (packed address with its host bits, prefix length); None if the key is
         absent. An empty text is an error."""
-        text = self.text(key, None)
+        text: Any = self._typed(key, str, "a string", None)
         try:
             return None if text is None else address.read_cidr(text)
         except ValueError:
-            self.bad(key, f"invalid CIDR address: {text[:MAX_SHOWN]}", None)
-            return None
+            return self.bad(key, f"invalid CIDR address: {text[:MAX_SHOWN]}", None)
+
+    def file(self, key: str, default: str = "", *, absolute: bool = True) -> str:
+        """Return the path under `key`; the parameter `default` if the key is absent or its text is empty. With
+        `absolute`, the path must begin with "/"."""
+        path = self.text(key) or default
+        if "\0" in path or (absolute and path and not path.startswith("/")):
+            why = f"expected an absolute path, got {shown(path)}" if absolute else "a path has no NUL byte"
+            return self.bad(key, why, default)
+        return path
 
     def path(self, key: str) -> str:
         """Return the path of a key from the top of the configuration, "ipam.subnet"."""
@@ -147,7 +152,7 @@ class Section:
         """Return the CniError 7 for a bad value under `key`. why: the text after the key's path."""
         return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {self.path(key)}: {why}")
 
-    def bad(self, key: str, why: str, instead: Any) -> Any:
+    def bad(self, key: str, why: str, instead: T) -> T:
         """Raise the CniError 7 for a bad value. The subclass Lenient warns and returns `instead`."""
         raise self.wrong(key, why) from None
 
@@ -161,7 +166,7 @@ class Section:
         """Return a Section of the same class for an object inside this Section. where: the object's path."""
         return Section(values, where)
 
-    def _typed(self, key: str, kind: type, expected: str, default: Any) -> Any:
+    def _typed(self, key: str, kind: type[T], expected: str, default: T) -> T:
         value = self.raw(key)
         if value is None:
             return default
@@ -186,7 +191,7 @@ class Lenient(Section):
         value = self.raw(key, default)
         return value if type(value) is bool else self.bad(key, f"expected true or false, got {shown(value)}", True)
 
-    def bad(self, key: str, why: str, instead: Any) -> Any:
+    def bad(self, key: str, why: str, instead: T) -> T:
         self.warn(f"{self.path(key)} is ignored: {why}")
         return instead
 

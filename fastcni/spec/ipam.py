@@ -54,7 +54,7 @@ def read_routes(section: Section) -> list[dict[str, Any]]:
 
 def read_dns(section: Section) -> dict[str, Any]:
     """Return a dns Section in the shape of a result, without empty members."""
-    dns = {key: section.texts(key) for key in DNS_LISTS}
+    dns: dict[str, Any] = {key: section.texts(key) for key in DNS_LISTS}
     dns["domain"] = section.text("domain")
     return {key: value for key, value in dns.items() if value}
 

@@ -70,9 +70,9 @@ def read_ipv6(conf: Section) -> bool:
 def read_datapath(conf: Section) -> str:
     """Return fastcni's key datapath: EBPF, AUTO, or "" if only the host's network stack forwards the pod's packets.
     Raises CniError 7."""
-    found: str = conf.text("datapath")
+    found = conf.text("datapath")
     if found not in ("", EBPF, AUTO):
-        return str(conf.bad("datapath", f'expected "{EBPF}" or "{AUTO}", got "{found}"', AUTO))
+        return conf.bad("datapath", f'expected "{EBPF}" or "{AUTO}", got "{found}"', AUTO)
     return found
 
 

@@ -57,8 +57,7 @@ def read_keys(conf: Section) -> Keys:
 
 def read_socket_path(conf: Section) -> str:
     """Return the key daemonSocketPath. DEL and GC read only this key."""
-    path: str = conf.section("ipam").text("daemonSocketPath")
-    return path or SOCKET_PATH
+    return conf.section("ipam").text("daemonSocketPath") or SOCKET_PATH
 
 
 def read_option(option: Section) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastcni.kit.ipam.ranges import read_range_sets
 from fastcni.spec import address
 from fastcni.spec import ipam as ipam_conf
-from fastcni.spec.config import read_args, shown
+from fastcni.spec.config import read_args
 from fastcni.spec.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
 from fastcni.spec.json import quote
 
@@ -41,9 +41,7 @@ def read_place(section: Section) -> Keys:
     """Read the Keys of DEL and GC: the directory of the address files. Raises CniError 7."""
     ipam = ipam_conf.ipam_section(section)
     keys = Keys()
-    keys.data_dir = ipam.strict.text("dataDir") or DATA_DIR
-    if not keys.data_dir.startswith("/") or "\0" in keys.data_dir:
-        raise ipam.wrong("dataDir", f"expected an absolute path, got {shown(keys.data_dir)}")
+    keys.data_dir = ipam.strict.file("dataDir", DATA_DIR)
     keys.fsync = ipam.flag("fsync")
     return keys
 

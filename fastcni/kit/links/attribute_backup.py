@@ -31,10 +31,7 @@ BAD_DIRECTORY = "dataDir has to be a directory that can be written"
 
 def read_directory(keys: Section, default: str = DIRECTORY) -> str:
     """Return the key dataDir. Raises CniError 7."""
-    directory = keys.text("dataDir") or default
-    if "\0" in directory:
-        raise keys.wrong("dataDir", "a path has no NUL byte")
-    return directory
+    return keys.file("dataDir", default, absolute=False)
 
 
 class Backup:

@@ -65,26 +65,26 @@ class Keys:
 def read_keys(conf: Section) -> Keys:
     """Read all keys. Raises CniError 7."""
     keys = Keys()
-    keys.cni_dir, keys.conf_dir = path(conf, "cniDir", CNI_DIR), path(conf, "confDir", CONF_DIR)
-    keys.bin_dir, keys.ready_file = path(conf, "binDir", ""), path(conf, "readinessindicatorfile", "")
+    keys.cni_dir, keys.conf_dir = conf.file("cniDir", CNI_DIR), conf.file("confDir", CONF_DIR)
+    keys.bin_dir, keys.ready_file = conf.file("binDir"), conf.file("readinessindicatorfile")
     keys.cluster_network, keys.defaults = conf.text("clusterNetwork"), conf.texts("defaultNetworks")
     if any("\0" in name for name in (keys.cluster_network, *keys.defaults)):
-        keys.cluster_network = str(conf.bad("clusterNetwork", "a NUL in the name of a network", ""))
+        keys.cluster_network = conf.bad("clusterNetwork", "a NUL in the name of a network", "")
         keys.defaults = []
     keys.namespace = conf.text("multusNamespace") or "kube-system"
     keys.system_namespaces = conf.texts("systemNamespaces") or ["kube-system"]
     keys.isolation = conf.flag("namespaceIsolation")
     keys.shared = [name.strip() for name in (conf.text("globalNamespaces") or "default").split(",")]
-    keys.kubeconfig, keys.hot_plug = path(conf, "kubeconfig", ""), conf.flag("hotPlug")
+    keys.kubeconfig, keys.hot_plug = conf.file("kubeconfig"), conf.flag("hotPlug")
     keys.auxiliary = conf.text("auxiliaryCNIChainName")
     if keys.auxiliary:
         try:
             config.check_network_name(keys.auxiliary)
         except CniError as e:
-            keys.auxiliary = str(conf.bad("auxiliaryCNIChainName", e.msg, ""))
+            keys.auxiliary = conf.bad("auxiliaryCNIChainName", e.msg, "")
         if "/" not in keys.cluster_network:
-            keys.auxiliary = str(conf.bad("auxiliaryCNIChainName", "`clusterNetwork` must be the path of a file; the "
-                                          "directory of that name is next to it", ""))
+            keys.auxiliary = conf.bad("auxiliaryCNIChainName", "`clusterNetwork` must be the path of a file; the "
+                                      "directory of that name is next to it", "")
     keys.ignored = [f"{key} is ignored: {why}" for key, why in IGNORED.items() if conf.has(key)]
     conf.has("retryDeleteOnError")              # fastcni always retries; has() marks the key as known
     keys.delegates = []
@@ -96,10 +96,3 @@ def read_keys(conf: Section) -> Keys:
     if not keys.delegates and not keys.cluster_network:
         conf.bad("delegates", "neither `delegates` nor `clusterNetwork` names the pod's first network", "")
     return keys
-
-
-def path(conf: Section, key: str, default: str) -> str:
-    found = conf.text(key) or default
-    if found and (not found.startswith("/") or "\0" in found):
-        return str(conf.bad(key, f"expected an absolute path, got {found!r}", default))
-    return found

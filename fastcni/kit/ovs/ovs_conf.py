@@ -116,8 +116,8 @@ def read_ending(keys: Section) -> OvsConf:
     it."""
     conf = OvsConf()
     conf.layer3 = bool(ipam.read_type(keys))
-    conf.socket_file, conf.path = read_socket_file(keys.strict), read_path(keys.strict, "configuration_path")
-    conf.directory = read_path(keys.strict, "dataDir") or cache.DIRECTORY
+    conf.socket_file, conf.path = read_socket_file(keys.strict), keys.strict.file("configuration_path", absolute=False)
+    conf.directory = keys.strict.file("dataDir", cache.DIRECTORY, absolute=False)
     return conf
 
 
@@ -144,20 +144,12 @@ def read_keys(keys: Section) -> OvsConf:
 
 def read_socket_file(keys: Section) -> str:
     """Return socket_file, "" without it. Raises CniError 7."""
-    text: str = keys.text("socket_file")
+    text = keys.text("socket_file")
     try:
         socket_address(text)
     except ValueError as e:
         raise keys.wrong("socket_file", str(e)) from None
     return text
-
-
-def read_path(keys: Section, key: str) -> str:
-    """Return the path of a key, "" without the key. Raises CniError 7."""
-    path: str = keys.text(key)
-    if "\0" in path:
-        raise keys.wrong(key, "a NUL in a path")
-    return path
 
 
 def read_file(path: str) -> tuple[str, dict[str, Any] | None]:
@@ -195,5 +187,4 @@ class PodArgs:
 
 def read_ovn_port(keys: Section) -> str:
     """Return args.cni.ovnPort, or ""."""
-    found: str = keys.section("args").section("cni").text("ovnPort")
-    return found
+    return keys.section("args").section("cni").text("ovnPort")

@@ -183,7 +183,7 @@ def test_add_check_and_del_at_every_version(node, pod, conf, version):
     ({"delegate": []}, "delegate: expected an object, got list []"),
     ({"ipam": "host-local"}, "ipam: expected an object"), ({"ipam": {"routes": {}}}, "ipam.routes: expected a list"),
     ({"runtimeConfig": 7}, "runtimeConfig: expected an object"), ({"args": 7}, "args: expected an object"),
-    ({"subnetFile": "subnet.env"}, "subnetFile: expected an absolute path, got 'subnet.env'"),
+    ({"subnetFile": "subnet.env"}, 'subnetFile: expected an absolute path, got string "subnet.env"'),
     ({"dataDir": "/a\0b"}, "dataDir: expected an absolute path, got"),
     ({"delegate": {"mtu": "1400"}}, "mtu: expected an integer"),
 ])

@@ -117,8 +117,7 @@ def keys_for(req: Request) -> Keys:
 
 
 def read_path(conf: Section) -> str:
-    path: str = conf.section("ipam").text("configuration_path")
-    return path
+    return conf.section("ipam").text("configuration_path")
 
 
 def merged_section(conf: Section) -> tuple[Section, flat_file.Seen]:
@@ -140,9 +139,7 @@ def _read_place(ipam: Section, seen: flat_file.Seen, path: str) -> Keys:
     keys = Keys()
     keys.flat, keys.cache = seen, Cache()
     keys.cache.flat_seen = time.monotonic()
-    keys.data_dir = ipam.strict.text("dataDir") or DATA_DIR
-    if not keys.data_dir.startswith("/") or "\0" in keys.data_dir:
-        raise ipam.wrong("dataDir", f"expected an absolute path, got {shown(keys.data_dir)}")
+    keys.data_dir = ipam.strict.file("dataDir", DATA_DIR)
     keys.space = ipam.strict.text("network_name") or SPACE
     if not is_name(keys.space):
         raise ipam.wrong("network_name", f"expected letters, digits, '.', '_' and '-', got {shown(keys.space)}")
