@@ -7,7 +7,6 @@ import os
 import random
 import time
 from collections.abc import Sequence
-from contextlib import closing
 
 from rich.console import Console
 
@@ -47,7 +46,7 @@ class Bench:
     def has_kind(self, case: Case) -> bool:
         """Return whether this kernel supports the case's kind of link. If not, add a note that the run leaves out the
         case."""
-        with closing(wire.open_socket()) as sock:
+        with wire.open_socket() as sock:
             there = not case.kind or has_kind(sock, case.kind)
         if not there:
             self.note(f"{case.name} is left out: this kernel has no {case.kind} links")

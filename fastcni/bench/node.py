@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ class Node:
             fd = netns.open_path(f"{DIRECTORY}/{name}")
             stack.callback(os.close, fd)
             stack.enter_context(netns.inside(fd))
-            with closing(wire.open_socket()) as sock:
+            with wire.open_socket() as sock:
                 wire.exchange(sock, rtnl.set_link(Batch(), LOOPBACK, up=True))
             self.stack = stack.pop_all()
         return self
@@ -193,6 +193,6 @@ class Network:
     def remove(self) -> None:
         """Remove the network's files and links."""
         shutil.rmtree(os.path.dirname(self.directory), ignore_errors=True)     # after Ctrl-C a server may still write
-        with closing(wire.open_socket()) as sock:
+        with wire.open_socket() as sock:
             for name in self.links:
                 delete_by_name(sock, name)

@@ -54,7 +54,8 @@ class ProtocolError(RuntimeError):
 
 
 class Socket(socket):
-    """A netlink socket that recognises the replies to its requests.
+    """A netlink socket that recognises the replies to its requests. `with open_socket() as sock:` closes the socket
+    when the body ends.
 
     sequence  the last used sequence number; each request has a different number, so a late reply is recognised
     port      the socket's port, which the kernel writes into each reply; 0 before the first reply
@@ -67,6 +68,12 @@ class Socket(socket):
     def __init__(self, protocol: int) -> None:
         super().__init__(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, protocol)
         self.sequence = self.port = 0
+
+    def __enter__(self) -> Socket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def open_socket(protocol: int = uapi.NETLINK_ROUTE, groups: Iterable[int] = ()) -> Socket:

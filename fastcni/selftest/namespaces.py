@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from fastcni._netlink import Batch
@@ -28,11 +28,8 @@ def new() -> int:
         if libc.unshare(CLONE_NEWNET):
             error = ctypes.get_errno()
             raise OSError(error, f"make a network namespace: {os.strerror(error)}")
-        sock = wire.open_socket()
-        try:
+        with wire.open_socket() as sock:
             wire.exchange(sock, rtnl.set_link(Batch(), LOOPBACK, up=True))
-        finally:
-            sock.close()
         return netns.open_own()
 
     return in_thread(work)
@@ -52,18 +49,5 @@ def call(fd: int, function: Callable[[], Answer]) -> Answer:
 
 def in_thread(function: Callable[[], Answer]) -> Answer:
     """Call `function` in a new thread, wait for it, and return its result. Raises the function's exception."""
-    answers: list[Answer] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            answers.append(function())
-        except BaseException as e:          # in_thread() raises the exception in the caller's thread
-            errors.append(e)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return answers[0]
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()

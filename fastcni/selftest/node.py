@@ -29,8 +29,7 @@ def checks(cni: CNI, net: NetworkList, mode: str) -> Iterator[Check]:
     """Yield the results of the checks of `net`, if its bridge exists or pods are attached to it."""
     plugins = [plugin for plugin in flattened(net.plugins) if plugin.type in ROUTED]
     attached = [it for it in cni.attachments() if it.network == net.name]
-    sock = wire.open_socket()
-    try:
+    with wire.open_socket() as sock:
         for plugin in plugins:
             link = find.link(sock, bridge_of(plugin)) if plugin.type == "bridge" else None
             if link is None and not attached:
@@ -42,8 +41,6 @@ def checks(cni: CNI, net: NetworkList, mode: str) -> Iterator[Check]:
                     yield check("gateway-address", net, mode, partial(require_gateways, net, link.name, there))
             if plugin.type != "bridge" or has_gateway(plugin):
                 yield check("forwarding", net, mode, partial(require_forwarding, net))
-    finally:
-        sock.close()
 
 
 def check(name: str, net: NetworkList, mode: str, function: Callable[[], str | None]) -> Check:
@@ -66,22 +63,16 @@ def check(name: str, net: NetworkList, mode: str, function: Callable[[], str | N
 
 def missing_bridges(net: NetworkList) -> list[str]:
     """Return the names of the network's bridges that do not exist. An ADD makes these bridges, and DEL leaves them."""
-    sock = wire.open_socket()
-    try:
+    with wire.open_socket() as sock:
         return [name for plugin in flattened(net.plugins) if plugin.type == "bridge"
                 and find.link(sock, name := bridge_of(plugin)) is None]
-    finally:
-        sock.close()
 
 
 def delete_bridges(names: Iterable[str]) -> None:
     """Delete the bridges `names`, which ADDs of the self-test have made. A bridge that has another pod stays."""
-    sock = wire.open_socket()
-    try:
+    with wire.open_socket() as sock:
         for name in names:
             bridges.delete_unused(sock, name)
-    finally:
-        sock.close()
 
 
 def bridge_of(plugin: PluginConf) -> str:

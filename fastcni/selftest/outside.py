@@ -42,16 +42,11 @@ class Outside:
         """Remove the namespace and the veth link."""
         self.server.close()
         os.close(self.namespace)
-        sock = wire.open_socket()
-        try:
+        with wire.open_socket() as sock:
             wire.attempt(sock, rtnl.del_link(Batch(), name=self.link))      # the kernel may have deleted it already
-        finally:
-            sock.close()
 
     def _connect(self) -> None:
-        sock = wire.open_socket()
-        inside = namespaces.call(self.namespace, wire.open_socket)
-        try:
+        with wire.open_socket() as sock, namespaces.call(self.namespace, wire.open_socket) as inside:
             place = free_place(sock)
             wire.exchange(sock, rtnl.new_veth(Batch(), self.link, INSIDE, self.namespace, host_mac=mac(1),
                                               peer_mac=mac(2)))
@@ -64,21 +59,15 @@ class Outside:
                         Batch(), link.index, packed, 8 * len(packed) - 2, nodad=len(packed) == 16))
                     if not refused:             # without IPv6, the kernel refuses the IPv6 address
                         known[4 if len(packed) == 4 else 6] = addresses.ip_text(packed)
-        finally:
-            inside.close()
-            sock.close()
 
     def route_to(self, packed_ips: Iterable[bytes]) -> None:
         """Add routes by which the outside host answers pods whose addresses the node does not masquerade."""
-        sock = namespaces.call(self.namespace, wire.open_socket)
-        try:
+        with namespaces.call(self.namespace, wire.open_socket) as sock:
             index = find.new_link(sock, INSIDE).index
             for packed in packed_ips:
                 if node := self.node.get(4 if len(packed) == 4 else 6):
                     wire.attempt(sock, rtnl.route(Batch(), packed, 8 * len(packed), index=index,
                                                   gateway=addresses.read_ip(node)))
-        finally:
-            sock.close()
 
 
 def mac(number: int) -> bytes:

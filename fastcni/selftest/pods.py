@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastcni.kernel import wire
+from fastcni.kernel.rtnl import Link
 from fastcni.kit.links import find
 from fastcni.runtime import CNI, NetworkList, RuntimeConf
 from fastcni.selftest import namespaces, sockets
@@ -86,12 +87,7 @@ class Pod:
         except CniError as e:
             self.runtime = runtime
             raise Failed("DEL", str(e), f"fastcni gc {self.net.name}") from None
-        sock = namespaces.call(self.namespace, wire.open_socket)
-        try:
-            left = find.link(sock, IFNAME)
-        finally:
-            sock.close()
-        if left is not None:
+        if self._link() is not None:
             raise Failed("DEL", f"the link {IFNAME} is still in the pod", f"fastcni gc {self.net.name}")
         if self.cni.attachments(runtime.container_id):
             raise Failed("DEL", "the result of ADD is still in the cache", f"fastcni gc {self.net.name}")
@@ -107,14 +103,14 @@ class Pod:
 
     def mtu(self) -> int:
         """Return the MTU of the pod's link in bytes. Raises OSError."""
-        sock = namespaces.call(self.namespace, wire.open_socket)
-        try:
-            link = find.link(sock, IFNAME)
-        finally:
-            sock.close()
+        link = self._link()
         if link is None:
             raise Failed(self.name, f"there is no link {IFNAME}")
         return link.mtu
+
+    def _link(self) -> Link | None:
+        with namespaces.call(self.namespace, wire.open_socket) as sock:
+            return find.link(sock, IFNAME)
 
 
 def leftovers(cni: CNI, network: str) -> list[RuntimeConf]:

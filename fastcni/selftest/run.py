@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -86,10 +86,8 @@ class Network:
         return pod.texts[min(pod.texts)], pod.server.port
 
     def _close(self, pod: Pod) -> None:
-        try:
+        with suppress(Failed):          # the check "del" or "add" has already reported an error
             pod.close()
-        except Failed:                  # the check "del" or "add" has already reported an error
-            return
 
     def _check(self, name: str, function: Probe) -> Check:
         return node.check(name, self.net, self.mode, function)
@@ -275,8 +273,7 @@ def run(cni: CNI, nets: list[NetworkList], modes: list[str],
     with ExitStack() as opened:
         host = netns.open_own()
         opened.callback(os.close, host)
-        server = sockets.Server(host)
-        opened.callback(server.close)
+        server = opened.enter_context(closing(sockets.Server(host)))
         for net in nets:
             for left in leftovers(cni, net.name):
                 cni.delete(net, left)
@@ -286,11 +283,8 @@ def run(cni: CNI, nets: list[NetworkList], modes: list[str],
             yield from node.checks(cni, net, modes[0])
             try:
                 for mode in modes:
-                    outside = Outside()
-                    try:
+                    with closing(Outside()) as outside:
                         yield from Network(for_mode(cni, mode), net, mode, outside, host, server, peer).checks()
-                    finally:
-                        outside.close()
             finally:
                 node.delete_bridges(missing)
 

@@ -5,8 +5,6 @@ Each function takes a Path and returns the Fault of its hop, or None.
 
 from __future__ import annotations
 
-from contextlib import closing
-
 from fastcni.kernel import conntrack, nft_trace, uapi, wire
 from fastcni.kernel.rtnl import family_of
 from fastcni.node.attachments import listeners
@@ -39,7 +37,7 @@ def conntrack_stale(path: Path) -> Fault | None:
     if path.target.kind == ITSELF:
         return None
     own = path.probe.port if path.probe else 0
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+    with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
         found = packet_path.tracked(sock, family_of(path.asked), path.number, path.asked_port)
     for it in found:
         flow = it.flow
@@ -61,7 +59,7 @@ def forget_own(path: Path) -> None:
         return
     from fastcni._netlink import Batch
 
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+    with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
         wire.attempt(sock, conntrack.delete(Batch(), path.flow.flow))       # the entry may have ended already
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -102,7 +101,7 @@ class End:
     @cached_property
     def host(self) -> Link | None:
         """Return the host's end of the pod's veth link. None: the link no longer exists, or is of another kind."""
-        with closing(wire.open_socket()) as sock:
+        with wire.open_socket() as sock:
             if self.link is not None and self.link.kind == "veth" and self.link.peer:
                 found = find.link(sock, index=self.link.peer)
                 return found if found and found.kind == "veth" else None
@@ -114,7 +113,7 @@ class End:
         """Return the bridge of which the host's end is a port; None if the host's end is no port of a bridge."""
         if self.host is None or not self.host.master:
             return None
-        with closing(wire.open_socket()) as sock:
+        with wire.open_socket() as sock:
             found = find.link(sock, index=self.host.master)
         return found if found and found.kind == "bridge" else None
 
@@ -124,7 +123,7 @@ class End:
         the pod's namespace."""
         if self.link is None or self.link.kind not in ON_A_LINK or not self.link.peer_elsewhere:
             return None
-        with closing(wire.open_socket()) as sock:
+        with wire.open_socket() as sock:
             return find.link(sock, index=self.link.peer)
 
     @cached_property

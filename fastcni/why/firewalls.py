@@ -129,12 +129,9 @@ def read_rule(end: End | None, seen: Seen) -> Text:
     """Read the rule of a trace message. end: the rule is in this end's namespace; None: on the node. Raises OSError."""
     def read() -> Text:
         event = seen.event
-        sock = wire.open_socket(uapi.NETLINK_NETFILTER)
-        try:
+        with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
             found = rulesets.rules_of(sock, event.family, event.table, event.chain)
             chains = tuple(name for name, _ in rulesets.chains_of(sock, event.family, event.table, ""))
-        finally:
-            sock.close()
         handles = [nft_rules.read_rule(payload)[0] for payload in found]
         at = handles.index(event.handle) if event.handle in handles else -1
         comment = nft_rules.read_rule(found[at])[1] if at >= 0 else ""

@@ -7,7 +7,6 @@ the packets that follow. docs/datapath.md has the details.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import flowtable
@@ -74,7 +73,7 @@ def in_flowtable(path: Path) -> bool:
     """Return whether the agent's flowtable has the links of both ends. Raises OSError."""
     if not (path.source.kind == path.target.kind == POD and path.source.host and path.target.host):
         return False
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+    with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
         links = flowtable.links_in_kernel(sock) or ()
     return path.source.host.name in links and path.target.host.name in links
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 
 from fastcni.kernel import netns, uapi, wire
@@ -46,7 +46,7 @@ MAC_BYTES = 6
 def why(inventory: Inventory, source: End, asked: bytes, port: int, protocol: str) -> Report:
     """Follow a connection from one end to an address and port. Raises OSError, CniError."""
     with ExitStack() as opened:
-        node = opened.enter_context(closing(wire.open_socket()))
+        node = opened.enter_context(wire.open_socket())
         ends.require_one_host(source.sock if source.namespace >= 0 else node, asked)
         target = ends.itself(source, asked) or ends.end_at(inventory, asked, source.network)
         made = [target]
@@ -191,7 +191,7 @@ def flow_of(path: Path) -> packet_path.Tracked | None:
     assert path.probe
     if path.target.kind == ITSELF:
         return None
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+    with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
         try:
             found = packet_path.tracked(sock, family_of(path.asked), path.number, path.asked_port)
         except OSError:                 # the kernel has no conntrack

@@ -89,11 +89,8 @@ class Node:
         """Return the names of the chains and sets in the kernel. Raises NetlinkError."""
         found = {line[1:].partition(" ")[0] for lines in self.seen.facts.saved.values() for line in lines
                  if line.startswith(":")}
-        sock = wire.open_socket(uapi.NETLINK_NETFILTER)
-        try:
+        with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
             return found | tables.chains_and_sets(sock)
-        finally:
-            sock.close()
 
 
 def explain(places: Places, text: str, *, ask_stores: bool = True,

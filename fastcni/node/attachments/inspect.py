@@ -104,12 +104,9 @@ def inspect_one(attachment: NodeAttachment) -> Details:
 
 def host_links(names: Iterable[str]) -> tuple[HostLink, ...]:
     """Return the existing links among `names`. Raises NetlinkError."""
-    sock = wire.open_socket()
-    try:
+    with wire.open_socket() as sock:
         found = [link for link in (find_links.link(sock, name) for name in names) if link]
         return tuple(host_link(sock, link) for link in found)
-    finally:
-        sock.close()
 
 
 def host_link(sock: wire.Socket, link: Link) -> HostLink:

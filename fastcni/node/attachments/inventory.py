@@ -178,11 +178,8 @@ def look_at_drops(facts: Facts) -> None:
 def with_socket(facts: Facts, what: str, protocol: int, read: Callable[[wire.Socket], object]) -> bool:
     """Call read(sock). Record a kernel error in `unseen`. Return whether the call succeeded."""
     try:
-        sock = wire.open_socket(protocol)
-        try:
+        with wire.open_socket(protocol) as sock:
             read(sock)
-        finally:
-            sock.close()
     except OSError as e:
         facts.unseen.append(f"{what}: {e}")
         return False

@@ -38,12 +38,9 @@ class Listener:
 
 def own_addresses() -> list[tuple[str, str]]:
     """Return (link, address) of each address of the host. Raises NetlinkError."""
-    sock = wire.open_socket()
-    try:
+    with wire.open_socket() as sock:
         return [(link.name, address.ip_text(it.packed)) for link in find.all_links(sock)
                 for it in find.addresses(sock, link.index)]
-    finally:
-        sock.close()
 
 
 def listening(ports: Collection[int], protocol: str = "") -> list[Listener]:

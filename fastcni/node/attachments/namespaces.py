@@ -92,12 +92,10 @@ def read(path: str, fd: int, home: int, linked: bool) -> list[Interface]:
     Raises OSError."""
     with netns.inside(fd, home):
         sock = wire.open_socket()
-    try:
+    with sock:
         return [Interface(path, link.name, link.kind, link.index, link.peer if link.peer_elsewhere else 0,
                           tuple(addresses(sock, link.index)), linked or knows(sock, home))
                 for link in find.all_links(sock) if link.name != "lo"]
-    finally:
-        sock.close()
 
 
 def addresses(sock: wire.Socket, index: int) -> Iterator[str]:

@@ -84,15 +84,12 @@ def link_row(name: str, kind: str, link: Link | None, ips: list[str]) -> dict[st
 
 def addresses_of(links: list[Link]) -> Iterator[tuple[str, list[str]]]:
     """Yield (name, global addresses) of each of these links that still exists."""
-    sock = wire.open_socket()
-    try:
+    with wire.open_socket() as sock:
         for link in links:
             try:
                 yield link.name, list(addresses(sock, link.index))
             except OSError:             # the link was just deleted
                 continue
-    finally:
-        sock.close()
 
 
 def parent_of(attachment: NodeAttachment, links: Mapping[int, Link], by_name: Mapping[str, Link],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 
 from fastcni.kernel import wire
 from fastcni.kernel.bpf import objects
@@ -23,7 +22,7 @@ NEARLY = 0.9                    # share of a map's capacity from which on the ma
 
 def datapath(node: Node) -> Iterator[Finding]:
     """Pods whose network has the datapath ebpf are in its map, and their links have this version's programs."""
-    with closing(wire.open_socket()) as sock:
+    with wire.open_socket() as sock:
         try:
             found, links = own.read(sock), filters.linked(sock)
             if links and not found:

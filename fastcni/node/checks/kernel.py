@@ -44,13 +44,10 @@ def netlink(node: Node) -> Iterator[Finding]:
 def nf_tables(node: Node) -> Iterator[Finding]:
     """The kernel has nftables, with the family inet."""
     try:
-        sock = wire.open_socket(uapi.NETLINK_NETFILTER)
-        try:
+        with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
             tables.tables(sock)
             # The transaction has no end message, so the kernel checks the transaction, but does not commit it.
             _, refused = wire.attempt(sock, nft.add_table(nft.start(Batch()), FAMILY, TABLE, COMMENT))
-        finally:
-            sock.close()
         if refused and refused[0].errno in nft.NO_FAMILY:
             yield Finding(WARNING, "the kernel has no nftables family inet (CONFIG_NF_TABLES_INET)",
                           "ipMasq, portmap and firewall by nftables need this family; firewall by iptables "

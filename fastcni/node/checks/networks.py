@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -150,7 +149,7 @@ def clashes(first: Place, other: Place, a: NetworkRange, b: NetworkRange) -> boo
 def bridge_gateways(node: Node) -> Iterator[Finding]:
     """The bridges of networks have no IPv4 address in place of the gateways that ADD gives them."""
     links = {link.name: link for link in node.links}
-    with closing(wire.open_socket()) as sock:
+    with wire.open_socket() as sock:
         for net in node.networks:
             place = place_of(net)
             if not (place and place.routed and place.where[:1] == ("bridge",)):

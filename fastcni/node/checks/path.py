@@ -72,11 +72,8 @@ def gateways_of(link: PodLink) -> Iterator[tuple[str, str]]:
 
 def addresses_of(link: Link) -> set[str]:
     """Return the addresses of a link of the host. Raises NetlinkError."""
-    sock = wire.open_socket()
-    try:
+    with wire.open_socket() as sock:
         return {address.ip_text(it.packed) for it in find.addresses(sock, link.index)}
-    finally:
-        sock.close()
 
 
 def host_links(node: Node) -> Iterator[Finding]:
@@ -207,14 +204,11 @@ def leaves_by_default(link: PodLink) -> bool:
 def default_link(links: Iterable[Link]) -> Link | None:
     """Return the link of the node's default route with the lowest metric, IPv4 before IPv6. Raises NetlinkError."""
     by_index = {link.index: link for link in links}
-    sock = wire.open_socket()
-    try:
+    with wire.open_socket() as sock:
         for family in find.FAMILIES:
             for route, _ in routing.routes(sock, [family]):         # the kernel lists the routes by metric
                 if not route.prefix and route.table == uapi.RT_TABLE_MAIN and route.index in by_index:
                     return by_index[route.index]
-    finally:
-        sock.close()
     return None
 
 

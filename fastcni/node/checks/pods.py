@@ -110,11 +110,9 @@ def read(attachment: NodeAttachment, by_name: dict[str, Link], home: int, *, sev
             sock = wire.open_socket()
     finally:
         os.close(fd)
-    try:
+    with sock:
         link = find.link(sock, attachment.ifname)
         lacks = tuple(commands(attachment, sock, link, several)) if link else ()
-    finally:
-        sock.close()
     hosts = [by_name[name] for name in attachment.links if name in by_name and by_name[name].kind == "veth"]
     return PodLink(attachment, hosts[0] if len(hosts) == 1 else None, bridge_of(attachment), link, lacks)
 

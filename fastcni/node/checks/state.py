@@ -6,7 +6,6 @@ import errno
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from contextlib import closing
 
 import fastcni
 from fastcni.kernel import nft, uapi, wire
@@ -228,7 +227,7 @@ def flushed_chains(node: Node) -> Iterator[Finding]:
     called: `nft flush table` and `nft flush chain` delete rules and keep the sets."""
     places = {each.place for it in running(node) for each in it.sightings if each.kind == ELEMENT}
     dormant, flushed, foreign = dict[str, None](), dict[str, None](), dict[str, str]()
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+    with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
         for store in backends.stores():
             table = f"{nft.FAMILIES[store.family]} {store.table}"
             if any(f"nftables {table} {name}" in places for name in store.sets) and not store.complete_on(sock):
@@ -254,7 +253,7 @@ def doubled_rules(node: Node) -> Iterator[Finding]:
     """Each rule of fastcni's own nftables tables exists once."""
     if not node.seen.facts.firewall:
         return
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+    with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
         found = [f"{nft.FAMILIES[family]} {table} {chain}" for family, table, chain in sorted(doubled.chains(sock))]
     if found:
         yield Finding(WARNING, f"nftables chains have rules twice: {some(found, 6)}", "`nft -f` with a saved ruleset "

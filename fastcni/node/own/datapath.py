@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posix
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,7 +69,7 @@ def read_flowtable(sock: Socket) -> Flowtable | None:
     conntrack does not say which flowtable has a connection, and other programs may have flowtables, too. So count only
     connections between addresses whose routes use links of the agent's flowtable.
     """
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as netfilter:
+    with wire.open_socket(uapi.NETLINK_NETFILTER) as netfilter:
         names = flowtable.links_in_kernel(netfilter)
         if names is None:
             return None
@@ -120,7 +119,7 @@ def remove(sock: Socket) -> tuple[int, int]:
     stack). Raises OSError."""
     flows, opened = 0, pins.open_maps(sock)
     if opened:
-        with opened, closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as netfilter:
+        with opened, wire.open_socket(uapi.NETLINK_NETFILTER) as netfilter:
             restrict.restrict_all(opened)
             flows = len(restrict.hand_back(netfilter, opened))
     count = sum(filters.leave(sock, index) for index in filters.linked(sock))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from errno import ENOBUFS
 
@@ -143,8 +144,7 @@ def remove_state(places: Places, dry_run: bool = False, missing: Collection[str]
     free, done.needed_files = own_files.find(found)
     free += sort_leases(done)
     done.kept += kept_blocks(places)
-    mode = SharedMode()
-    try:
+    with closing(SharedMode()) as mode:
         done.kept += [f"nftables table inet {name}, which is the node agent's: fastcni agent --leave, with its options"
                       for _, name in own_state.tables.tables(mode.firewall) if name in AGENT_TABLES]
         if dry_run:
@@ -158,8 +158,6 @@ def remove_state(places: Places, dry_run: bool = False, missing: Collection[str]
             done.kept += why
         done.removed += [*own_files.remove(free), *remove_datapath(mode)]
         return done
-    finally:
-        mode.close()
 
 
 def remove_datapath(mode: SharedMode) -> list[str]:
@@ -201,9 +199,8 @@ def wait(places: Places, note: Callable[[State], object]) -> State:
 
     The returned State lists all attachments that were released during the wait. Raises CniError, OSError.
     """
-    sock = wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
     released: list[Holder] = []
-    try:
+    with wire.open_socket(groups=(uapi.RTNLGRP_LINK,)) as sock:
         pauses, last = list(AFTER_LINK_S), -1
         while True:
             state = remove_state(places)
@@ -217,8 +214,6 @@ def wait(places: Places, note: Callable[[State], object]) -> State:
                 note(state)
             if link_goes(sock, pauses.pop(0) if pauses else LOOK_AGAIN_S):
                 pauses = list(AFTER_LINK_S)
-    finally:
-        sock.close()
 
 
 def link_goes(sock: wire.Socket, seconds: float) -> bool:

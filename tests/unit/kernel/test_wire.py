@@ -160,6 +160,13 @@ def test_a_refusal_stays_a_netlink_error():
     assert type(wire.NetlinkError(17, "x")) is wire.NetlinkError
 
 
+def test_a_with_statement_closes_the_socket_when_its_body_fails():
+    with pytest.raises(OSError, match="no such link"), wire.open_socket() as sock:
+        assert sock.fileno() >= 0
+        raise OSError("no such link")
+    assert sock.fileno() == -1
+
+
 @pytest.mark.parametrize("stray", [message(16, 0, 9, LINK), ack(9), ack(4), ack(0), done(9)])
 def test_a_stray_reply_raises(stray):
     with pytest.raises(wire.ProtocolError, match="which was not sent here"):
