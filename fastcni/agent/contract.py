@@ -152,7 +152,6 @@ class Route:
     destination: Prefix
     gateway: Address | None = None
     onlink: bool = False
-    source: Address | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ Value = TypeVar("Value")
 
 class Tables:
     """The kernel's entries, by key. neighbours: {(index, packed address): MAC}; stations, the FDB: {(index, MAC):
-    packed remote}; routes: {(packed address, prefix length): (index, packed gateway or b"", packed source or b"",
-    onlink)}; peers: {(index, public key): Peer}. index: a link's interface index."""
+    packed remote}; routes: {(packed address, prefix length): (index, packed gateway or b"", packed source, which is b""
+    in the agent's own routes, onlink)}; peers: {(index, public key): Peer}. index: a link's interface index."""
 
     __slots__ = ("neighbours", "peers", "routes", "stations")
 
@@ -55,8 +55,7 @@ def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
     for route in state.routes:
         if index := indexes.get(route.link, 0):
             found.routes[route.destination.network_address.packed, route.destination.prefixlen] = (
-                index, route.gateway.packed if route.gateway else b"", route.source.packed if route.source else b"",
-                route.onlink)
+                index, route.gateway.packed if route.gateway else b"", b"", route.onlink)
     for peer in state.peers:
         if index := indexes.get(peer.link, 0):
             found.peers[index, peer.public_key] = peer_of(peer)
@@ -113,9 +112,9 @@ def write_difference(sock: Socket, have: Tables, want: Tables) -> list[NetlinkEr
         requests.add(neighbours.put_permanent, index, packed, mac, what="add a neighbour")
     for (index, mac), remote in missing(have.stations, want.stations):
         requests.add(neighbours.put_remote, index, mac, remote, what="add an FDB entry")
-    for (dst, prefix), (index, gateway, source, onlink) in missing(have.routes, want.routes):
-        requests.add(routing.put_node_route, dst, prefix, index, gateway=gateway, source=source, onlink=onlink,
-                     protocol=PROTOCOL, what="add a route")
+    for (dst, prefix), (index, gateway, _, onlink) in missing(have.routes, want.routes):
+        requests.add(routing.put_node_route, dst, prefix, index, gateway=gateway, onlink=onlink, protocol=PROTOCOL,
+                     what="add a route")
     for (dst, prefix), (index, gateway, _, _) in have.routes.items():
         if (dst, prefix) not in want.routes:
             requests.add(routing.del_node_route, dst, prefix, index, gateway=gateway, what="delete a route")

@@ -102,16 +102,14 @@ def read_rule(payload: bytes) -> Rule:
     return it
 
 
-def put_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway: bytes = b"", source: bytes = b"",
-                   onlink: bool = False, protocol: int, what: str | None = None) -> Batch:
+def put_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway: bytes = b"", onlink: bool = False,
+                   protocol: int, what: str | None = None) -> Batch:
     """Add the route to another node's addresses to the main table, or replace the route to the same destination.
     onlink: the gateway is reached through the link, even if no address of the link has the gateway's subnet."""
     batch.begin(uapi.RTM_NEWROUTE, NLM_F_ACK | uapi.NLM_F_CREATE | uapi.NLM_F_REPLACE,
                 node_rtmsg(dst, prefix, protocol, bool(gateway), onlink), what).raw(uapi.RTA_DST, dst)
     if gateway:
         batch.raw(uapi.RTA_GATEWAY, gateway)
-    if source:
-        batch.raw(uapi.RTA_PREFSRC, source)
     return batch.u32(uapi.RTA_OIF, index)
 
 

@@ -51,9 +51,7 @@ class EgressAddress:
 
 def read_egress_address(document: Any) -> EgressAddress:
     """Read a document of kind EgressAddress. Raises PolicyError."""
-    it, _, name, _ = open_document(KIND, document)
-    if (version := it.get("apiVersion", str, API_VERSION)) != API_VERSION:
-        it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
+    it, _, name, _ = open_document(KIND, document, API_VERSION)
     spec = it.part("spec") or it.wrong("is missing", "spec")
     spec.only("subject", "addresses")
     return EgressAddress(name, read_subject(spec), read_addresses(spec))

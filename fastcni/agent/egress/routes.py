@@ -9,7 +9,7 @@ belong to the agent, so a restarted agent finds the rules of the previous agent.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from errno import EEXIST, ENOENT, ESRCH
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -99,10 +99,5 @@ def believe_other_ways(link: str) -> None:
 
 def remove() -> None:
     """Remove all rules and routes of egress addresses. Raises OSError."""
-    routes = Routes()
-    try:
+    with closing(Routes()) as routes:
         routes.put({})
-    finally:
-        routes.close()
-
-

@@ -184,7 +184,7 @@ class Egress:
             holding.give_up(list(holding.until))
             holding.claims.node = self.around.me.name
         before, wanted = set(holding.until), self.wanted()
-        inside = {packed for packed in wanted if self.around.is_inside(packed)}
+        inside = {packed for packed in wanted if flows.within(packed, self.around.inside)}
         for packed in sorted(inside - self._inside):
             self.log.error("egress_refused", error=f"{ip_address(packed)} is an address of a node, of the network of "
                            "pods or of a link, so no node claims it")

@@ -37,10 +37,6 @@ class Surroundings:
             pair(subnet) for subnet in me.subnets.values() if subnet.version == network.version))
             for network in networks])
 
-    def is_inside(self, packed: bytes) -> bool:
-        """Return whether an address is in `inside`, so that no node can hold it as an egress address."""
-        return any(len(first) == len(packed) and first <= packed <= last for first, last in self.inside)
-
     def is_mine(self, pod: bytes) -> bool:
         """Return whether a pod's address is in a subnet of this node."""
         return any(ip_address(pod) in subnet for subnet in self.me.subnets.values())

@@ -9,7 +9,7 @@ from fastcni.agent.policy import attached, ports
 from fastcni.agent.policy.cluster_policies import TIERS
 from fastcni.agent.policy.evaluate import in_tier, selecting
 from fastcni.agent.policy.names.addresses import sets_of
-from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.objects import DIRECTIONS
 from fastcni.agent.policy.state import VERSIONS
 from fastcni.spec import address
 
@@ -103,12 +103,12 @@ class Answers:
         return {"released": [f"policies of {container} {ifname}" for _, container, ifname in gone]}
 
     def _explain(self, request: Asked, _: float) -> Answer:
-        cluster, directions = self.compiler.cluster, (INGRESS, EGRESS)
+        cluster = self.compiler.cluster
         return {"pods": [{"pod": pod.key} | {
             direction.lower(): [policy.key for policy in selecting(cluster, [pod], direction)]
-            for direction in directions} | {
+            for direction in DIRECTIONS} | {
             tier.lower(): {direction.lower(): [policy.key for policy in in_tier(cluster, [pod], direction, tier)]
-                           for direction in directions} for tier in TIERS} | (
+                           for direction in DIRECTIONS} for tier in TIERS} | (
                 self._names(request["address"]) | self._egress(request["address"]))
             for pod in cluster.pods_at(address.read_ip(request["address"]))]}
 

@@ -240,10 +240,8 @@ class AttachedCompiler(Compiler):
         self._tunnels = wanted
 
     def _exchange(self, old: set[Element], wanted: set[Element]) -> None:
-        for element in old - wanted:            # delete old elements first, because a set of FAST may be full
-            self._release(element)
-        for element in wanted - old:
-            self._hold(element)
+        """Also fill the sets of FAST that have free places again."""
+        super()._exchange(old, wanted)
         for name in FAST.intersection(name for name, _ in old - wanted):
             self._journal.fill(name, self._held[name])
 

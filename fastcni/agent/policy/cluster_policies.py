@@ -121,9 +121,7 @@ def read_node(document: Any) -> Node:
 
 def read_cluster_policy(document: Any) -> ClusterPolicy:
     """Read a ClusterNetworkPolicy. Raises PolicyError."""
-    it, _, name, _ = open_document("ClusterNetworkPolicy", document)
-    if (version := it.get("apiVersion", str, API_VERSION)) != API_VERSION:
-        it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
+    it, _, name, _ = open_document("ClusterNetworkPolicy", document, API_VERSION)
     spec = it.part("spec") or it.wrong("is missing", "spec")
     spec.only("tier", "priority", "subject", "ingress", "egress")
     tier = read_tier(spec)
@@ -164,12 +162,17 @@ def read_group(reader: Reader) -> Group:
 
 
 def limited(reader: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, ...]:
-    """Return Reader.each() of a list. Raises PolicyError if the list has fewer than `least` or more than MAX_ITEMS
-    items."""
-    count = len(reader.get(key, list, []))
-    if not least <= count <= MAX_ITEMS:
-        reader.wrong(f"expected {least} to {MAX_ITEMS} items, got {count}", key)
+    """Return Reader.each() of a list. Raises PolicyError, see items()."""
+    items(reader, key, least)
     return reader.each(key, read)
+
+
+def items(reader: Reader, key: str, least: int = 1) -> list[Any]:
+    """Return a list. Raises PolicyError if the list has fewer than `least` or more than MAX_ITEMS items."""
+    found = reader.get(key, list, [])
+    if not least <= len(found) <= MAX_ITEMS:
+        reader.wrong(f"expected {least} to {MAX_ITEMS} items, got {len(found)}", key)
+    return found
 
 
 def read_rule(reader: Reader, direction: str, tier: str) -> OrderedRule:
@@ -213,9 +216,7 @@ def read_peer(reader: Reader, known: tuple[str, ...]) -> tuple[Peer, ...] | str:
 
 def read_domain_names(reader: Reader) -> tuple[Domain, ...]:
     """Read a peer's `domainNames`."""
-    texts = reader.get(DOMAIN_NAMES, list, [])
-    if not 1 <= len(texts) <= MAX_ITEMS:
-        reader.wrong(f"expected 1 to {MAX_ITEMS} items, got {len(texts)}", DOMAIN_NAMES)
+    texts = items(reader, DOMAIN_NAMES)
     for text in texts:
         if not isinstance(text, str) or len(text.rstrip(".")) > MAX_DOMAIN_NAME or not DOMAIN_NAME.fullmatch(text):
             reader.wrong(f"{reprlib.repr(text)} is no domain name: expected a.b or *.a.b", DOMAIN_NAMES)
@@ -224,10 +225,7 @@ def read_domain_names(reader: Reader) -> tuple[Domain, ...]:
 
 def read_networks(reader: Reader) -> tuple[Block, ...]:
     """Read a peer's `networks`."""
-    texts = reader.get("networks", list, [])
-    if not 1 <= len(texts) <= MAX_ITEMS:
-        reader.wrong(f"expected 1 to {MAX_ITEMS} items, got {len(texts)}", "networks")
-    return tuple(Block(read_network(reader, "networks", text)) for text in texts)
+    return tuple(Block(read_network(reader, "networks", text)) for text in items(reader, "networks"))
 
 
 def read_protocol(reader: Reader) -> tuple[Port, ...]:

@@ -19,7 +19,7 @@ from fastcni.agent.policy.chains import Compiled, group_set, named_set
 from fastcni.agent.policy.cluster_policies import ADMIN, BASELINE, ClusterPolicy
 from fastcni.agent.policy.evaluate import Cluster
 from fastcni.agent.policy.groups import Groups
-from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.objects import DIRECTIONS, EGRESS
 from fastcni.agent.policy.state import (
     FORWARDERS,
     LINK,
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     Element = tuple[str, bytes]                 # (set, key)
 
-DIRECTIONS = (INGRESS, EGRESS)
 LEADING = (*((PREFIXES[direction], direction) for direction in DIRECTIONS), (TO_NODE, EGRESS))     # (map, direction)
 
 
@@ -122,11 +121,7 @@ class Compiler:
             self.cluster.nodes[name] = node
         if old != node:
             for key, selector in self._nodes.items():
-                had, has = (set(elements_of_node(key, selector, each)) for each in (old, node))
-                for element in has - had:
-                    self._hold(element)
-                for element in had - has:
-                    self._release(element)
+                self._exchange(*(set(elements_of_node(key, selector, each)) for each in (old, node)))
 
     def put_forwarders(self, ports: Iterable[int]) -> None:
         """Replace the ports in `forwarders`, and in the nftables set of these ports if the set exists."""
@@ -160,10 +155,7 @@ class Compiler:
             self._groups.add(new)
         self.egress.pods_changed()
         has = self._elements_of(new, self._groups.of(new.key)) if new else set()
-        for element in has - had:
-            self._hold(element)
-        for element in had - has:
-            self._release(element)
+        self._exchange(had, has)
         self._isolate(stale | self._note_local(new, True))
 
     def _elements_of(self, pod: Pod, groups: Iterable[Group]) -> set[Element]:
@@ -174,6 +166,13 @@ class Compiler:
                 if (name := named_set(port, protocol, len(packed))) in self.state.sets:
                     found.add((name, concat(packed, service(number))))
         return found
+
+    def _exchange(self, old: set[Element], wanted: set[Element]) -> None:
+        """Replace the uses of the elements `old` by uses of `wanted`."""
+        for element in old - wanted:
+            self._release(element)
+        for element in wanted - old:
+            self._hold(element)
 
     def _hold(self, element: Element) -> None:
         name, key = element
@@ -433,10 +432,3 @@ def elements_of_node(name: str, selector: Selector, node: Node | None) -> Iterat
     """Yield (name, address) for the node's addresses in the set `name`, if the selector matches the node's labels."""
     if node and selector.matches(node.labels):
         yield from ((name, packed) for packed in node.addresses if len(packed) == (4 if name.startswith("k4") else 16))
-
-
-def compile_all(cluster: Cluster, node: str = "") -> State:
-    """Return the nftables state that `node` needs for all objects of `cluster`."""
-    it = Compiler(node)
-    it.put_all(cluster)
-    return it.state

@@ -264,8 +264,8 @@ class Reader:
         return found
 
 
-def open_document(kind: str, document: Any) -> tuple[Reader, Reader, str, str]:
-    """Return (document, its metadata, name, namespace). Raises PolicyError if the kind, name or namespace is wrong."""
+def open_document(kind: str, document: Any, version: str = "") -> tuple[Reader, Reader, str, str]:
+    """Return (document, its metadata, name, namespace). version: its apiVersion; "": any. Raises PolicyError."""
     it = Reader(kind, document)
     if (said := document.get("kind", kind)) != kind:
         it.wrong(f"expected {kind}, got {reprlib.repr(said)}", "kind")
@@ -277,6 +277,8 @@ def open_document(kind: str, document: Any) -> tuple[Reader, Reader, str, str]:
         if not known(text):
             metadata.wrong(f"{reprlib.repr(text)} is no name, such as web-1", key)
     it.what = metadata.what = f"{kind} {name if kind in CLUSTER_SCOPED else f'{namespace}/{name}'}"
+    if version and (said := it.get("apiVersion", str, version)) != version:
+        it.wrong(f"expected {version}, got {reprlib.repr(said)}", "apiVersion")
     return it, metadata, name, namespace
 
 
@@ -348,9 +350,7 @@ def read_named_ports(spec: Reader) -> dict[tuple[str, int], int]:
 
 def read_policy(document: Any) -> Policy:
     """Read a NetworkPolicy. Raises PolicyError."""
-    it, _, name, namespace = open_document("NetworkPolicy", document)
-    if (version := it.get("apiVersion", str, API_VERSION)) != API_VERSION:
-        it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
+    it, _, name, namespace = open_document("NetworkPolicy", document, API_VERSION)
     spec = it.part("spec") or it.wrong("is missing", "spec")
     spec.only("podSelector", "policyTypes", "ingress", "egress")
     kinds = spec.get("policyTypes", list, [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,7 @@ class Local:
 
     def __init__(self, settings: Mapping[str, Any], node: str) -> None:
         self.node, self._held = node, set[bytes]()
-        self._pause = threading.Event()
-        self._file = Static(settings["path"], settings["name"], None, self._pause.wait)     # type: ignore[arg-type]
+        self._file = Static(settings["path"], settings["name"], None, None)     # type: ignore[arg-type]
 
     def renew(self, held: Collection[bytes]) -> Mapping[bytes, float]:
         self._check()

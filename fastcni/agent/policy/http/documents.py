@@ -81,9 +81,7 @@ class HttpRule(Rule):
 
 def read_cilium_policy(document: Any) -> Policy:
     """Read a CiliumNetworkPolicy. Raises PolicyError."""
-    it, _, name, namespace = open_document(KIND, document)
-    if (version := it.get("apiVersion", str, API_VERSION)) != API_VERSION:
-        it.wrong(f"expected {API_VERSION}, got {reprlib.repr(version)}", "apiVersion")
+    it, _, name, namespace = open_document(KIND, document, API_VERSION)
     if it.value.get("specs") is not None:
         it.wrong("is not known", "specs")
     spec = it.part("spec") or it.wrong("is missing", "spec")

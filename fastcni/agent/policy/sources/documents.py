@@ -36,9 +36,9 @@ GROUPS = {                      # {API group of policies: kinds that exist in th
     egress.GROUP: (EGRESS_ADDRESS,), http.GROUP: (CILIUM_POLICY, "CiliumClusterwideNetworkPolicy")}
 OTHERS = ("projectcalico.org", "antrea.io", "openshift.io", "ovn.org", "k8s.aws")       # groups with such kinds, too
 MISSPELT = {kind.lower(): kind for kind in ("List", *KINDS.values())}
-READERS: dict[str, Callable[[Any], Pod | Policy | ClusterPolicy]] = {
-    POD: read_pod, POLICY: read_policy, CLUSTER_POLICY: read_cluster_policy,
-    CILIUM_POLICY: http.read_cilium_policy}
+READERS: dict[str, Callable[[Any], Pod | Policy | ClusterPolicy | EgressAddress | Node]] = {
+    POD: read_pod, POLICY: read_policy, CLUSTER_POLICY: read_cluster_policy, NODE: read_node,
+    EGRESS_ADDRESS: read_egress_address, CILIUM_POLICY: http.read_cilium_policy}
 FOREIGN = ""                    # the kind of an Entry for a policy of another program
 FOREIGN_ENDING = "networkpolicy"
 CONVERTED = ("projectcalico.org/", "crd.projectcalico.org/", f"{cluster_policies.GROUP}v1alpha1")    # `policy convert`
@@ -158,11 +158,5 @@ def read_record(kind: str, document: dict[str, Any]) -> tuple[Id, Record]:
     if kind == NAMESPACE:
         name, labels = read_namespace(document)
         return (kind, name), labels
-    if kind == NODE:
-        node = read_node(document)
-        return (kind, node.name), node
-    if kind == EGRESS_ADDRESS:
-        address = read_egress_address(document)
-        return (kind, address.name), address
     record = READERS[kind](document)
-    return (kind, record.key), record
+    return (kind, record.key if isinstance(record, Pod | Policy) else record.name), record

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from unit.agent.policy.clusters import CLUSTER_POLICIES, NODES, PODS, POLICIES, SPACES, connections, make_pod
 
 from fastcni.agent.policy import interpret
-from fastcni.agent.policy.compile import Compiler, compile_all
-from fastcni.agent.policy.evaluate import Cluster, evaluate
+from fastcni.agent.policy.compile import Compiler
+from fastcni.agent.policy.evaluate import evaluate
 from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ranges import of_blocks
 from fastcni.agent.policy.state import State, difference
@@ -73,7 +73,9 @@ def test_changes_lead_to_the_state_of_all_at_once(changes):
         if number % 3:
             apply(kernel, it.take())
     apply(kernel, it.take())
-    assert kernel == it.state == compile_all(it.cluster, "here")
+    complete = Compiler("here")
+    complete.put_all(it.cluster)
+    assert kernel == it.state == complete.state
     assert not it.take()
     assert not difference(kernel, it.state)
 
@@ -149,7 +151,7 @@ def test_without_policies_there_is_nothing_to_write():
     it = Compiler()
     it.put_pod(make_pod("pod1", "10.0.0.1", labels={"app": "a"}, ports={"http": 80}))
     assert not it.take()
-    assert compile_all(Cluster()) == State()
+    assert Compiler().state == State()
 
 
 def test_the_groups_of_policies_that_are_gone_are_forgotten():
