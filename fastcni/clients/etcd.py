@@ -31,6 +31,7 @@ GATEWAYS = ("/v3", "/v3beta", "/v3alpha")       # path of the gateway in etcd 3.
 MAX_OPERATIONS = 128            # etcd's --max-txn-ops: the limit of comparisons, and of the operations of each branch
 MAX_BYTES = 1 << 20             # limit of the values in a transaction; etcd's --max-request-bytes is 1.5 MiB
 MAX_PASSWORD_BYTES = 4096
+IDLE_S = 1500.0         # a watch ends after this many seconds without a message; etcd reports progress every 10 minutes
 # gRPC status codes
 INVALID, NOT_FOUND, DENIED, PRECONDITION, UNAUTHENTICATED = 3, 5, 7, 9, 16
 
@@ -205,14 +206,14 @@ class Client:
             self.read(key)
         return int(result.get("TTL", 0)) > 0
 
-    def watch(self, first: str, end: str, revision: int, stop: Callable[[], object], idle: float) -> Stream:
+    def watch(self, first: str, end: str, revision: int, stop: Callable[[], object]) -> Stream:
         """Return the stream of changes of the keys from `first` up to, but excluding, `end`. The stream begins with the
-        changes of `revision`. stop and idle: see Http. Raises Away."""
+        changes of `revision`. stop: see Http. Raises Away."""
         body = {"create_request": {"key": encode(first), "range_end": encode(end), "start_revision": revision,
                                    "progress_notify": True}}
 
         def attempt(path: str) -> Stream:
-            stream = self.http.stream("POST", path, body, stop=stop, idle=idle)
+            stream = self.http.stream("POST", path, body, stop=stop, idle=IDLE_S)
             if stream.status == 200:
                 return stream
             with stream:

@@ -218,15 +218,20 @@ class Stream:
         return Answer(self.status, b"".join(self._pieces(self.http.timeout)), self.response.headers, self.endpoint)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield documents until stop() returns true or the service ends the answer. Raises Away."""
+        """Yield documents until over() returns true or the service ends the answer. Raises Away."""
         rest = b""
         for piece in self._pieces(self.idle):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 if line.strip():
                     yield read_document(line, self.endpoint)
-                if self.stop():
+                if self.over():
                     return
+
+    def over(self) -> bool:
+        """Return whether the stream has to end: stop() returns true, or requests use another endpoint than the stream,
+        whose own endpoint may hang."""
+        return bool(self.stop()) or self.http.endpoints[self.http.good] != self.endpoint
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the body of an answer that ends, in pieces as they arrive. Raises Away."""
@@ -252,7 +257,7 @@ class Stream:
         # If the body has no chunks, a read of more than `least` bytes would wait until all these bytes have arrived.
         pieces = response.stream(PIECE_BYTES if response.chunked else least, decode_content=False)
         while True:
-            now.deadline, now.stop = monotonic() + seconds, self.stop
+            now.deadline, now.stop = monotonic() + seconds, self.over
             try:
                 piece = next(pieces, None)
             except Stopped:

@@ -301,14 +301,14 @@ def test_a_watch_reads_anew_what_was_compacted(etcd, opened, etcd_member):
     real = watching.etcd.watch
     opens = []
 
-    def late(first, end, revision, stop, idle):
+    def late(first, end, revision, stop):
         """Let the first watch begin after a change that etcd has compacted."""
         if not opens:
             store.give_back(block)
             store.claim(me, [("s", "10.0.0.64/26")])
             etcd_member.call("/v3/kv/compaction", {"revision": store.history()[1]})
         opens.append(revision)
-        return real(first, end, revision, stop, idle)
+        return real(first, end, revision, stop)
 
     watching.etcd.watch = late
     with Watcher(watching) as watcher:

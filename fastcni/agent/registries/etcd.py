@@ -21,6 +21,7 @@ from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries import flannel_records
 from fastcni.agent.registries.etcd_view import View
 from fastcni.agent.registries.record_file import RecordFile, start_pause
+from fastcni.agent.tries import tries
 from fastcni.clients import etcd as etcd_client
 from fastcni.clients.away import Away
 from fastcni.clients.etcd import Client, Refused, put, revision_is
@@ -44,7 +45,6 @@ MAX_SHOWN = 200                 # characters of a record in messages
 # All nodes may have to list all records at the same time. Each node waits for a random time, so that one processor of
 # etcd can answer up to 1,900 nodes. A list costs 16 us for each record; a list of changes costs 3 us for each record.
 LIST_S_OF_A_RECORD, CHANGES_S_OF_A_RECORD, MAX_SPREAD_S = 16e-6, 3e-6, 60.0
-IDLE_S = 1500.0         # a watch ends after this many seconds without a message; etcd reports progress every 10 minutes
 
 
 class Etcd:
@@ -213,13 +213,12 @@ class Etcd:
             changed(view.nodes(self.log, self.unreadable))
             self.kept.follow(view.stored)
 
-        pause, listed = FIRST_PAUSE_S, bool(self.listed)
+        listed = bool(self.listed)
         view = self.listed or self._kept_view()
         self.watched, self.listed = True, None
         if listed:
             show(view)
-        while not stop():
-            opened = monotonic()
+        for pause in tries(stop, self.wait, FIRST_PAUSE_S, MAX_PAUSE_S):
             try:
                 if not listed:
                     view.refresh(self.client)
@@ -228,28 +227,17 @@ class Etcd:
                 listed = self._follow(view, show, stop)
             except Away as e:
                 self.log.warning("registry_away", error=str(e), retry_in=pause)
-            if monotonic() - opened > MAX_PAUSE_S:
-                pause = FIRST_PAUSE_S
-            if not stop():
-                self.wait(random.uniform(0.5, 1.5) * pause)
-                pause = min(2 * pause, MAX_PAUSE_S)
         if view.revision:
             self.kept.write(view.stored())
 
     def _follow(self, view: View, show: Callable[[View], object], stop: Callable[[], bool]) -> bool:
         """Apply etcd's changes to `view`, and call show(view) after each change. End when stop() returns true, or when
         requests use another endpoint than the watch. Return False if all records must be listed again. Raises Away."""
-        endpoint, http = "", self.client.http
-
-        def leave() -> bool:        # also if requests now use another endpoint than the watch, which may hang
-            return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
-
         if not self._goes_on(view):
             self._wait_before_list(LIST_S_OF_A_RECORD, view)
             return False
         view.watched = True
-        with self.client.watch(*etcd_client.below(self.directory), view.revision + 1, leave, IDLE_S) as stream:
-            endpoint = stream.endpoint
+        with self.client.watch(*etcd_client.below(self.directory), view.revision + 1, stop) as stream:
             for document in stream:
                 result = document.get("result", {})
                 if not result or result.get("canceled") or result.get("compact_revision"):

@@ -29,6 +29,7 @@ from fastcni.agent.contract import FAMILIES, ConfigurationError, Node, SubnetLos
 from fastcni.agent.registries.flannel_records import read_address, read_json
 from fastcni.agent.registries.record_file import RecordFile, start_pause
 from fastcni.agent.subnets import within
+from fastcni.agent.tries import tries
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes import Conflict, Expired, Missing, number_of, open_api
 
@@ -181,12 +182,11 @@ class Kubernetes:
     # -- the records of all nodes --------------------------------------------------------------------------------------
 
     def watch(self, changed: Callable[[Collection[Node]], object], stop: Callable[[], bool]) -> None:
-        pause, view = FIRST_PAUSE_S, self._kept_view()
+        view = self._kept_view()
         if view:
             changed(view.nodes())
             self.wait(start_pause(len(view.known)))
-        while not stop():
-            opened = time.monotonic()
+        for pause in tries(stop, self.wait, FIRST_PAUSE_S, MAX_PAUSE_S):
             try:
                 if view is None or not self._goes_on(view):
                     view = self._list(stop)
@@ -197,17 +197,11 @@ class Kubernetes:
                 count = len(view.known) if view else 0
                 self.wait(random.uniform(0.0, min(LIST_S_OF_A_NODE * count ** 2, MAX_SPREAD_S)))
                 view = None
-                continue
             except Away as e:
                 if not stop():
                     self.log.warning("registry_away", error=str(e), retry_in=pause)
                 if view:
                     view.lost = True
-            if time.monotonic() - opened > MAX_PAUSE_S:
-                pause = FIRST_PAUSE_S
-            if not stop():
-                self.wait(random.uniform(0.5, 1.5) * pause)
-                pause = min(2 * pause, MAX_PAUSE_S)
         if view:
             self._store(view)
 

@@ -204,6 +204,16 @@ def test_a_stream_gives_documents_as_they_come(service, free, path):
         assert next(documents, None) is None
 
 
+def test_a_stream_ends_when_requests_use_another_endpoint(service):
+    """The stream's endpoint may hang, while requests go on at the next one."""
+    http = Http([service.url, "http://127.0.0.1:1"])
+    with http.stream("POST", "/lines", {}, stop=lambda: False) as stream:
+        documents = iter(stream)
+        assert next(documents) == {"n": 1}
+        http.good = 1
+        assert stream.over() and next(documents, None) is None
+
+
 def test_a_stream_that_is_refused_has_an_answer_and_one_that_is_cut_fails(service):
     http = Http([service.url])
     with http.stream("POST", "/no", stop=lambda: False) as stream:

@@ -6,15 +6,16 @@ no longer renews its lease.
 
 from __future__ import annotations
 
-import random
 import threading
+from contextlib import suppress
 from ipaddress import ip_address
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni.agent.egress.claims.contract import ENDPOINT_S, LEASE_S, REQUEST_S
+from fastcni.agent.egress.claims.contract import ENDPOINT_S, FIRST_PAUSE_S, LEASE_S, MAX_PAUSE_S, REQUEST_S
 from fastcni.agent.registries.etcd import PREFIX
+from fastcni.agent.tries import tries
 from fastcni.clients import etcd as etcd_client
 from fastcni.clients.away import Away
 from fastcni.clients.etcd import Client, Refused, delete, put, revision_is, value_is
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     from fastcni.clients.etcd import Pair
 
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0           # seconds before a lost watch is opened again: the pause doubles
-IDLE_S = 1500.0         # a watch ends after this many seconds without a message; etcd reports progress every 10 minutes
 
 
 class Etcd:
@@ -83,31 +82,18 @@ class Etcd:
         return 0.0 if self._listed and self._holders.get(address, self.node) == self.node else inf
 
     def watch(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:
-        pause = FIRST_PAUSE_S
-        while not stop():
-            opened = monotonic()
-            try:
+        for _ in tries(stop, self._pause.wait, FIRST_PAUSE_S, MAX_PAUSE_S):
+            with suppress(Away):        # the thread that renews claims logs this error
                 self._follow(changed, stop)
-            except Away:                # the thread that renews claims logs this error
-                pass
-            pause = FIRST_PAUSE_S if monotonic() - opened > MAX_PAUSE_S else min(2 * pause, MAX_PAUSE_S)
-            if not stop():
-                self._pause.wait(random.uniform(0.5, 1.5) * pause)
 
     def _follow(self, changed: Callable[[], object], stop: Callable[[], bool]) -> None:
         """List all claims, then follow the changes until stop() is true, or until requests use another endpoint than
         the watch."""
-        http, endpoint = self.client.http, ""
-
-        def leave() -> bool:
-            return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
-
         pairs, revision = self.client.read_range(*etcd_client.below(self.directory))
         self._holders = {packed: pair.value for pair in pairs if (packed := self._address(pair))}
         self._listed = True
         changed()
-        with self.client.watch(*etcd_client.below(self.directory), revision + 1, leave, IDLE_S) as stream:
-            endpoint = stream.endpoint
+        with self.client.watch(*etcd_client.below(self.directory), revision + 1, stop) as stream:
             for document in stream:
                 result = document.get("result", {})
                 if not result or result.get("canceled") or result.get("compact_revision"):

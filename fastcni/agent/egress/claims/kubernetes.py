@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
-from datetime import UTC, datetime
+from contextlib import suppress
 from ipaddress import ip_address
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni.agent.egress.claims.contract import LEASE_S, REQUEST_S
+from fastcni.agent.egress.claims.contract import FIRST_PAUSE_S, LEASE_S, MAX_PAUSE_S, REQUEST_S
+from fastcni.agent.tries import tries
 from fastcni.clients.away import Away, Rejected
-from fastcni.clients.kubernetes import Conflict, Missing, open_api
+from fastcni.clients.kubernetes import Conflict, Missing, number_of, open_api
 from fastcni.clients.kubernetes_watch import follow
+from fastcni.daemon.kubernetes_events import micro_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -31,7 +33,6 @@ PREFIX = "fastcni-egress-"
 LABEL, ADDRESS = "fastcni.dev/egress-address", "fastcni.dev/address"    # the Leases' label; annotation with the address
 SELECTOR = "labelSelector=fastcni.dev%2Fegress-address%3Dtrue"
 GRACE_S = 0.1           # seconds to wait after a lease's end: the holder's kernel removes the address about 30 ms late
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0           # seconds before a lost watch is opened again: the pause doubles
 
 
 class Seen:
@@ -114,16 +115,9 @@ class Kubernetes:
             self._listed = True
             changed()
 
-        pause = FIRST_PAUSE_S
-        while not stop():
-            opened = monotonic()
-            try:
+        for _ in tries(stop, self._pause.wait, FIRST_PAUSE_S, MAX_PAUSE_S):
+            with suppress(Away):        # the thread that renews claims logs this error
                 follow(self.api, "leases", LEASES, tell, stop, listed, SELECTOR)
-            except Away:                # the thread that renews claims logs this error
-                pass
-            pause = FIRST_PAUSE_S if monotonic() - opened > MAX_PAUSE_S else min(2 * pause, MAX_PAUSE_S)
-            if not stop():
-                self._pause.wait(pause)
 
     # -- Leases --------------------------------------------------------------------------------------------------------
 
@@ -140,7 +134,7 @@ class Kubernetes:
                 self._seen.pop(address, None)
                 return old is not None
             new = Seen(document)
-            if old and (old.revision == new.revision or number(new.revision) < number(old.revision)):
+            if old and (old.revision == new.revision or number_of(new.revision) < number_of(old.revision)):
                 return False
             self._seen[address] = new
             return not old or old.holder != new.holder
@@ -148,7 +142,7 @@ class Kubernetes:
     def _write(self, address: bytes, seen: Seen, holder: str | None = None) -> bool:
         """Renew or take over a Lease; with holder="", release the Lease. Return False if the Lease has another version
         than `seen`."""
-        now, spec = timestamp(), seen.document.get("spec") or {}
+        now, spec = micro_time(time.time()), seen.document.get("spec") or {}
         changes: Object = {"holderIdentity": self.node if holder is None else holder, "renewTime": now,
                            "leaseDurationSeconds": LEASE_S}
         if seen.holder != changes["holderIdentity"]:
@@ -164,7 +158,7 @@ class Kubernetes:
         return True
 
     def _create(self, address: bytes) -> bool:
-        now = timestamp()
+        now = micro_time(time.time())
         self._note(self.api.create(LEASES, {
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {"name": name_of(address), "namespace": "kube-system", "labels": {LABEL: "true"},
@@ -179,11 +173,3 @@ def name_of(address: bytes) -> str:
     return PREFIX + ip_address(address).exploded.replace(":", "-")
 
 
-def timestamp() -> str:
-    """Return the current time as a MicroTime of the Kubernetes API."""
-    return datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def number(revision: str) -> int:
-    """Return a resourceVersion as a number for comparisons; 0 if it is no number."""
-    return int(revision) if revision.isdigit() else 0

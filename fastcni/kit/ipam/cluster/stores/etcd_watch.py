@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys
 
 REOPEN_S = 1.0                  # run() opens a watch again only if it has lasted so long
-IDLE_S = 1500.0                 # limit without a message: etcd sends a progress notification each 10 minutes
 
 
 class Copy:
@@ -132,22 +131,16 @@ class Watch:
     def _follow(self, copy: Copy, stop: Callable[[], bool]) -> None:
         """Watch from the revision that follows the copy's, until stop() returns true or until the client's requests use
         another endpoint. Raises Away if the connection is lost."""
-        endpoint, http = "", self.etcd.http
-
-        def leave() -> bool:        # the client has left the watch's endpoint: a silent endpoint may hang
-            return stop() or bool(endpoint and http.endpoints[http.good] != endpoint)
-
-        with self.etcd.watch(*self.keys.watched(), copy.revision + 1, leave, IDLE_S) as stream:
-            endpoint = stream.endpoint
+        with self.etcd.watch(*self.keys.watched(), copy.revision + 1, stop) as stream:
             for document in stream:
                 result = document.get("result", {})
                 compacted = bool(result.get("compact_revision"))
                 if not result or (result.get("canceled") and not compacted):
                     self.etcd.token = None      # an expired token may be the reason
-                    raise Away(f"etcd at {endpoint} ended the watch: {document.get('error') or result}"[:300])
+                    raise Away(f"etcd at {stream.endpoint} ended the watch: {document.get('error') or result}"[:300])
                 if compacted or int(result["header"].get("revision", 0)) < copy.revision:
                     copy.load(self.etcd)
                     return
                 copy.follow(result)
-        if not leave():
-            raise Away(f"etcd at {endpoint} ended the watch")
+        if not stream.over():
+            raise Away(f"etcd at {stream.endpoint} ended the watch")

@@ -42,14 +42,17 @@ class Etcd:
         self.lists += 1
         return [], 10
 
-    def watch(self, first, end, revision, leave, idle):
+    def watch(self, first, end, revision, stop):
         self.started.append(revision - 1)
-        return Stream(self, self.answers.pop(0), leave)
+        return Stream(self, self.answers.pop(0), stop)
 
 
 class Stream:
-    def __init__(self, etcd, answer, leave):
-        self.etcd, self.answer, self.leave, self.endpoint = etcd, answer, leave, etcd.http.endpoints[etcd.http.good]
+    def __init__(self, etcd, answer, stop):
+        self.etcd, self.answer, self.stop, self.endpoint = etcd, answer, stop, etcd.http.endpoints[etcd.http.good]
+
+    def over(self):
+        return self.stop() or self.etcd.http.endpoints[self.etcd.http.good] != self.endpoint
 
     def __enter__(self):
         return self
@@ -65,7 +68,7 @@ class Stream:
                 self.etcd.http.good = 1 - self.etcd.http.good
             else:
                 yield each
-            if self.leave():
+            if self.over():
                 return
 
 

@@ -1,0 +1,24 @@
+"""Repeat an action that ends with an error, such as the watch of a registry, after pauses that grow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from time import monotonic
+
+
+def tries(stop: Callable[[], bool], wait: Callable[[float], object], first_s: float, most_s: float) -> Iterator[float]:
+    """Yield before each try, until stop() returns true. The value is the pause that follows the try, in seconds.
+
+    wait(seconds): makes the pause, with a random length between the half and one and a half times. The first pause is
+    first_s; it doubles up to most_s. After a try that took longer than most_s, the pause is first_s again.
+    """
+    pause = first_s
+    while not stop():
+        began = monotonic()
+        yield pause
+        if monotonic() - began > most_s:
+            pause = first_s
+        if not stop():
+            wait(random.uniform(0.5, 1.5) * pause)
+            pause = min(2 * pause, most_s)
