@@ -7,7 +7,7 @@ from fastcni.spec.errors import INVALID_CONFIG, CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from fastcni.spec.config import Section
@@ -30,6 +30,19 @@ def requested_ips(conf: Section) -> list[tuple[str, list[str]]]:
     of texts)]."""
     sections = (conf.section("args").section("cni"), conf.section("runtimeConfig"))
     return [(section.path("ips"), section.texts("ips")) for section in sections]
+
+
+def requested_addresses(conf: Section, read: Callable[[str], bytes]) -> list[bytes]:
+    """Return the addresses of requested_ips(), packed, each address once. read(text) returns the packed address of a
+    text, and raises ValueError for a wrong text. Raises CniError 7."""
+    found = []
+    for path, texts in requested_ips(conf):
+        for text in texts:
+            try:
+                found.append(read(text))
+            except ValueError as e:
+                raise CniError(INVALID_CONFIG, f"cannot understand ip: {e}", path) from None
+    return list(dict.fromkeys(found))
 
 
 def read_routes(section: Section) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from fastcni.kit.ipam.ranges import read_range_sets
 from fastcni.spec import address
 from fastcni.spec import ipam as ipam_conf
 from fastcni.spec.config import read_args
-from fastcni.spec.errors import INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
+from fastcni.spec.errors import INVALID_ENVIRONMENT, CniError
 from fastcni.spec.json import quote
 
 TYPE_CHECKING = False
@@ -80,14 +80,7 @@ def read_requested(req: Request) -> list[bytes]:
 
 def read_configured(conf: Section) -> list[bytes]:
     """Return the addresses that the configuration requests. Raises CniError 7."""
-    found = []
-    for path, texts in ipam_conf.requested_ips(conf):
-        for text in texts:
-            try:
-                found.append(read_address(text))
-            except ValueError as e:
-                raise CniError(INVALID_CONFIG, f"cannot understand ip: {e}", path) from None
-    return list(dict.fromkeys(found))
+    return ipam_conf.requested_addresses(conf, read_address)
 
 
 def read_address(text: str) -> bytes:

@@ -87,14 +87,7 @@ def assign(ranges: Sequence[Range], asked: list[bytes]) -> list[bytes | None]:
 
 def read_configured(conf: Section) -> list[bytes]:
     """Return the addresses of args.cni.ips and runtimeConfig.ips, packed. Raises CniError 7."""
-    found = []
-    for path, texts in ipam_conf.requested_ips(conf):
-        for text in texts:
-            try:
-                found.append(read_net(text)[0])
-            except ValueError as e:
-                raise CniError(INVALID_CONFIG, f"cannot understand ip: {e}", path) from None
-    return list(dict.fromkeys(found))
+    return ipam_conf.requested_addresses(conf, lambda text: read_net(text)[0])
 
 
 def read_listed(text: str) -> tuple[bytes, int]:
