@@ -10,7 +10,7 @@ from __future__ import annotations
 import posix
 
 from fastcni._abandoned import check_request
-from fastcni._system import read_file, write_file
+from fastcni._system import open_regular, read_file, write_file
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -39,6 +39,17 @@ def write(path: str, content: bytes, details: str = "") -> None:
             write_file(path, content, WRITE, regular=True)
     except OSError as e:
         raise file_error("write", path, e, details) from None
+
+
+def open_lock(path: str) -> int:
+    """Return a descriptor of a file to lock by flock(2). If the file is missing, make it with mode 0600, and its
+    directory with mode 0700. Raises OSError."""
+    flags = posix.O_RDONLY | posix.O_CREAT | posix.O_NOFOLLOW
+    try:
+        return open_regular(path, flags, 0o600)
+    except FileNotFoundError:
+        make_directories(path.rpartition("/")[0], 0o700)
+        return open_regular(path, flags, 0o600)
 
 
 def make_directories(path: str, mode: int, above: int = 0o755) -> None:

@@ -215,10 +215,13 @@ def take_fixed(space: Space, attachment: Attachment, packed: bytes, *marks: str)
     """Take the address `packed` for the attachment. If another pod has it, raises CniError 11, which names that pod."""
     space.files.more = attachment.more(*marks)
     if not space.take(packed, attachment.owner):
-        raise CniError(TRY_AGAIN_LATER, f"requested IP address {address.ip_text(packed)} is not available: "
-                       f"{holder_text(space, packed)}", "delete that pod, or request another address")
+        raise unavailable(address.ip_text(packed), holder_text(space, packed))
     if own := space.state.own_block(packed):
         space.times.give(own.place(packed))
+
+
+def unavailable(name: str, why: str, details: str = "delete that pod, or request another address") -> CniError:
+    return CniError(TRY_AGAIN_LATER, f"requested IP address {name} is not available: {why}", details)
 
 
 def holder_text(space: Space, packed: bytes) -> str:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import posix
 from time import monotonic
 
-from fastcni._system import open_regular, unlock
+from fastcni._system import unlock
 from fastcni.clients.away import Away, Busy
 from fastcni.kernel import waiting
-from fastcni.kit.call.files import make_directories
+from fastcni.kit.call.files import open_lock
 from fastcni.kit.ipam.cluster import allocate, hold, ip_claims, states
 from fastcni.kit.ipam.cluster.contract import Block, Changed, Fenced, Node, Taken, log_restored, restored
 from fastcni.kit.ipam.cluster.grid import cidr_text, in_turn, merged
@@ -53,13 +53,8 @@ class ClaimLock:
         self.path, self.fd = f"{keys.data_dir.rstrip('/')}/{keys.space}/{DIRECTORY}/claim.lock", -1
 
     def __enter__(self) -> None:
-        flags = posix.O_RDONLY | posix.O_CREAT | posix.O_NOFOLLOW
         try:
-            try:
-                self.fd = open_regular(self.path, flags, 0o600)
-            except FileNotFoundError:
-                make_directories(self.path.rpartition("/")[0], 0o700)
-                self.fd = open_regular(self.path, flags, 0o600)
+            self.fd = open_lock(self.path)
         except OSError as e:
             raise CniError(IO_FAILURE, f"open {self.path}: {e.strerror} (errno {e.errno})") from None
         if not waiting.lock(self.fd, waiting.LOCK_TIMEOUT_S):

@@ -180,10 +180,10 @@ def give_fixed(req: Request, attachment: Attachment, store: Store, me: Node, i: 
         got, shared = claim(store, me, ip_claim), True
     except Taken as e:
         if isinstance(e.by, IPClaim) or e.by.state != ACTIVE:
-            raise unavailable(ip_claim.address, claim_text(e.by)) from None
+            raise allocate.unavailable(ip_claim.address, claim_text(e.by)) from None
         got, shared = ask(store, me, ip_claim, e.by), False
     if not take(req, attachment, i, got, store, shared):
-        raise unavailable(ip_claim.address, "this node has an address file of another pod for it")
+        raise allocate.unavailable(ip_claim.address, "this node has an address file of another pod for it")
 
 
 def ask(store: Store, me: Node, ip_claim: IPClaim, block: Block) -> IPClaim:
@@ -192,7 +192,7 @@ def ask(store: Store, me: Node, ip_claim: IPClaim, block: Block) -> IPClaim:
     try:
         got = store.claim_address(me, ip_claim)
     except Taken as e:
-        raise unavailable(ip_claim.address, claim_text(e.by)) from None
+        raise allocate.unavailable(ip_claim.address, claim_text(e.by)) from None
     answer: IPClaim | None = got
     deadline = time.monotonic() + ANSWER_S
     while answer is not None and answer.state == ASKED and time.monotonic() < deadline:
@@ -203,13 +203,9 @@ def ask(store: Store, me: Node, ip_claim: IPClaim, block: Block) -> IPClaim:
     if answer is not None:
         store.release_ip_claim(answer)
     if answer is not None and answer.state == REFUSED:
-        raise unavailable(ip_claim.address, answer.reason or f'node "{block.node}" refuses it')
-    raise unavailable(ip_claim.address, f'asked node "{block.node}", which has its block {block.cidr}; '
+        raise allocate.unavailable(ip_claim.address, answer.reason or f'node "{block.node}" refuses it')
+    raise allocate.unavailable(ip_claim.address, f'asked node "{block.node}", which has its block {block.cidr}; '
                       "its server does not answer", f"is `fastcni serve` running on {block.node}?")
-
-
-def unavailable(name: str, why: str, details: str = "delete that pod, or request another address") -> CniError:
-    return CniError(TRY_AGAIN_LATER, f"requested IP address {name} is not available: {why}", details)
 
 
 def claim_text(ip_claim: Any) -> str:
@@ -322,7 +318,7 @@ def hold_sticky(req: Request, attachment: Attachment, store: Store, me: Node) ->
         try:
             attachment.claimed.append(store.claim_address(me, ip_claim_of(attachment, packed)))
         except Taken as e:
-            raise unavailable(address.ip_text(packed), claim_text(e.by)) from None
+            raise allocate.unavailable(address.ip_text(packed), claim_text(e.by)) from None
 
 
 # -- IP claims without a pod ----------------------------------------------------------------------------------

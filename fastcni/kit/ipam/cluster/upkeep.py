@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Warn = Callable[[str], object]
     Room = tuple[Range, int, int]           # see room_of()
 
+MAX_IDLE = 2            # idle blocks of each address family that the node keeps
 AHEAD = 4               # claim a block if less than a fourth of a range's addresses in this node's blocks is free
 
 
@@ -97,7 +98,7 @@ def short_of(keys: Keys, warn: Warn) -> list[Range]:
     return [one for one, size, free in room(keys, warn) if spare(size, free) < 0]
 
 
-def give_back_idle(store: Store, keys: Keys, warn: Warn, idle_s: float, spare: int = 2) -> list[str]:
+def give_back_idle(store: Store, keys: Keys, warn: Warn, idle_s: float, spare: int = MAX_IDLE) -> list[str]:
     """Give back blocks that have been empty for idle_s, but keep `spare` empty blocks of each family. Return the
     cidrs of the returned blocks."""
     with ClaimLock(keys):

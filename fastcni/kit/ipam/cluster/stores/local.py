@@ -13,10 +13,10 @@ from __future__ import annotations
 import posix
 import time
 
-from fastcni._system import open_regular, read_file, unlock, write_file
+from fastcni._system import read_file, unlock, write_file
 from fastcni.clients.away import Away
 from fastcni.kernel import waiting
-from fastcni.kit.call.files import make_directories
+from fastcni.kit.call.files import open_lock
 from fastcni.kit.ipam.cluster import states
 from fastcni.kit.ipam.cluster.contract import KEPT, NODE_TTL_S, Block, Changed, Event, IPClaim, Joined, Node, Use
 from fastcni.kit.ipam.cluster.stores.rules import claim_address, join_space, place
@@ -62,12 +62,7 @@ class Document:
         return self
 
     def _lock(self) -> None:
-        flags = posix.O_RDONLY | posix.O_CREAT | posix.O_NOFOLLOW
-        try:
-            self.fd = open_regular(f"{self.directory}/lock", flags, 0o600)
-        except FileNotFoundError:
-            make_directories(self.directory, 0o700)
-            self.fd = open_regular(f"{self.directory}/lock", flags, 0o600)
+        self.fd = open_lock(f"{self.directory}/lock")
         if not waiting.lock(self.fd, LOCK_TIMEOUT_S):
             raise Away(f"store {self.directory}: its lock is not free within {LOCK_TIMEOUT_S:g} s")
 
