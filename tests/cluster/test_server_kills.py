@@ -25,9 +25,10 @@ MAX_IDLE = 2                    # blocks without a pod that a server keeps
 # Like `python -m fastcni serve`, but the server returns empty blocks after 0.1 s, not after ten minutes.
 SERVE = """
 import sys
+from functools import partial
 from fastcni.cli import main
-from fastcni.server.cluster.times import Times
-Times.DEFAULTS |= {"idle_s": 0.1, "list_s": 1.0}
+from fastcni.server.cluster import upkeep
+upkeep.Times = partial(upkeep.Times, idle_s=0.1, list_s=1.0)
 sys.argv[1:1] = ["serve", "--socket"]
 main()
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from random import random
 
 from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
@@ -16,6 +17,7 @@ NEVER = float("inf")
 KUBERNETES_WRITE_S = 5.0        # write_s with an API server, whose etcd has other users, too
 
 
+@dataclass(frozen=True, slots=True)
 class Times:
     """The times of the work, in seconds.
 
@@ -34,29 +36,20 @@ class Times:
     stop_s          how long stop() waits for the thread
     """
 
-    __slots__ = ("gather_s", "confirm_s", "list_s", "write_s", "write_changes", "idle_s", "reconcile_s", "apart_s",
-                 "nodes_s", "grace_s", "restored_s", "away_s", "max_away_s", "stop_s")
-    DEFAULTS = {"gather_s": 0.02, "confirm_s": 20.0, "list_s": 300.0, "write_s": 0.2, "write_changes": 64,
-                "idle_s": 600.0, "reconcile_s": 60.0, "apart_s": 30.0, "nodes_s": 60.0, "grace_s": 600.0,
-                "restored_s": PAUSE_S, "away_s": 1.0, "max_away_s": 20.0, "stop_s": 5.0}
-    gather_s: float
-    confirm_s: float
-    list_s: float
-    write_s: float
-    write_changes: int
-    idle_s: float
-    reconcile_s: float
-    apart_s: float
-    nodes_s: float
-    grace_s: float
-    restored_s: float
-    away_s: float
-    max_away_s: float
-    stop_s: float
-
-    def __init__(self, **changed: Any) -> None:
-        for name, value in {**self.DEFAULTS, **changed}.items():
-            setattr(self, name, value)
+    gather_s: float = 0.02
+    confirm_s: float = 20.0
+    list_s: float = 300.0
+    write_s: float = 0.2
+    write_changes: int = 64
+    idle_s: float = 600.0
+    reconcile_s: float = 60.0
+    apart_s: float = 30.0
+    nodes_s: float = 60.0
+    grace_s: float = 600.0
+    restored_s: float = PAUSE_S
+    away_s: float = 1.0
+    max_away_s: float = 20.0
+    stop_s: float = 5.0
 
     def with_settings(self, settings: Mapping[str, Any]) -> Times:
         """Return a copy with the times of a store's configuration: the keys node_ttl and dead_after, see
@@ -66,7 +59,7 @@ class Times:
                "nodes_s": min(self.nodes_s, ttl), "restored_s": max(self.restored_s, ttl)}
         if settings.get("type") == "kubernetes":
             own["write_s"] = max(self.write_s, KUBERNETES_WRITE_S)
-        return Times(**{name: getattr(self, name) for name in self.__slots__} | own)
+        return replace(self, **own)
 
 
 class Job:

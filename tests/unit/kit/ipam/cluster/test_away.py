@@ -301,8 +301,7 @@ def in_any(address, blocks):
 @pytest.mark.parametrize("node_ttl, seconds", [(6, 60), (120, 120)])
 def test_the_pause_after_a_restore_is_longer_than_any_servers_pause(node_ttl, seconds):
     assert hold.seconds_of({"node_ttl": node_ttl}) == seconds
-    times = Times.DEFAULTS
-    longest = 1.1 * times["max_away_s"] + REQUEST_TIMEOUT_S
+    longest = 1.1 * Times().max_away_s + REQUEST_TIMEOUT_S
     assert 2 * longest <= hold.PAUSE_S
 
 
