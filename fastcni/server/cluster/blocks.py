@@ -1,26 +1,22 @@
-"""Claim blocks of an address space ahead, compare them with the local state, and return idle blocks.
+"""Compare the blocks of an address space in the store with the local state, and claim lost blocks again.
 
-kit/ipam/cluster/upkeep.py and claims.py change the blocks. This module decides when they do so, and writes the log.
+kit/ipam/cluster/claims.py changes the blocks. This module decides when claims.py does so, and writes the log.
 """
 
 from __future__ import annotations
 
 from fastcni.daemon.log import few
-from fastcni.kit.ipam.cluster import claims, upkeep
+from fastcni.kit.ipam.cluster import claims
 from fastcni.kit.ipam.cluster.contract import ACTIVE, Taken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from fastcni.kit.ipam.cluster.conf import Keys
     from fastcni.kit.ipam.cluster.contract import Block, IPClaim, Node
     from fastcni.kit.ipam.cluster.grid import Own
     from fastcni.kit.ipam.cluster.node_state import State
     from fastcni.server.cluster.space import ClusterSpace
-
-
-MAX_IDLE = 2                    # idle blocks of each address family that the node keeps
 
 
 class Blocks:
@@ -30,11 +26,6 @@ class Blocks:
     def __init__(self, space: ClusterSpace) -> None:
         self.space, self.local, self.log = space, space.local, space.log
         self.conflicts: dict[str, str] = {}
-
-    def claim_ahead(self, keys: Keys) -> list[str]:
-        """Claim a block for each range of `keys` that is short of addresses. Return the cidrs of the claimed blocks.
-        Raises the errors of a store, CniError."""
-        return upkeep.claim_ahead(self.space.member.store, keys, self.local.warn)
 
     def compare(self, node: Node, mine: Mapping[str, Block], restored: bool) -> Node:
         """Compare this node's blocks in the store, `mine`, with the blocks of the local state, and claim the missing
@@ -87,18 +78,6 @@ class Blocks:
             self.conflicts[cidr] = who
             self.log.error("cluster_block_lost", space=self.space.name, block=cidr, by=who,
                            addresses_in_use=few(addresses))
-
-    def give_back_idle(self) -> list[str]:
-        """Return blocks to the store that have been without a pod for idle_s. Return their cidrs. Raises the errors of
-        a store, CniError."""
-        space = self.space
-        idle_s = max([space.times.idle_s, *(keys.cool_down for keys in space.networks.values())])
-        return upkeep.give_back_idle(space.member.store, self.local.keys, self.local.warn, idle_s, MAX_IDLE)
-
-    def finish_later(self) -> None:
-        """Release the IP claims that a DEL could not release. Raises the errors of a store, CniError."""
-        upkeep.finish_later(self.space.member.store, self.local.keys, self.local.warn)
-        self.space.refresh()
 
 
 def same(state: State, node: Node, mine: Mapping[str, Block]) -> bool:

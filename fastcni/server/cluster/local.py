@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     from fastcni.kit.ipam.cluster.upkeep import Room
 
 
-class Counts:
-    """The state and the free addresses of an address space. state: the state in this node's files. room: the free
-    addresses of each range, see upkeep.room_of(). idle: the number of this node's blocks without an address in use."""
-
-    __slots__ = ("state", "room", "idle")
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.room: list[Room] = []
-        self.idle = 0
-
-
 class LocalSpace:
     """The files of one address space on this node: its blocks and addresses. keys: of any network of the space."""
 
@@ -59,16 +47,15 @@ class LocalSpace:
 
     # Reading
 
-    def count(self, networks: Iterable[Keys]) -> Counts:
-        """Count the addresses of the ranges of these networks. Raises CniError."""
+    def count(self, networks: Iterable[Keys]) -> tuple[State, list[Room], int]:
+        """Return (the state in this node's files, upkeep.room_of() each range of these networks, the number of this
+        node's blocks without an address in use). Raises CniError."""
         with self.open() as space:
-            found = Counts(space.state if space else State({}))
             if space is None:
-                return found
+                return State({}), [], 0
             ranges = {str(one): one for keys in networks for one in keys.ranges}
-            found.room = [room_of(space, one) for one in ranges.values()]
-            found.idle = sum(not held_in(space, own) for own in found.state.blocks.values())
-            return found
+            return (space.state, [room_of(space, one) for one in ranges.values()],
+                    sum(not held_in(space, own) for own in space.state.blocks.values()))
 
     def holders(self, cidrs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
         """Return {cidr: holders of addresses of the block}, the holders in the form of a Use. Takes no lock. Raises
@@ -168,15 +155,14 @@ class LocalSpace:
         """Forget blocks of other nodes in which no attachment has an address any more. Raises CniError."""
         self._change(lambda state: setattr(state, "lost", [cidr for cidr in state.lost if cidr in held]))
 
-    def _change(self, change: Callable[[State], object]) -> State:
+    def _change(self, change: Callable[[State], object]) -> None:
         with self.open() as space:
             if space is None:
-                return State({})
+                return
             state = space.state.copy()
             change(state)
             if state.to_dict() != space.state.to_dict():
                 space.save(state)
-            return state
 
     def release(self, holder: dict[str, Any], is_gone: Callable[[dict[str, Any]], bool]) -> bool:
         """Release the address of an attachment, as DEL does. Return False, and change nothing, if a request has made

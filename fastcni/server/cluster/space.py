@@ -16,9 +16,10 @@ from __future__ import annotations
 from time import monotonic, time
 
 from fastcni.daemon.log import few
+from fastcni.kit.ipam.cluster import upkeep
 from fastcni.kit.ipam.cluster.contract import Use
-from fastcni.kit.ipam.cluster.upkeep import spare
-from fastcni.server.cluster.blocks import MAX_IDLE, Blocks
+from fastcni.kit.ipam.cluster.upkeep import MAX_IDLE, spare
+from fastcni.server.cluster.blocks import Blocks
 from fastcni.server.cluster.ip_claims import IPClaims
 from fastcni.server.cluster.local import LocalSpace
 from fastcni.server.cluster.reconcile import Reconcile
@@ -95,10 +96,8 @@ class ClusterSpace:
 
     def count(self) -> None:
         """Read the local state again, because one-shot requests change it, too. Raises CniError."""
-        counts = self.local.count(self.networks.values())
-        self.state, self.room = counts.state, counts.room
+        self.state, self.room, self.idle = self.local.count(self.networks.values())
         self.until_scarce = min((spare(size, free) for _, size, free in self.room), default=0)
-        self.idle = counts.idle
 
     def note_network(self, keys: Keys) -> None:
         """Record the ranges of a configuration; configurations of DEL and GC have no ranges."""
@@ -153,7 +152,8 @@ class ClusterSpace:
         return NEVER
 
     def _finish_later(self, now: float) -> float:
-        self.blocks.finish_later()
+        upkeep.finish_later(self.member.store, self.local.keys, self.local.warn)
+        self.refresh()
         self.later_job.due = NEVER
         return now + spread(self.times.confirm_s) if self.state.later else NEVER
 
@@ -162,7 +162,7 @@ class ClusterSpace:
         return {str(one) for one, size, free in self.room if spare(size, free) < 0}
 
     def _claim(self, keys: Keys, ranges: Sequence[str], now: float) -> None:
-        claimed = self.blocks.claim_ahead(keys)
+        claimed = upkeep.claim_ahead(self.member.store, keys, self.local.warn)
         self.refresh()
         if claimed:
             self.log.info("cluster_block_claimed", space=self.name, block=", ".join(claimed), ranges=few(ranges))
@@ -190,7 +190,8 @@ class ClusterSpace:
         return NEVER
 
     def _give_back_idle(self, now: float) -> float:
-        for cidr in self.blocks.give_back_idle():
+        idle_s = max([self.times.idle_s, *(keys.cool_down for keys in self.networks.values())])
+        for cidr in upkeep.give_back_idle(self.member.store, self.local.keys, self.local.warn, idle_s):
             self.written.pop(cidr, None)
             self.log.info("cluster_block_returned", space=self.name, block=cidr, why="idle")
         self.refresh()

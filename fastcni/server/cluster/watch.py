@@ -58,17 +58,12 @@ class ClusterWatch:
                 self.store.watch(self._note, self.ended.is_set)
                 pause = 0.0
             except Away as e:
-                self._log_lost(pause, str(e))
+                if not pause:           # log a lost connection once, until the watch has connected again
+                    self.log.info("cluster_watch_lost", store=self.store.name, why=str(e))
                 pause = min(max(2 * pause, self.times.away_s), self.times.max_away_s)
             except Exception:
                 self.log.exception("server_fault")
                 pause = self.times.max_away_s
-
-    def _log_lost(self, pause: float, why: str) -> None:
-        """Log a lost connection once, until the watch has connected again."""
-        if pause:
-            return
-        self.log.info("cluster_watch_lost", store=self.store.name, why=why)
 
     def _note(self, event: contract.Event) -> None:
         if self.wanted(event):

@@ -7,6 +7,7 @@ import pytest
 
 from fastcni.clients.away import Away
 from fastcni.kernel.presence import GONE
+from fastcni.kit.ipam.cluster import upkeep
 from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, IPClaim, Node
 from fastcni.server.cluster import local
 from fastcni.server.cluster.times import NEVER
@@ -284,7 +285,7 @@ def test_a_full_range_is_logged_and_not_asked_for_again_and_again(cluster_node):
 def test_a_full_range_is_tried_again_after_a_pause_and_logged_unless_claims_have_to_wait(cluster_node, monkeypatch):
     space, _ = quiet(cluster_node())
     tried = []
-    monkeypatch.setattr(space.blocks, "claim_ahead", lambda keys: tried.append(keys) or [])
+    monkeypatch.setattr(upkeep, "claim_ahead", lambda store, keys, warn: tried.append(keys) or [])
     monkeypatch.setattr(space, "short", lambda: {"10.0.0.0/24"})
     monkeypatch.setattr(space, "refresh", lambda: None)
     space.log.lines.clear()
