@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+from fastcni.kernel.sockets.packet_sockets import checksum
+
 IP = struct.Struct("!BBHHHBBH4s4s")
 UDP = struct.Struct("!HHHH")
 ARP = struct.Struct("!HHBBH6s4s6s4s")
@@ -15,16 +17,6 @@ EVERYWHERE, NO_ADDRESS, NO_MAC = b"\xff" * 4, bytes(4), bytes(6)
 
 class FrameError(ValueError):
     """The packet is not IPv4, has a wrong length, or has a wrong UDP checksum."""
-
-
-def checksum(data: bytes) -> int:
-    """Return the internet checksum (RFC 1071)."""
-    if len(data) % 2:
-        data += b"\0"
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
 
 
 def pseudo_header(source: bytes, destination: bytes, size: int) -> bytes:

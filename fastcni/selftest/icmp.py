@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 
+from fastcni.kernel.sockets.packet_sockets import checksum
 from fastcni.selftest import namespaces, sockets
 
 HEADER = struct.Struct("!BBHHH")            # type, code, checksum, identifier, sequence
@@ -43,13 +44,6 @@ def packet(kind: int, identifier: int, number: int, data: bytes) -> bytes:
     """Return an echo request with a checksum. The kernel overwrites the checksum of ICMPv6, but not of ICMP."""
     empty = HEADER.pack(kind, 0, 0, identifier, number) + data
     return HEADER.pack(kind, 0, checksum(empty), identifier, number) + data
-
-
-def checksum(data: bytes) -> int:
-    """Return the Internet checksum (RFC 1071) of an even number of bytes."""
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    total = (total & 0xFFFF) + (total >> 16)
-    return ~(total + (total >> 16)) & 0xFFFF
 
 
 def awaits(sock: socket.socket, family: int, reply: int, identifier: int, seconds: float) -> bool:

@@ -32,7 +32,8 @@ def new() -> int:
             wire.exchange(sock, rtnl.set_link(Batch(), LOOPBACK, up=True))
         return netns.open_own()
 
-    return in_thread(work)
+    with ThreadPoolExecutor(1) as threads:      # the caller's thread stays in its namespace
+        return threads.submit(work).result()
 
 
 def path_of(fd: int) -> str:
@@ -45,9 +46,3 @@ def call(fd: int, function: Callable[[], Answer]) -> Answer:
     namespace."""
     with netns.inside(fd):
         return function()
-
-
-def in_thread(function: Callable[[], Answer]) -> Answer:
-    """Call `function` in a new thread, wait for it, and return its result. Raises the function's exception."""
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(function).result()

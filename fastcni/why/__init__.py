@@ -5,7 +5,6 @@
     path         what the hops examine: both ends, the links, the results of the packet
     probe        sends one real packet from the pod's namespace, and receives the answer
     inject       puts one real packet into a link of the node, as if it came from an outside address
-    echo         sends echo requests as long as the MTU
     tracer       a table that marks packets, and the kernel's trace messages about them
     spy          the trace of the packet in each namespace, and how far the packet came
     packet_path  asks the kernel about routes, neighbours, bridge ports and conntrack

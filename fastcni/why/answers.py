@@ -5,12 +5,15 @@ Each function takes a Path and returns the Fault of its hop, or None.
 
 from __future__ import annotations
 
+from errno import EMSGSIZE
+
 from fastcni.kernel import conntrack, nft_trace, uapi, wire
 from fastcni.kernel.rtnl import family_of
 from fastcni.node.attachments import listeners
 from fastcni.node.attachments.attachment import Inventory
+from fastcni.selftest import icmp
 from fastcni.spec import address as addresses
-from fastcni.why import echo, firewalls, links, packet_path
+from fastcni.why import firewalls, links, packet_path
 from fastcni.why.ends import ITSELF, NODE, OUTSIDE, POD, End, own_addresses
 from fastcni.why.path import Path, setting
 from fastcni.why.probe import CONNECTED, REFUSED
@@ -18,7 +21,8 @@ from fastcni.why.report import Fault
 from fastcni.why.spy import LEFT, ON_NODE, Seen
 
 COUNT, MAX = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrack_max"
-LOOPBACK = ("127.", "::1")
+SMALLEST = 64                   # bytes of an IP packet that every link transports
+ECHO_S = 0.7                    # seconds to wait for an echo reply
 
 
 def conntrack_full(path: Path) -> Fault | None:
@@ -208,8 +212,7 @@ def mtu(path: Path) -> Fault | None:
     if end.kind != POD or end.link is None or path.target.kind in (NODE, ITSELF) or not path.sent_from:
         return None
     size = end.link.mtu
-    if echo.arrives(end.namespace, path.target.text, echo.SMALLEST) and not echo.arrives(
-            end.namespace, path.target.text, size):
+    if arrives(end.namespace, path.target.text, SMALLEST) and not arrives(end.namespace, path.target.text, size):
         pods = [it for it in (end, path.target) if it.kind == POD]
         links = [link for link in (*(it.link for it in pods), *(it.host for it in pods), *(it.parent for it in pods),
                                    None if path.switch else path.leaves_by()) if link]
@@ -222,3 +225,12 @@ def mtu(path: Path) -> Fault | None:
                      f"{narrow.mtu} bytes; short packets arrive", f"{narrow.name}: mtu {narrow.mtu}",
                      do=f"{end.enter}ip link set {end.ifname} mtu {narrow.mtu}")
     return None
+
+
+def arrives(namespace: int, address: str, packet_bytes: int) -> bool:
+    """Return whether a host answers an echo request of this size. Return True also if the kernel has learned that the
+    size is too large for the path, because TCP then sends smaller packets. namespace: a descriptor."""
+    try:
+        return icmp.ping(namespace, address, ECHO_S, packet_bytes)
+    except OSError as e:
+        return e.errno == EMSGSIZE

@@ -80,8 +80,8 @@ class End:
         return (self.attachment.ifname if self.attachment else "") or "eth0"
 
     def inside(self, function: Callable[[], Answer]) -> Answer:
-        """Return the result of a function that runs in the end's namespace, in a separate thread."""
-        return namespaces.in_thread(lambda: namespaces.call(self.namespace, function))
+        """Return the result of a function that runs in the end's namespace."""
+        return namespaces.call(self.namespace, function)
 
     @cached_property
     def sock(self) -> wire.Socket:

@@ -7,37 +7,23 @@ closed. See bpf(2), bpf-helpers(7).
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import struct
 import sys
 import time
 from collections.abc import Callable
 
+from fastcni.kernel.bpf import objects
+from fastcni.kernel.sockets.packet_sockets import checksum
 from fastcni.why.probe import CONNECTED, REFUSED, SILENT
 from fastcni.why.spy import BACK, LEFT, Spy
 
-SYS_BPF = {"x86_64": 321, "aarch64": 280}       # asm/unistd.h
-BPF_PROG_LOAD, BPF_PROG_TEST_RUN = 5, 10
-BPF_PROG_TYPE_SCHED_CLS, BPF_F_INGRESS, CLONE_REDIRECT = 3, 1, 13
+BPF_F_INGRESS, CLONE_REDIRECT = 1, 13
 MOV64_IMM, CALL, EXIT = 0xB7, 0x85, 0x95
-ATTRIBUTES_BYTES = 128          # size of union bpf_attr; unused members are zero
 SYN, RST, ACK = 0x02, 0x04, 0x10
 TCP, UDP = 6, 17
 HOST_MAC = bytes.fromhex("02fc00000001")        # the MAC of the imitated sender
 FIRST_PORT, PORTS = 49152, 1 << 14              # the ephemeral ports of RFC 6335
-
-
-def bpf(command: int, attributes: bytes) -> int:
-    """Call bpf(2), and return its result. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(attributes.ljust(ATTRIBUTES_BYTES, b"\0"), ATTRIBUTES_BYTES)
-    found = libc.syscall(SYS_BPF.get(platform.machine(), 0), command, buffer, ATTRIBUTES_BYTES)
-    if found < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"imitate a packet from outside by BPF: {os.strerror(number)}")
-    return int(found)
 
 
 def instruction(code: int, register: int = 0, value: int = 0) -> bytes:
@@ -50,22 +36,14 @@ def into(index: int, frame: bytes) -> None:
     """Hand an Ethernet frame to the ingress of a link of the calling thread's namespace. Raises OSError."""
     code = b"".join((instruction(MOV64_IMM, 2, index), instruction(MOV64_IMM, 3, BPF_F_INGRESS),
                      instruction(CALL, 0, CLONE_REDIRECT), instruction(EXIT)))
-    program, data = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(frame, len(frame))
-    licence = ctypes.create_string_buffer(b"GPL")
-    fd = bpf(BPF_PROG_LOAD, struct.pack("=IIQQ", BPF_PROG_TYPE_SCHED_CLS, len(code) // 8, ctypes.addressof(program),
-                                        ctypes.addressof(licence)))
     try:
-        bpf(BPF_PROG_TEST_RUN, struct.pack("=IIIIQQI", fd, 0, len(frame), 0, ctypes.addressof(data), 0, 1))
-    finally:
-        os.close(fd)
-
-
-def checksum(data: bytes) -> int:
-    """Return the Internet checksum of some bytes (RFC 1071)."""
-    data += bytes(len(data) % 2)
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    total = (total & 0xFFFF) + (total >> 16)
-    return ~(total + (total >> 16)) & 0xFFFF
+        fd = objects.load(code, (), {})
+        try:
+            objects.run(fd, frame)
+        finally:
+            objects.close(fd)
+    except OSError as e:
+        raise OSError(e.errno, f"imitate a packet from outside by BPF: {e.strerror}") from e
 
 
 def packet(protocol: int, source: bytes, destination: bytes, segment: bytes, at: int) -> bytes:

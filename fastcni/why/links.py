@@ -133,7 +133,7 @@ def isolated(path: Path) -> Fault | None:
         return None
     ports = [end.host for end in (path.source, path.target) if end.host is not None]
     if len(ports) == 2 and all(packet_path.bridge_port(path.node, port.index).get(
-            packet_path.IFLA_BRPORT_ISOLATED) for port in ports):
+            uapi.IFLA_BRPORT_ISOLATED) for port in ports):
         names = " and ".join(port.name for port in ports)
         return Fault("bridge port", f"the ports {names} are isolated (portIsolation): the bridge forwards nothing "
                      "between them", f"{ports[1].name}: isolated on",
@@ -148,7 +148,7 @@ def hairpin(path: Path) -> Fault | None:
     same = source.attachment is not None and source.attachment == target.attachment
     if not (same and path.translated and source.bridge and source.host) or setting(BRIDGE_FILTER) != "1":
         return None
-    if packet_path.bridge_port(path.node, source.host.index).get(packet_path.IFLA_BRPORT_HAIRPIN):
+    if packet_path.bridge_port(path.node, source.host.index).get(uapi.IFLA_BRPORT_MODE):
         return None
     return Fault("bridge port", f"the port {source.host.name} does not send back what it receives, and {source.name} "
                  f"asks for itself by {path.asked_text}:{path.asked_port} (hairpinMode is off)",
@@ -277,7 +277,7 @@ def fdb(path: Path) -> Fault | None:
                      f"the pod is behind {end.host.name}", f"{mac} dev {name} master {end.bridge.name}",
                      do=f"bridge fdb del {mac} dev {name} master")
     values = packet_path.bridge_port(path.node, end.host.index)
-    if found is None and values.get(packet_path.IFLA_BRPORT_UNICAST_FLOOD) == 0:
+    if found is None and values.get(uapi.IFLA_BRPORT_UNICAST_FLOOD) == 0:
         return Fault("bridge FDB", f"the bridge {end.bridge.name} does not know the MAC {mac} of {end.name}, and "
                      f"floods nothing to its port {end.host.name}", f"{end.host.name}: flood off",
                      do=f"bridge link set dev {end.host.name} flood on learning on")

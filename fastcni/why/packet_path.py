@@ -17,12 +17,11 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
 ORDER = sys.byteorder
-RTA_SRC, RTA_IIF, RTA_IP_PROTO, RTA_SPORT, RTA_DPORT = 2, 3, 27, 28, 29        # linux/rtnetlink.h
+RTA_SRC, RTA_IIF = 2, 3         # linux/rtnetlink.h
 RTN_LOCAL, RTN_BROADCAST = 2, 3         # linux/rtnetlink.h
 RTN_BLACKHOLE, RTN_UNREACHABLE, RTN_PROHIBIT = 6, 7, 8
 NUD_INCOMPLETE, NUD_FAILED = 0x01, 0x20                 # linux/neighbour.h
-IFLA_BRPORT_STATE, IFLA_BRPORT_LEARNING, IFLA_BRPORT_UNICAST_FLOOD, IFLA_BRPORT_ISOLATED = 1, 8, 9, 33
-IFLA_BRPORT_BCAST_FLOOD, IFLA_BRPORT_HAIRPIN = 30, 4
+IFLA_BRPORT_STATE = 1           # linux/if_link.h
 RTEXT_FILTER_BRVLAN = 2         # linux/rtnetlink.h
 BR_STATE_FORWARDING = 3         # linux/if_bridge.h
 BR_STATES = {0: "disabled", 1: "listening", 2: "learning", 4: "blocking"}

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from fastcni.selftest import namespaces
 
 CONNECTED, REFUSED, ERROR, SILENT = "connected", "refused", "error", "silent"
-IPV6_RECVERR, IP_RECVERR = 25, 11               # linux/in6.h, linux/in.h
 
 
 class Probe:
@@ -39,7 +38,7 @@ class Probe:
                 raise
             return sock
 
-        self.sock = namespaces.in_thread(lambda: namespaces.call(namespace, opened))
+        self.sock = namespaces.call(namespace, opened)
         self.port: int = self.sock.getsockname()[1]
         self.outcome, self.errno, self.source = SILENT, 0, ""
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TypeVar
 
 from fastcni.kernel import nft
 from fastcni.kernel.nft_trace import Trace
@@ -33,7 +32,6 @@ POD_STAGES = {(SOURCE, False, "postrouting-last"): SENT, (SOURCE, False, "input-
 ETHERNET_IPV4 = b"\0\1\x08\0"        # the first bytes of ARP for IPv4 (RFC 826)
 # Make tables' names unique: the kernel deletes a table only some time after its socket was closed
 NUMBERS = count()
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Spy:
             for where, namespace in own.items():
                 names = devices if where == ON_NODE else ()
                 tracer = partial(Tracer, f"{self.table}-{where}", bridge=bridge and where == ON_NODE, devices=names)
-                self.places[where] = Place(in_namespace(namespace, tracer))
+                self.places[where] = Place(namespaces.call(namespace, tracer))
         except BaseException:
             self.close()
             raise
@@ -177,10 +175,5 @@ def stage(seen: Seen) -> int:
     known = {nft.NFPROTO_INET: INET_STAGES, nft.NFPROTO_BRIDGE: BRIDGE_STAGES}.get(seen.event.family)
     found = known.get(seen.event.chain, START) if known else (ARRIVED if seen.hook == "ingress" else START)
     return found + BACK if seen.reply and found else found
-
-
-def in_namespace(namespace: int, function: Callable[[], Answer]) -> Answer:
-    """Call a function in a namespace, in a separate thread. Sockets that the function opens belong to the namespace."""
-    return namespaces.in_thread(lambda: namespaces.call(namespace, function))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ORDER = sys.byteorder
 MAP_CREATE, MAP_LOOKUP_ELEM, MAP_UPDATE_ELEM, MAP_DELETE_ELEM, PROG_LOAD, OBJ_PIN, OBJ_GET = 0, 1, 2, 3, 5, 6, 7
-OBJ_GET_INFO_BY_FD, MAP_LOOKUP_BATCH = 15, 24
+PROG_TEST_RUN, OBJ_GET_INFO_BY_FD, MAP_LOOKUP_BATCH = 10, 15, 24
 MAP_TYPE_HASH, PROG_TYPE_SCHED_CLS = 1, 3
 F_NO_PREALLOC = 1
 PSEUDO_MAP_FD = 1               # the source register of a 64-bit load whose value is a map's descriptor
@@ -93,6 +93,15 @@ def load(instructions: bytes, relocations: tuple[tuple[int, str], ...], maps: Ma
         except OSError as again:
             lines = log.rstrip(b"\0").decode("ascii", "replace").strip().split("\n")
             raise Refused(again, lines[-2] if len(lines) > 1 else "") from None
+
+
+def run(fd: int, frame: bytes) -> None:
+    """Run the program `fd` once, with an Ethernet frame as its input. Raises OSError.
+
+    union bpf_attr: prog_fd, retval, data_size_in, data_size_out:u32 | data_in, data_out:u64 | repeat:u32
+    """
+    data = bytearray(frame)
+    bpf(PROG_TEST_RUN, bytearray(u32(fd, 0, len(data), 0) + u64(address_of(data), 0) + u32(1)))
 
 
 def element(fd: int, key: bytearray, value: bytearray | None = None) -> bytearray:

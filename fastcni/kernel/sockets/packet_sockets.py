@@ -130,7 +130,8 @@ def advertisement(mac: bytes, packed: bytes) -> bytes:
 
 
 def checksum(data: bytes) -> int:
-    """Return the internet checksum (RFC 1071) of an even number of bytes."""
+    """Return the internet checksum (RFC 1071)."""
+    data += bytes(len(data) % 2)
     total = sum(int.from_bytes(data[at:at + 2], "big") for at in range(0, len(data), 2))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
