@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fastcni.node.checks.denied import denied
 from fastcni.runtime import discover
 from fastcni.runtime.errors import ConfError
-from fastcni.runtime.parse import list_of_plugin, parse_plugin
 from fastcni.runtime.records import NetworkList
 from fastcni.spec.errors import CniError
 
@@ -34,10 +33,7 @@ def read_directory(conf_dir: str) -> list[ConfFile]:
 def read(path: str) -> ConfFile:
     """Read one configuration file."""
     try:
-        if path.endswith(".conflist"):
-            return ConfFile(path, discover.load_list_file(path))
-        net = list_of_plugin(parse_plugin(discover.read_conf(path)))
-        return ConfFile(path, replace(net, plugins=tuple(replace(plugin, file=path) for plugin in net.plugins)))
+        return ConfFile(path, discover.load_file(path))
     except CniError as e:
         error = e.msg.removeprefix(f"{path}: ").removeprefix(f"error reading {path}: ")
         return ConfFile(path, None, error, denied(e))

@@ -95,14 +95,13 @@ class Cache:
         if raw is None:
             return None
         try:
-            found = read_document(raw)
+            kind, it = read_document(raw)
         except ValueError as e:
             raise CniError(errors.DECODING_FAILURE, f"failed to unmarshal cached network "
                                                     f"{json.quote(network)} config: {e}") from None
-        if found.kind != KIND:
+        if kind != KIND:
             raise CniError(errors.INVALID_CONFIG, f"read cached network {json.quote(network)} config has "
-                                                  f"wrong kind: {found.kind}")
-        it = found.attachment
+                                                  f"wrong kind: {kind}")
         return it.config, replace(rt, args=it.args or rt.args, capability_args=it.capability_args)
 
     def remove(self, network: str, rt: RuntimeConf) -> None:
@@ -125,19 +124,19 @@ class Cache:
         for name in self.file_names(container_id):
             path = os.path.join(self.results(), name)
             try:
-                document, since = read_document(read_file(path), name), os.stat(path).st_mtime
-                if document.kind not in ("", KIND):
-                    raise ValueError(f"unknown kind {document.kind}: a later version of libcni may have written it")
+                kind, it = read_document(read_file(path), name)
+                since = os.stat(path).st_mtime
+                if kind not in ("", KIND):
+                    raise ValueError(f"unknown kind {kind}: a later version of libcni may have written it")
             except FileNotFoundError:
                 continue                        # a DEL has just removed the file
             except (OSError, ValueError) as e:
                 if unread is not None:
                     unread.append((path, getattr(e, "strerror", None) or str(e)))
                 continue
-            it = replace(document.attachment, since=since)
-            known = document.kind == KIND or (without_config and not document.kind and it.netns)
+            known = kind == KIND or (without_config and not kind and it.netns)
             if known and it.ifname and it.network and container_id in ("", it.container_id):
-                found.append(it)
+                found.append(replace(it, since=since))
         return found
 
     def damaged(self, container_id: str) -> list[Attachment]:
@@ -166,18 +165,9 @@ class Cache:
                        and (not container_id or f"-{container_id}-" in it[1:-1])), key=os.fsencode)
 
 
-class Document:
-    """A decoded cache file. kind: the file's "kind", "" if the file has only a result."""
-
-    __slots__ = ("attachment", "kind")
-
-    def __init__(self, kind: str, attachment: Attachment):
-        self.kind, self.attachment = kind, attachment
-
-
-def read_document(raw: bytes, name: str = "") -> Document:
-    """Decode `raw`, the bytes of the cache file `name`. Raises ValueError if `raw` is not a JSON object, or a value has
-    the wrong type.
+def read_document(raw: bytes, name: str = "") -> tuple[str, Attachment]:
+    """Return (kind, attachment) of `raw`, the bytes of the cache file `name`. The kind is "" if the file has only a
+    result. Raises ValueError if `raw` is not a JSON object, or a value has the wrong type.
 
     libcni 0.7 wrote only the result. Later versions write an object of KIND. The first of these versions wrote no
     containerId; the file's name then gives the container id. Versions before 1.2 wrote no netns; the result's sandbox
@@ -200,12 +190,12 @@ def read_document(raw: bytes, name: str = "") -> Document:
         raise ValueError("capabilityArgs: expected an object")
     interfaces = read_interfaces(section.raw("result") if texts["kind"] else values)
     network, container_id, ifname = read_names(name, texts)
-    return Document(texts["kind"], Attachment(
+    return texts["kind"], Attachment(
         container_id, network, ifname, config=b64decode(texts["config"], validate=True),
         netns=texts["netns"] or sandbox_of(interfaces, ifname),
         args=tuple((pair[0], pair[1]) for pair in pairs), capability_args=capability_args,
         host_links=tuple(it["name"] for it in interfaces if not it["sandbox"] and it["name"] not in ("", ifname)),
-    ))
+    )
 
 
 def read_names(file_name: str, texts: Mapping[str, str]) -> tuple[str, str, str]:

@@ -1,7 +1,7 @@
 """Define CNI, a runtime: it loads networks and attaches containers to them, as the Go library does."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fastcni.kit.call import invoke
@@ -95,7 +95,7 @@ class CNI:
         result = self._cached_for_check(net, rt)
         try:
             if self._ask_server("CHECK", "check", net, net.plugins, rt, result, trace) is None:
-                self._check_each(net, rt, result, trace)
+                each(net.plugins, "check", lambda plugin: self._call("CHECK", net, plugin, rt, result, trace))
         except PluginError as e:
             if not result:
                 e.add_note(self._nothing_cached(net, rt))
@@ -111,12 +111,8 @@ class CNI:
         """
         result, unknown = self._cached_for_delete(net, rt)
         called = tuple(reversed(net.plugins))
-        answer = self._ask_server("DEL", "delete", net, called, rt, result, trace)
-        for index, plugin in enumerate(called if answer is None else ()):
-            try:
-                self._delete_one(net, plugin, rt, result, trace)
-            except CniError as e:
-                raise PluginError(plugin, "delete", e, called[:index]) from e
+        if self._ask_server("DEL", "delete", net, called, rt, result, trace) is None:
+            each(called, "delete", lambda plugin: self._call("DEL", net, plugin, rt, result, trace))
         self.cache.remove(net.name, rt)
         return Report(called, unknown=unknown)
 
@@ -160,12 +156,9 @@ class CNI:
         """
         if not collect.at_least(net.version, "1.1.0"):
             return Report(skipped=collect.below(net, "STATUS", "1.1.0"))
-        for index, plugin in enumerate(net.plugins):
-            try:
-                self.call(Call("STATUS", NO_CONTAINER, trace, self.path), plugin,
-                          inject.for_status(net.name, net.version, plugin))
-            except CniError as e:
-                raise PluginError(plugin, "status", e, net.plugins[:index]) from e
+        call = Call("STATUS", NO_CONTAINER, trace, self.path)
+        each(net.plugins, "status",
+             lambda plugin: self.call(call, plugin, inject.for_status(net.name, net.version, plugin)))
         return Report(net.plugins)
 
     def validate(self, net: NetworkList, *, trace: Trace | None = None) -> set[str]:
@@ -193,14 +186,12 @@ class CNI:
     def check_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
         """Run CHECK of a single plugin, with the cached result as prevResult. Raises the plugin's own CniError."""
         self._require_check(plugin.version)
-        result = self._cached_for_check(plugin, rt)
-        self.call(Call("CHECK", rt, trace, self.path), plugin,
-                   inject.for_attachment(plugin.name, plugin.version, plugin, rt, result))
+        self._call("CHECK", plugin, plugin, rt, self._cached_for_check(plugin, rt), trace)
 
     def delete_plugin(self, plugin: PluginConf, rt: RuntimeConf, *, trace: Trace | None = None) -> None:
         """Run DEL of a single plugin, with the cached result as prevResult, then remove the cached result. Raises the
         plugin's own CniError."""
-        self._delete_one(plugin, plugin, rt, self._cached_for_delete(plugin, rt)[0], trace)
+        self._call("DEL", plugin, plugin, rt, self._cached_for_delete(plugin, rt)[0], trace)
         self.cache.remove(plugin.name, rt)
 
     def validate_plugin(self, plugin: PluginConf, wanted: str | None = None, *,
@@ -308,14 +299,6 @@ class CNI:
             return False
         return bool(net.plugins) and all(served.takes(plugin) and self.is_own(plugin) for plugin in net.plugins)
 
-    def _check_each(self, net: NetworkList, rt: RuntimeConf, result: Result | None, trace: Trace | None) -> None:
-        for index, plugin in enumerate(net.plugins):
-            try:
-                self.call(Call("CHECK", rt, trace, self.path), plugin,
-                          inject.for_attachment(net.name, net.version, plugin, rt, result))
-            except CniError as e:
-                raise PluginError(plugin, "check", e, net.plugins[:index]) from e
-
     def _add_one(self, net: NetworkList | PluginConf, plugin: PluginConf, rt: RuntimeConf,
                  prev_result: Result | None, trace: Trace | None, started: list[PluginConf]) -> Result:
         where = self.runner.find(plugin.type, self.plugin_dirs)
@@ -327,17 +310,18 @@ class CNI:
         stdout = self.runner.run(where, Call("ADD", rt, trace, self.path).env(), stdin, self.timeout)
         return invoke.read_add_output(stdout, net.version)
 
-    def _delete_one(self, net: NetworkList | PluginConf, plugin: PluginConf, rt: RuntimeConf,
-                    result: Result | None, trace: Trace | None) -> None:
+    def _call(self, command: str, net: NetworkList | PluginConf, plugin: PluginConf, rt: RuntimeConf,
+              result: Result | None, trace: Trace | None) -> None:
+        """Run CHECK or DEL of a plugin. net: the network, or the plugin's own configuration."""
         stdin = inject.for_attachment(net.name, net.version, plugin, rt, result)
-        self.call(Call("DEL", rt, trace, self.path), plugin, stdin)
+        self.call(Call(command, rt, trace, self.path), plugin, stdin)
 
     def _roll_back(self, net: NetworkList, rt: RuntimeConf, trace: Trace | None,
                    started: Sequence[PluginConf], error: BaseException) -> None:
         """Run DEL of the started plugins in reverse order. An error of a DEL becomes a note of `error`."""
         for plugin in reversed(started):
             try:
-                self._delete_one(net, plugin, rt, None, trace)
+                self._call("DEL", net, plugin, rt, None, trace)
             except CniError as e:
                 error.add_note(f"while undoing: {PluginError(plugin, 'delete', e)}")
         self.cache.remove(net.name, rt)
@@ -373,6 +357,15 @@ class CNI:
 
     def _nothing_cached(self, net: NetworkList | PluginConf, rt: RuntimeConf) -> str:
         return f"no result of its ADD is cached in {self.cache.results(rt)}"
+
+
+def each(plugins: Sequence[PluginConf], doing: str, call: Callable[[PluginConf], object]) -> None:
+    """Call call(plugin) for each plugin in order. Raises PluginError for the first plugin that fails."""
+    for index, plugin in enumerate(plugins):
+        try:
+            call(plugin)
+        except CniError as e:
+            raise PluginError(plugin, doing, e, plugins[:index]) from e
 
 
 def read_result(net: NetworkList, stdout: bytes) -> Result:

@@ -17,7 +17,7 @@ from fastcni.runtime import inject
 from fastcni.runtime.cache import DEFAULT_DIR, Cache
 from fastcni.runtime.call import NO_CONTAINER, Call, to_pair
 from fastcni.runtime.errors import PluginError
-from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
+from fastcni.runtime.records import Attachment, NetworkList, PluginConf
 from fastcni.runtime.replaced import Key, key_of, replaced, successors
 from fastcni.runtime.report import Collected, Deleted, GcReport, Judged, Released
 from fastcni.runtime.trace import Trace
@@ -145,9 +145,8 @@ def still_valid(cni: "CNI", net: NetworkList, plan: Plan) -> list[Pair]:
 def delete_one(cni: "CNI", net: NetworkList, stale: Judged, taken: bool, trace: Trace | None) -> Deleted:
     """Run DEL of a stale attachment, with the args of its ADD. taken: see Plan."""
     it = stale.attachment
-    rt = RuntimeConf(it.container_id, "" if taken else it.netns, it.ifname, it.args, it.capability_args)
     try:
-        cni.delete(net, rt, trace=trace)
+        cni.delete(net, it.runtime_conf("" if taken else None), trace=trace)
     except CniError as e:
         what = f"failed to delete stale attachment {it.container_id} {it.ifname}"
         return Deleted(it, stale.why, CniError(e.code, f"{what}: {e.msg}", e.details))

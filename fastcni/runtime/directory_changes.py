@@ -34,10 +34,6 @@ class DirectoryChanges:
         """
         self._checked(self._libc.inotify_add_watch(self.descriptor, os.fsencode(directory), CHANGES), directory)
 
-    def discard(self) -> None:
-        """Discard all changes up to now. The descriptor then becomes readable at the next change."""
-        self.take()
-
     def take(self) -> set[str]:
         """Return the names of the files that have changed since the last call. The name "" means that a watched
         directory itself has changed, or that the kernel has dropped changes. The descriptor then becomes readable at

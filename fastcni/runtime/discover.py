@@ -37,19 +37,18 @@ def load_network(conf_dir: str | os.PathLike[str], name: str, warn: Warn = log_w
     NotFound if no file has the name.
     """
     conf_dir = os.fspath(conf_dir)
-    lists = list_files(conf_dir, (".conflist",))
-    singles = list_files(conf_dir, (".conf", ".json"))
+    paths = [*list_files(conf_dir, (".conflist",)), *list_files(conf_dir, (".conf", ".json"))]
     broken = []
-    for path, load in [*((path, load_list_if) for path in lists), *((path, load_single_if) for path in singles)]:
+    for path in paths:
         try:
-            net = load(path, name)
+            net = load_if(path, name)
         except OtherNetwork as e:
             broken.append(path)
             warn(f"skipped a broken network configuration: {e.msg}")
             continue
         if net:
             return net
-    if not lists and not singles:
+    if not paths:
         raise NoConfigsFound(conf_dir)
     raise NotFound(conf_dir, name, broken, network_names(conf_dir))
 
@@ -59,8 +58,7 @@ def network_names(conf_dir: str) -> list[str]:
     found = []
     for path in list_files(conf_dir, (".conflist", ".conf", ".json")):
         try:
-            raw = read_conf(path)
-            found.append((parse_list if path.endswith(".conflist") else parse_plugin)(raw).name)
+            found.append(parser_of(path)(read_conf(path)).name)
         except ConfError:               # the caller, or `fastcni doctor`, reports broken files
             continue
     return found
@@ -70,39 +68,23 @@ class OtherNetwork(ConfError):
     """The error of a broken file that does not seem to have the wanted network's name."""
 
 
-def load_list_if(path: str, name: str) -> NetworkList | None:
-    """Return the network of a `.conflist` file, None if the network has another name than `name`. Raises ConfError for
-    a broken file: OtherNetwork if the file does not seem to have the name."""
-    raw = read_if(path)
+def load_if(path: str, name: str) -> NetworkList | None:
+    """Return the network of a configuration file, None if the network has another name than `name`. Raises ConfError
+    for a broken file: OtherNetwork if the file does not seem to have the name."""
     try:
-        net = parse_list(raw)
-    except ConfError as e:
-        raise blamed(path, raw, name, e) from None
-    return add_directory(path, net) if net.name == name else None
-
-
-def load_single_if(path: str, name: str) -> NetworkList | None:
-    """Return the network of a `.conf` or `.json` file, None if the network has another name than `name`. Raises the
-    errors of load_list_if()."""
-    raw = read_if(path)
-    try:
-        plugin = parse_plugin(raw)
-    except ConfError as e:
-        raise blamed(path, raw, name, e) from None
-    return list_of_file(path, plugin) if plugin.name == name else None
-
-
-def list_of_file(path: str, plugin: PluginConf) -> NetworkList:
-    """Return a network list of `plugin`, the only plugin in the file `path`."""
-    net = list_of_plugin(plugin)
-    return replace(net, plugins=tuple(replace(one, file=path) for one in net.plugins))
-
-
-def read_if(path: str) -> bytes:
-    try:
-        return read_conf(path)
+        raw = read_conf(path)
     except ConfError as e:
         raise OtherNetwork(e.msg, e.code) from None
+    try:
+        found = parser_of(path)(raw)
+    except ConfError as e:
+        raise blamed(path, raw, name, e) from None
+    return network_of(path, found) if found.name == name else None
+
+
+def parser_of(path: str) -> Callable[[bytes], NetworkList | PluginConf]:
+    """Return the parser of a file: a `.conflist` file has a list, a `.conf` or `.json` file a single plugin."""
+    return parse_list if path.endswith(".conflist") else parse_plugin
 
 
 def blamed(path: str, raw: bytes, name: str, error: ConfError) -> ConfError:
@@ -118,14 +100,12 @@ def blamed(path: str, raw: bytes, name: str, error: ConfError) -> ConfError:
 def load_list_file(path: str | os.PathLike[str]) -> NetworkList:
     """Load one `.conflist` file, and the plugins of its network's directory (see with_directory())."""
     path = os.fspath(path)
-    return add_directory(path, parse_file(path, parse_list))
+    return network_of(path, parse_file(path, parse_list))
 
 
-def load_single_file(path: str | os.PathLike[str]) -> NetworkList:
-    """Load one `.conf` or `.json` file, which configures a single plugin. Raises ConfError, also if the file has a
-    plugin list."""
-    path = os.fspath(path)
-    return list_of_file(path, parse_file(path, parse_plugin))
+def load_file(path: str) -> NetworkList:
+    """Load one configuration file, see parser_of(), and the plugins of the directory of its list. Raises ConfError."""
+    return network_of(path, parse_file(path, parser_of(path)))
 
 
 def parse_file(path: str, parse: Callable[[bytes], T]) -> T:
@@ -137,11 +117,14 @@ def parse_file(path: str, parse: Callable[[bytes], T]) -> T:
         raise ConfError(f"{path}: {e.msg}", e.code) from None
 
 
-def add_directory(path: str, net: NetworkList) -> NetworkList:
-    """Return the network `net` of the file `path`, with the plugins of the network's directory appended. Each plugin's
-    `file` is set. Raises ConfError, also if the network then has no plugins."""
-    plugins = tuple(replace(plugin, file=path) for plugin in net.plugins)
-    net = with_directory(os.path.dirname(path), replace(net, plugins=plugins))
+def network_of(path: str, found: NetworkList | PluginConf) -> NetworkList:
+    """Return the network of the file `path`. found: the content of the file. The plugins of the network's directory are
+    appended to a list, not to a single plugin. Each plugin's `file` is set. Raises ConfError, also if the network then
+    has no plugins."""
+    net = list_of_plugin(found) if isinstance(found, PluginConf) else found
+    net = replace(net, plugins=tuple(replace(plugin, file=path) for plugin in net.plugins))
+    if isinstance(found, NetworkList):
+        net = with_directory(os.path.dirname(path), net)
     if not net.plugins:
         raise ConfError(f"{path}: no plugin configs found")
     return net
@@ -161,16 +144,9 @@ def with_directory(conf_dir: str, net: NetworkList) -> NetworkList:
         files = list_files(directory, (".conf",))
     except ConfError as e:
         raise ConfError(f"failed to read plugin config files in {directory}: {e.msg}", e.code) from None
-    more = (load_directory_plugin(file, index) for index, file in enumerate(files, len(net.plugins)))
+    more = (replace(parse_file(file, parse_plugin), index=index, file=file)
+            for index, file in enumerate(files, len(net.plugins)))
     return replace(net, plugins=(*net.plugins, *more))
-
-
-def load_directory_plugin(file: str, index: int) -> PluginConf:
-    raw = read_conf(file)
-    try:
-        return replace(parse_plugin(raw), index=index, file=file)
-    except ConfError as e:
-        raise ConfError(f"{file}: {e.msg}", e.code) from None
 
 
 def list_files(where: str, extensions: tuple[str, ...]) -> list[str]:

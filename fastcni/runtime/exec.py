@@ -39,7 +39,7 @@ class Exec:
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, stderr: BinaryIO | None = None):
-        self.environ = environ
+        self.environ = os.environ if environ is None else environ
         self.stderr = stderr
 
     def find(self, plugin: str, dirs: Sequence[str]) -> str:
@@ -54,10 +54,9 @@ class Exec:
         None: no server has answered, or the request can be repeated by calls of plugin files. Raises served.Failed."""
         from fastcni.runtime import served
 
-        environ = os.environ if self.environ is None else self.environ
         # If the call has no Trace, the server gets this process's trace variables, as from a plugin file.
-        inherited = [name for name in VARIABLES if name in environ and VARIABLES[0] not in env]
-        answer = served.ask(environ, {**{name: environ[name] for name in inherited}, **env}, stdin)
+        inherited = [name for name in VARIABLES if name in self.environ and VARIABLES[0] not in env]
+        answer = served.ask(self.environ, {**{name: self.environ[name] for name in inherited}, **env}, stdin)
         if answer is None:
             return None
         stdout, stderr = answer
@@ -65,8 +64,7 @@ class Exec:
         return stdout
 
     def run(self, where: str, env: Mapping[str, str], stdin: bytes, timeout: float | None) -> bytes:
-        base = os.environ if self.environ is None else self.environ
-        stdout, stderr = invoke.execute(where, {**base, **env}, stdin, timeout=timeout)
+        stdout, stderr = invoke.execute(where, {**self.environ, **env}, stdin, timeout=timeout)
         forward(stderr, self.stderr)
         return stdout
 
@@ -82,7 +80,7 @@ class InProcess:
     def __init__(self, otherwise: Runner | None = None, environ: Mapping[str, str] | None = None,
                  stderr: BinaryIO | None = None):
         self.otherwise = otherwise or Exec(environ, stderr)
-        self.environ = environ
+        self.environ = os.environ if environ is None else environ
         self.stderr = stderr
         self.registered = False         # whether plugins.TABLE has the plugins of other distributions
 
@@ -102,8 +100,7 @@ class InProcess:
             return self.otherwise.run(where, env, stdin, timeout)
         # Delegates that are executed need the rest of the environment. A plugin rejects an empty CNI_PATH, so CNI_PATH
         # gets a directory that does not exist. fastcni's own delegates need no directory.
-        base = os.environ if self.environ is None else self.environ
-        reply = in_thread(where, {**base, **env, "CNI_PATH": env.get("CNI_PATH") or NOWHERE}, stdin)
+        reply = in_thread(where, {**self.environ, **env, "CNI_PATH": env.get("CNI_PATH") or NOWHERE}, stdin)
         if reply.status:
             raise invoke.read_failure(reply.stdout, reply.stderr, f"exit status {reply.status}")
         forward(reply.stderr, self.stderr)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fastcni.kit.call import delegate, search
 from fastcni.plugins import chain
-from fastcni.runtime.discover import read_conf
+from fastcni.runtime.discover import parse_file, read_conf
 from fastcni.runtime.errors import ConfError
 from fastcni.runtime.parse import parse_list
 from fastcni.runtime.records import NetworkList
@@ -44,13 +44,12 @@ def fuse(path: str, plugin_dirs: Sequence[str], *, dry_run: bool = False) -> Fus
     ConfError or CniError if the list cannot be fused; no file has changed then.
     """
     path = real_path(path)
-    raw = read_conf(path)
-    net = read_list(path, raw)
+    net = parse_file(path, parse_list)
     check(path, net, plugin_dirs)
-    done = Fused(path, path + SUFFIX, net.name, types(net), fused(raw, net))
+    done = Fused(path, path + SUFFIX, net.name, types(net), fused(net))
     if not dry_run:
         try:
-            replace_list(done, raw)
+            replace_list(done, net.raw)
         except OSError as e:
             raise failure("write", e, path) from e
     return done
@@ -66,9 +65,8 @@ def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
     if not os.path.lexists(kept):
         raise CniError(errors.INVALID_CONFIG, f"{path} cannot be unfused: there is no {kept}",
                        "`fastcni fuse` writes both")
-    raw = read_conf(kept)
-    net = read_list(kept, raw)
-    if not force and read_conf(path) != fused(raw, net):
+    net = parse_file(kept, parse_list)
+    if not force and read_conf(path) != fused(net):
         raise CniError(errors.INVALID_CONFIG, f"{path} is not what `fastcni fuse` wrote: the file was changed since",
                        f"--force replaces it by {kept}; if that is outdated, remove it")
     if not dry_run:
@@ -77,13 +75,13 @@ def unfuse(path: str, *, force: bool = False, dry_run: bool = False) -> Fused:
             sync_directory(path)
         except OSError as e:
             raise failure("rename", e, kept) from e
-    return Fused(path, kept, net.name, types(net), raw)
+    return Fused(path, kept, net.name, types(net), net.raw)
 
 
-def fused(raw: bytes, net: NetworkList) -> bytes:
-    """Return the bytes of the fused list. raw, net: the bytes and the record of the network list. The fused list's
-    plugin `chain` declares each capability that a plugin of the network list declares."""
-    values = json.read(raw)
+def fused(net: NetworkList) -> bytes:
+    """Return the bytes of the fused list. The fused list's plugin `chain` declares each capability that a plugin of the
+    network list declares."""
+    values = json.read(net.raw)
     declared = {name: True for plugin in net.plugins for name, on in plugin.capabilities.items() if on}
     only = {"type": chain.KIND, **({"capabilities": declared} if declared else {}), "plugins": values["plugins"]}
     return json.write({**values, "plugins": [only]}, indent=2) + b"\n"
@@ -122,13 +120,6 @@ def real_path(path: str) -> str:
     if not path.endswith(".conflist"):
         raise ConfError(f"{path} is not a network list: its name does not end with .conflist")
     return path
-
-
-def read_list(path: str, raw: bytes) -> NetworkList:
-    try:
-        return parse_list(raw)
-    except ConfError as e:
-        raise ConfError(f"{path}: {e.msg}", e.code) from None
 
 
 def replace_list(done: Fused, raw: bytes) -> None:

@@ -5,7 +5,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from fastcni.runtime.discover import list_files, load_list_file, load_single_file
+from fastcni.runtime.discover import list_files, load_file
 from fastcni.runtime.errors import ConfError, NoConfigsFound, NotFound
 from fastcni.runtime.records import NetworkList
 from fastcni.spec.config import check_network_name
@@ -103,7 +103,7 @@ class NetworkDirectory:
 
 def load(path: str) -> NetworkList:
     """Return the network of a configuration file. Raises ConfError, whose text names the file."""
-    net = (load_list_file if path.endswith(".conflist") else load_single_file)(path)
+    net = load_file(path)
     try:
         check_network_name(net.name)
     except CniError as e:

@@ -157,7 +157,7 @@ class PodNetworks:
         found, lost = [], []
         for it in cached:
             try:
-                found.append((self.network_of(it), to_conf(it, pod)))
+                found.append((self.network_of(it), it.runtime_conf(pod.netns or None)))
             except CniError as e:
                 lost.append(CniError(e.code, f"network {it.network} {it.ifname}: {self.file_of(it)} has no usable "
                                      f"configuration, and {e.msg}", "add the configuration of the network and repeat "
@@ -190,8 +190,7 @@ class PodNetworks:
 
     def file_of(self, attachment: Attachment) -> str:
         """Return the path of an attachment's file in the result cache."""
-        it = attachment
-        return self.cni.cache.path(it.network, RuntimeConf(it.container_id, "", it.ifname))
+        return self.cni.cache.path(attachment.network, attachment.runtime_conf())
 
     # Steps ------------------------------------------------------------------------------------------
 
@@ -234,7 +233,7 @@ class PodNetworks:
         """Return the PodInterface of a cached attachment. If the cache file is damaged, the `problem` names the
         file."""
         try:
-            found = self.interface(self.network_of(attachment), to_conf(attachment, pod), check)
+            found = self.interface(self.network_of(attachment), attachment.runtime_conf(pod.netns or None), check)
         except CniError as e:
             return PodInterface(attachment.network, attachment.ifname, NO_RESULT,
                                 f"{self.file_of(attachment)}: {e.msg}")
@@ -251,12 +250,6 @@ class PodNetworks:
 
 def loopback(pod: Pod) -> RuntimeConf:
     return RuntimeConf(pod.container_id, pod.netns, LO_IFNAME, pod.cni_args())
-
-
-def to_conf(attachment: Attachment, pod: Pod) -> RuntimeConf:
-    """Return the arguments of an attachment's ADD. A netns of `pod` replaces the attachment's netns."""
-    return RuntimeConf(attachment.container_id, pod.netns or attachment.netns, attachment.ifname, attachment.args,
-                       attachment.capability_args)
 
 
 def attempt(verb: Callable[..., Any], net: NetworkList, rt: RuntimeConf) -> CniError | None:

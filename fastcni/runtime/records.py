@@ -86,3 +86,8 @@ class Attachment:
     capability_args: Mapping[str, Any] = field(default_factory=dict)
     host_links: tuple[str, ...] = ()
     since: float = field(default=0.0, compare=False)
+
+    def runtime_conf(self, netns: str | None = None) -> RuntimeConf:
+        """Return the arguments of the ADD. netns: a path that replaces the path of the ADD; None: no other path."""
+        return RuntimeConf(self.container_id, self.netns if netns is None else netns, self.ifname, self.args,
+                           self.capability_args)

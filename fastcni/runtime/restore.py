@@ -23,7 +23,7 @@ from fastcni.runtime.exec import NOWHERE
 from fastcni.runtime.iptables_batch import BatchMode
 from fastcni.runtime.mode import SharedMode
 from fastcni.runtime.parse import list_of_plugin, parse_list, parse_plugin
-from fastcni.runtime.records import Attachment, NetworkList, PluginConf, RuntimeConf
+from fastcni.runtime.records import Attachment, NetworkList, PluginConf
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -128,7 +128,7 @@ def is_older(cache: Cache, attachment: Attachment, moment: float) -> bool:
     """Return whether the attachment's cache file was written before `moment`, in unix seconds, or no longer exists.
     False if `moment` is 0."""
     try:
-        return bool(moment) and os.stat(cache.path(attachment.network, runtime_conf(attachment))).st_mtime <= moment
+        return bool(moment) and os.stat(cache.path(attachment.network, attachment.runtime_conf())).st_mtime <= moment
     except FileNotFoundError:
         return True
 
@@ -192,7 +192,7 @@ def inputs(cache: Cache, attachment: Attachment) -> Iterable[tuple[str, bytes]]:
     net = network_of(attachment)
     found = [plugin for plugin in net.plugins if restores(plugin)]
     if found:
-        rt = runtime_conf(attachment)
+        rt = attachment.runtime_conf()
         result = cache.read_result(attachment.network, net.version, rt)
         for plugin in found:
             yield plugin.type, inject.for_attachment(attachment.network, net.version, plugin, rt, result)
@@ -209,10 +209,5 @@ def restores(plugin: PluginConf) -> bool:
     return plugin.type in plugins.BUILT_IN and hasattr(plugins.load(plugin.type), "restore")
 
 
-def runtime_conf(attachment: Attachment) -> RuntimeConf:
-    return RuntimeConf(attachment.container_id, attachment.netns, attachment.ifname, attachment.args,
-                       attachment.capability_args)
-
-
 def variables(attachment: Attachment) -> dict[str, Any]:
-    return Call("CHECK", runtime_conf(attachment), None, NOWHERE).env()
+    return Call("CHECK", attachment.runtime_conf(), None, NOWHERE).env()

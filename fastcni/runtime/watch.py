@@ -66,7 +66,7 @@ class Watch(Generic[T]):
             while self._stop not in (ready := [descriptor for descriptor, _ in poll.poll(timeout_ms)]):
                 if ready:
                     time.sleep(SETTLE_S)
-                    self._changes.discard()
+                    self._changes.take()
                     self._add_watches()
                 found = self._look()
                 if found != self._last:

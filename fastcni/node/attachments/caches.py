@@ -41,21 +41,20 @@ def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
 def read(path: str, raw: bytes, since: float, unseen: list[str]) -> tuple[Sighting, Cached] | None:
     """Read the bytes of a cache file. Return None if the file is not libcni's. Add a text to `unseen` if the file's
     result cannot be read. Raises ValueError for a damaged file, and for an unknown value of the key "kind"."""
-    document = read_document(raw, os.path.basename(path))
-    it = document.attachment
-    if document.kind not in (KIND, ""):
-        raise ValueError(f"unknown kind {document.kind}")
+    kind, it = read_document(raw, os.path.basename(path))
+    if kind not in (KIND, ""):
+        raise ValueError(f"unknown kind {kind}")
     if not (it.network and it.container_id and it.ifname):
         return None
     values = json.read(raw)
     result: Mapping[str, Any] = {}
     try:
-        result = read_result(values.get("result") if document.kind else values)
+        result = read_result(values.get("result") if kind else values)
     except (CniError, ValueError) as e:
-        if document.kind:
+        if kind:
             unseen.append(f"result cache {path}: the result cannot be read: {e}; CHECK fails, and DEL works without "
                           "the result")
-    if not document.kind and not result:
+    if not kind and not result:
         return None
     cached = Cached(path, it.netns, read_config(it.config), result, it.args, it.capability_args)
     ips = tuple(addresses_of(result))

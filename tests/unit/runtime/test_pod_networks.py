@@ -239,6 +239,13 @@ def test_check_reports_the_network_that_has_changed(stage, networks):
     assert networks.pod_status(Pod("ctr")).problems == ()
 
 
+def test_check_gets_the_namespace_of_the_add_unless_the_caller_names_another(stage, networks):
+    networks.set_up_pod(Pod("ctr", NETNS))
+    for netns in ("", "/run/netns/moved"):
+        networks.pod_status(Pod("ctr", netns), check=True)
+    assert [call.env["CNI_NETNS"] for call in stage.calls() if call.command == "CHECK"] == [NETNS, "/run/netns/moved"]
+
+
 def test_check_is_not_sent_below_0_4_0(stage, networks):
     stage.conf("10-first.conflist", conflist("first", "a", version="0.3.1"))
     stage.answer("a", "ADD", {"cniVersion": "0.3.1", "ips": [{"version": "4", "address": "10.1.0.2/24"}]})
@@ -331,6 +338,15 @@ def test_watch_asks_the_plugins_again_at_the_interval(stage, networks):
         stage.answer("a", "STATUS", {"code": 50, "msg": "no master"}, status=1)
         assert eventually(lambda: not seen[-1].ready)
     assert len(seen) == 2
+
+
+def test_watch_asks_the_plugins_only_after_a_change(stage, networks):
+    with networks.watch(lambda _: None):
+        stage.forget_calls()
+        stage.conf("15-more.conflist", conflist("more", "b"))
+        assert eventually(stage.called)
+        time.sleep(0.5)
+        assert set(stage.called()) == {"a STATUS"} and len(stage.called()) <= 2     # the file was created and written
 
 
 def test_an_error_of_the_callback_ends_the_watch_and_close_raises_it(stage, networks):
