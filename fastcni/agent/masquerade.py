@@ -103,9 +103,9 @@ class Masquerade:
             network, subnet = parts(cluster), parts(own)
             self._add(batch, *nft_rules.daddr_in(*subnet), nft_rules.leave())
             self._add(batch, *nft_rules.saddr_in(*subnet), *nft_rules.daddr_in(*network), nft_rules.leave())
-            self._add(batch, *nft_rules.saddr_in(*network), *nft_rules.daddr_not_in(*MULTICAST[cluster.version]),
-                      masquerade)
-            self._add(batch, *nft_rules.saddr_not_in(*network), *nft_rules.daddr_in(*network), masquerade)
+            self._add(batch, *nft_rules.saddr_in(*network),
+                      *nft_rules.daddr_in(*MULTICAST[cluster.version], inverted=True), masquerade)
+            self._add(batch, *nft_rules.saddr_in(*network, inverted=True), *nft_rules.daddr_in(*network), masquerade)
         wire.exchange(self.ask, nft.stop(batch))
 
     def _add(self, batch: Batch, *expressions: nft_rules.Expression) -> None:

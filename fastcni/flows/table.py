@@ -119,8 +119,8 @@ def add_sets(batch: Batch, family: int) -> None:
         if family == nft.NFPROTO_BRIDGE:
             sets[f"asked{version}"] = TYPE_IFNAME, kind
         for set_name, types in sets.items():
-            nft_elements.add_dynamic_set(batch, family, name(), set_name, types, set_id=SET_ID, size=MAX_KEYS,
-                                         timeout_ms=TIMEOUT_MS)
+            nft_elements.add_set(batch, family, name(), set_name, types, set_id=SET_ID, size=MAX_KEYS,
+                                 timeout_ms=TIMEOUT_MS)
 
 
 def rules(family: int) -> Iterator[tuple[str, Rule]]:

@@ -113,22 +113,26 @@ def concat_type(types: Sequence[int]) -> tuple[int, int]:
 
 def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int,
             values: Sequence[int] = (), verdicts: bool = False, intervals: bool = False,
-            timed: bool = False, size: int = 0) -> Batch:
+            timed: bool = False, timeout_ms: int = 0, size: int = 0) -> Batch:
     """Add a set whose keys have the types `key`. With `values` (the types of values) or `verdicts` add a map. With
     `intervals`, add_intervals() adds the elements, or add_boxes() if the key is a concatenation. With `timed`,
-    add_timed() adds the elements.
+    add_timed() adds the elements. With `timeout_ms`, rules add the elements, and the kernel deletes an element that no
+    rule has updated for this time.
 
     set_id: the number by which rules of the same transaction refer to the set. size: for how many elements the kernel
     allocates a hash table; the kernel rejects further elements with ENFILE. 0: the table grows, which makes lookups
-    slower. A set with `intervals` has no size.
+    slower. A set with `intervals` has no size. A set with `timeout_ms` and no size has up to 65,535 elements.
     """
     key_type, key_size = concat_type(key)
     boxes = intervals and len(key) > 1
     batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
     batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name)
     batch.be32(NFTA_SET_FLAGS, (NFT_SET_MAP if values or verdicts else 0) | (NFT_SET_INTERVAL if intervals else 0)
-               | (NFT_SET_CONCAT if boxes else 0) | (NFT_SET_TIMEOUT if timed else 0))
+               | (NFT_SET_CONCAT if boxes else 0) | (NFT_SET_TIMEOUT if timed or timeout_ms else 0)
+               | (NFT_SET_EVAL if timeout_ms else 0))
     batch.be32(NFTA_SET_KEY_TYPE, key_type).be32(NFTA_SET_KEY_LEN, key_size)
+    if timeout_ms:
+        batch.be64(NFTA_SET_TIMEOUT, timeout_ms)
     if values or verdicts:
         data_type, data_size = concat_type(values) if values else (NFT_DATA_VERDICT, 0)
         batch.be32(NFTA_SET_DATA_TYPE, data_type).be32(NFTA_SET_DATA_LEN, data_size)
@@ -141,22 +145,6 @@ def add_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int]
         batch.nest(NFTA_SET_DESC).be32(NFTA_SET_DESC_SIZE, size).end()
     if key_type == TYPE_IFNAME:         # libnftnl: KEYBYTEORDER host, so that nft prints the name
         batch.raw(NFTA_SET_USERDATA, b"\0\x04" + (1).to_bytes(4, ORDER))
-    return batch.be32(NFTA_SET_ID, set_id)
-
-
-def add_dynamic_set(batch: Batch, family: int, table: str, name: str, key: Sequence[int], *, set_id: int, size: int,
-                    timeout_ms: int) -> Batch:
-    """Add a set to which rules add elements. The kernel deletes an element that no rule has updated for `timeout_ms`.
-
-    size: the number of elements for which the kernel allocates memory; 0: the kernel allocates memory as needed, up to
-    65,535 elements.
-    """
-    key_type, key_size = concat_type(key)
-    batch.begin(NFT_MSG_NEWSET, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables set {table} {name}")
-    batch.text(NFTA_SET_TABLE, table).text(NFTA_SET_NAME, name).be32(NFTA_SET_FLAGS, NFT_SET_EVAL | NFT_SET_TIMEOUT)
-    batch.be32(NFTA_SET_KEY_TYPE, key_type).be32(NFTA_SET_KEY_LEN, key_size).be64(NFTA_SET_TIMEOUT, timeout_ms)
-    if size:
-        batch.nest(NFTA_SET_DESC).be32(NFTA_SET_DESC_SIZE, size).end()
     return batch.be32(NFTA_SET_ID, set_id)
 
 
@@ -173,6 +161,13 @@ def get_set(batch: Batch, family: int, table: str, name: str) -> Batch:
 
 
 # Elements -----------------------------------------------------------------------------------------
+
+def _begin(batch: Batch, kind: int, flags: int, family: int, table: str, name: str, verb: str, keys: str = "") -> Batch:
+    """Begin a message about elements of a set, and its list of elements."""
+    batch.begin(kind, flags, nfgenmsg(family), f"{verb} nftables set {table} {name}{keys}")
+    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
+    return batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+
 
 def _elements(batch: Batch, kind: int, flags: int, family: int, table: str, name: str,
               elements: Sequence[tuple[bytes, Value]], verb: str, comment: str | None = None) -> Batch:
@@ -219,9 +214,7 @@ def add_elements(batch: Batch, family: int, table: str, name: str,
 def add_timed(batch: Batch, family: int, table: str, name: str, elements: Iterable[tuple[bytes, int]]) -> Batch:
     """Add elements with a timeout, [(key, milliseconds)], to a set made with `timed`. Before Linux 6.12, an existing
     element keeps its timeout."""
-    batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add to nftables set {table} {name}")
-    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
-    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    _begin(batch, NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, family, table, name, "add to")
     for key, timeout_ms in elements:
         batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, key).end()
         batch.be64(NFTA_SET_ELEM_TIMEOUT, timeout_ms).end()
@@ -255,10 +248,7 @@ def add_from_template(batch: Batch, message: bytes, *, exclusive: bool, acknowle
 def add_intervals(batch: Batch, family: int, table: str, name: str, ranges: Iterable[tuple[bytes, bytes]]) -> Batch:
     """Add ranges [(first, last)] that do not touch, in any order, to a set with intervals. For each range the set has
     two elements: the first key, and the key after the last key with NFT_SET_ELEM_INTERVAL_END."""
-    batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family),
-                f"add intervals to nftables set {table} {name}")
-    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
-    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    _begin(batch, NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, family, table, name, "add intervals to")
     for first, last in ranges:
         batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, first).end().end()
         if last.count(255) < len(last):         # otherwise no key follows `last`
@@ -273,9 +263,7 @@ def add_boxes(batch: Batch, family: int, table: str, name: str, ranges: Iterable
     """Add ranges [(first, last)] of concatenations to a set with intervals, or delete the ranges. A key is in a range
     if each field is between the fields of `first` and `last`."""
     kind, flags = (NFT_MSG_DELSETELEM, NLM_F_ACK) if delete else (NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE)
-    batch.begin(kind, flags, nfgenmsg(family), f"{'delete from' if delete else 'add to'} nftables set {table} {name}")
-    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
-    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    _begin(batch, kind, flags, family, table, name, "delete from" if delete else "add to")
     for first, last in ranges:
         batch.nest(NFTA_LIST_ELEM).nest(NFTA_SET_ELEM_KEY).raw(NFTA_DATA_VALUE, first).end()
         batch.nest(NFTA_SET_ELEM_KEY_END).raw(NFTA_DATA_VALUE, last).end().end()
@@ -357,10 +345,7 @@ def raw_chains(elements: Iterable[bytes]) -> set[str]:
 def add_raw_elements(batch: Batch, family: int, table: str, name: str, elements: Iterable[bytes]) -> Batch:
     """Add raw elements. An existing element with the same value is no error. With another value the kernel answers
     EBUSY."""
-    batch.begin(NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family),
-                f"restore elements of nftables set {table} {name}")
-    batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
-    batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
+    _begin(batch, NFT_MSG_NEWSETELEM, NLM_F_ACK | NLM_F_CREATE, family, table, name, "restore elements of")
     for element in elements:
         batch.nest(NFTA_LIST_ELEM).header(element).end()
     return batch.end()

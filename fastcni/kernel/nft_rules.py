@@ -281,11 +281,6 @@ def set_nftrace(on: bool) -> tuple[Expression, ...]:
             ("meta", lambda b: b.be32(2, NFT_META_NFTRACE).be32(3, NFT_REG_1)))
 
 
-def fib_daddr_type() -> Expression:
-    """Load the type of route (RTN_*) of the destination address into register 1."""
-    return fib_type(NFTA_FIB_F_DADDR)
-
-
 def fib_type(flags: int) -> Expression:
     """Load the type of route (RTN_*) of an address, which `flags` selects, into register 1. NFTA_FIB_DREG 1, _RESULT 2,
     _FLAGS 3"""
@@ -330,34 +325,24 @@ def daddr(length: int) -> tuple[Expression, ...]:
     return _of_family(length, DADDRS[length])
 
 
-def saddr_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
-    """Match `ip saddr <network>/<prefix>`."""
-    return *saddr(len(network)), *_within(network, prefix)
+def saddr_in(network: bytes, prefix: int, *, inverted: bool = False) -> tuple[Expression, ...]:
+    """Match `ip saddr <network>/<prefix>`; with `inverted`, `ip saddr != <network>/<prefix>`."""
+    return *saddr(len(network)), *_within(network, prefix, inverted)
 
 
-def saddr_not_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
-    """Match `ip saddr != <network>/<prefix>`."""
-    return *saddr(len(network)), *_within(network, prefix, NFT_CMP_NEQ)
-
-
-def daddr_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
-    """Match `ip daddr <network>/<prefix>`."""
-    return *daddr(len(network)), *_within(network, prefix)
-
-
-def daddr_not_in(network: bytes, prefix: int) -> tuple[Expression, ...]:
-    """Match `ip daddr != <network>/<prefix>`."""
-    return *daddr(len(network)), *_within(network, prefix, NFT_CMP_NEQ)
+def daddr_in(network: bytes, prefix: int, *, inverted: bool = False) -> tuple[Expression, ...]:
+    """Match `ip daddr <network>/<prefix>`; with `inverted`, `ip daddr != <network>/<prefix>`."""
+    return *daddr(len(network)), *_within(network, prefix, inverted)
 
 
 def _of_family(length: int, field: Field) -> tuple[Expression, ...]:
     return meta(NFT_META_NFPROTO), compare(bytes((NFPROTOS[length],))), payload(field)
 
 
-def _within(network: bytes, prefix: int, op: int = NFT_CMP_EQ) -> tuple[Expression, ...]:
+def _within(network: bytes, prefix: int, inverted: bool) -> tuple[Expression, ...]:
     length = len(network)
     bits = ((1 << prefix) - 1 << 8 * length - prefix).to_bytes(length, "big")
-    return *([mask(bits)] if prefix < 8 * length else []), compare(network, op)
+    return *([mask(bits)] if prefix < 8 * length else []), compare(network, NFT_CMP_NEQ if inverted else NFT_CMP_EQ)
 
 
 def protocol_and_port(behind: int = 0) -> tuple[Expression, ...]:
@@ -386,14 +371,9 @@ def iif_is_not(ifindex: int) -> tuple[Expression, ...]:
     return meta(NFT_META_IIF), compare(ifindex.to_bytes(4, nft.ORDER), NFT_CMP_NEQ)
 
 
-def ether_type(number: int) -> tuple[Expression, ...]:
-    """Match `meta protocol <number>`: if the frame has a VLAN tag, the ethertype after the tag."""
-    return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"))
-
-
-def other_ether_type(number: int) -> tuple[Expression, ...]:
-    """Match `meta protocol != <number>`."""
-    return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"), NFT_CMP_NEQ)
+def ether_type(number: int, op: int = NFT_CMP_EQ) -> tuple[Expression, ...]:
+    """Match `meta protocol <number>`: if the frame has a VLAN tag, the ethertype after the tag. op: NFT_CMP_*."""
+    return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"), op)
 
 
 def icmpv6_type(number: int) -> tuple[Expression, ...]:
@@ -403,7 +383,7 @@ def icmpv6_type(number: int) -> tuple[Expression, ...]:
 
 def to_local_address() -> tuple[Expression, ...]:
     """Match `fib daddr type local`."""
-    return fib_daddr_type(), compare(RTN_LOCAL.to_bytes(4, nft.ORDER))
+    return fib_type(NFTA_FIB_F_DADDR), compare(RTN_LOCAL.to_bytes(4, nft.ORDER))
 
 
 def from_local_address() -> tuple[Expression, ...]:

@@ -106,8 +106,10 @@ def put_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway
                    protocol: int, what: str | None = None) -> Batch:
     """Add the route to another node's addresses to the main table, or replace the route to the same destination.
     onlink: the gateway is reached through the link, even if no address of the link has the gateway's subnet."""
+    head = rtnl.rtmsg(rtnl.family_of(dst), prefix, table=uapi.RT_TABLE_MAIN, protocol=protocol, kind=uapi.RTN_UNICAST,
+                      scope=uapi.RT_SCOPE_UNIVERSE if gateway or len(dst) == 16 else uapi.RT_SCOPE_LINK)
     batch.begin(uapi.RTM_NEWROUTE, NLM_F_ACK | uapi.NLM_F_CREATE | uapi.NLM_F_REPLACE,
-                node_rtmsg(dst, prefix, protocol, bool(gateway), onlink), what).raw(uapi.RTA_DST, dst)
+                head[:8] + (uapi.RTNH_F_ONLINK if onlink else 0).to_bytes(4, ORDER), what).raw(uapi.RTA_DST, dst)
     if gateway:
         batch.raw(uapi.RTA_GATEWAY, gateway)
     return batch.u32(uapi.RTA_OIF, index)
@@ -137,13 +139,6 @@ def del_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway
     if gateway:
         batch.raw(uapi.RTA_GATEWAY, gateway)
     return batch.u32(uapi.RTA_OIF, index)
-
-
-def node_rtmsg(dst: bytes, prefix: int, protocol: int, gateway: bool, onlink: bool) -> bytes:
-    scope = uapi.RT_SCOPE_UNIVERSE if gateway or len(dst) == 16 else uapi.RT_SCOPE_LINK
-    head = rtnl.rtmsg(rtnl.family_of(dst), prefix, table=uapi.RT_TABLE_MAIN, protocol=protocol, scope=scope,
-                      kind=uapi.RTN_UNICAST)
-    return head[:8] + (uapi.RTNH_F_ONLINK if onlink else 0).to_bytes(4, ORDER)
 
 
 def route_again(batch: Batch, payload: bytes, *, table: int | None = None, flags: int = 0, delete: bool = False,

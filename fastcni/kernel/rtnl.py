@@ -264,11 +264,6 @@ def del_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str
     return batch.text(uapi.IFLA_IFNAME, name) if name else batch
 
 
-def set_arp_notify(batch: Batch, index: int, *, what: str | None = None) -> Batch:
-    """Let the kernel send gratuitous ARP when the link comes up: set net.ipv4.conf.<link>.arp_notify by netlink."""
-    return set_ipv4_conf(batch, index, uapi.IPV4_DEVCONF_ARP_NOTIFY, what=what or f"set arp_notify of link {index}")
-
-
 def set_ipv4_conf(batch: Batch, index: int, number: int, *, what: str) -> Batch:
     """Set one sysctl of net.ipv4.conf.<link> to 1. number: its IPV4_DEVCONF_*.
 

@@ -249,13 +249,13 @@ def set_up(requests: Requests, state: State) -> None:
     for name, one in State().sets.items():
         add_set(requests, name, one)
     for name, types in rules.cut_sets().items():
-        requests.add(nft_elements.add_dynamic_set, FAMILY, TABLE, name, types, set_id=rules.SET_ID, size=0,
+        requests.add(nft_elements.add_set, FAMILY, TABLE, name, types, set_id=rules.SET_ID,
                      timeout_ms=rules.CUT_MS)
     for name, priority in rules.BASE_CHAINS.items():
         requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=nft.NF_INET_FORWARD,
                      priority=priority)
     for length, name in port_rules.ERROR_SETS.items():
-        requests.add(nft_elements.add_dynamic_set, FAMILY, TABLE, name, (ADDRESS_TYPES[length],), set_id=rules.SET_ID,
+        requests.add(nft_elements.add_set, FAMILY, TABLE, name, (ADDRESS_TYPES[length],), set_id=rules.SET_ID,
                      size=port_rules.ERROR_SOURCES, timeout_ms=port_rules.ERRORS_TIMEOUT_MS)
     for base in port_rules.BASE_CHAINS:
         add_base_chain(requests, base)

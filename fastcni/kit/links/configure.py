@@ -50,7 +50,8 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
     batch = Batch()
     nodad = dad is False and not ndisc_notify       # the kernel does not announce an address that skips detection
     if arp_notify:
-        rtnl.set_arp_notify(batch, link.index, what=f'failed to set arp_notify of "{link.name}"')
+        rtnl.set_ipv4_conf(batch, link.index, uapi.IPV4_DEVCONF_ARP_NOTIFY,
+                           what=f'failed to set arp_notify of "{link.name}"')
     for (packed, prefix), ip in zip(ips, result.get("ips", ()), strict=True):
         rtnl.new_address(batch, link.index, packed, prefix, broadcast=broadcast(packed, prefix), nodad=nodad,
                          what=f'failed to add IP addr {ip["address"]} to "{link.name}"')

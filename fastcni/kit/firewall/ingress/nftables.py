@@ -135,5 +135,5 @@ def set_up_ports(batch: Batch, items: Sequence[Item]) -> Batch:
     nft_rules.flush_chain(batch, family, table, PORTS)
     for end in (nft_rules.NFT_META_IIFNAME, nft_rules.NFT_META_OIFNAME):
         nft_rules.add_rule(batch, family, table, PORTS, nft_rules.meta(end), nft_rules.in_set(PORTS, PORTS_ID),
-                           *nft_rules.other_ether_type(ETH_P_ARP), nft_rules.drop())
+                           *nft_rules.ether_type(ETH_P_ARP, nft_rules.NFT_CMP_NEQ), nft_rules.drop())
     return batch
