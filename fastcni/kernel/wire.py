@@ -15,16 +15,18 @@ from fastcni.kernel.waiting import caller, check_caller, here, waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from typing import Any
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import Any, TypeVar
 
     from fastcni._netlink import Message
 
+    T = TypeVar("T")
     Replies = list[tuple[int, bytes]]           # (type, payload) of each message but ACKs
 
 ANSWER_MS = 30_000              # the kernel answers within send(); only a lost answer takes so long
 RECEIVE_TRIES = 5               # tries to receive the replies of one batch
 DUMP_TRIES = 5                  # an interrupted dump is requested five times in all, as by the reference plugins
+MAX_ASKED = 64                  # requests in one send(), so that the replies fit into the socket's buffer
 MAX_SEQUENCE = 1 << 31          # after this number a socket counts from 0 again
 EINTR_DUMP = "the kernel's table kept changing while it was read"
 
@@ -234,6 +236,17 @@ class Batches:
     def clear(self) -> None:
         for batch in self.batches:
             batch.clear()
+
+
+def in_batches(items: Sequence[T], add: Callable[[Batch, T], object], most: int = MAX_ASKED) -> list[Batch]:
+    """Return Batches with the requests about at most `most` items each. add(batch, item) adds the requests about an
+    item."""
+    batches = []
+    for at in range(0, len(items), most):
+        batches.append(Batch())
+        for item in items[at:at + most]:
+            add(batches[-1], item)
+    return batches
 
 
 def look_up(sock: Socket, batch: Batch) -> Replies | None:

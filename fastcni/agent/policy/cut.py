@@ -14,7 +14,6 @@ from errno import ENOENT
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from fastcni._netlink import Batch
 from fastcni.agent.policy import interpret
 from fastcni.agent.policy.evaluate import Connection
 from fastcni.agent.policy.http.marks import EITHER, PROXIED
@@ -142,13 +141,9 @@ def isolated(state: State) -> set[bytes]:
 def tracked(sock: Socket, redirected: Sequence[Redirected]) -> list[Flow]:
     """Return conntrack's flows of the connections that the ebpf datapath redirected until now. A request for each of
     these flows takes less time than a list of all flows. Raises OSError."""
-    found = []
-    for at in range(0, min(len(redirected), MAX_ASKED), MAX_DELETED):
-        batch = Batch()
-        for each in redirected[at:at + MAX_DELETED]:
-            conntrack.get(batch, each.protocol, each.ends, each.ports)
-        found += [conntrack.read(payload) for _, payload in wire.exchange(sock, batch, (ENOENT,))]
-    return found
+    asked = wire.in_batches(redirected[:MAX_ASKED], lambda batch, each: conntrack.get(
+        batch, each.protocol, each.ends, each.ports), MAX_DELETED)
+    return [conntrack.read(payload) for batch in asked for _, payload in wire.exchange(sock, batch, (ENOENT,))]
 
 
 def forbidden(flows: Iterable[Flow], state: State) -> list[Flow]:
@@ -164,10 +159,7 @@ def forbidden(flows: Iterable[Flow], state: State) -> list[Flow]:
 
 def delete(sock: Socket, flows: Sequence[Flow]) -> None:
     """Delete `flows` from conntrack. sock: a NETLINK_NETFILTER socket. Raises OSError."""
-    for at in range(0, len(flows), MAX_DELETED):
-        batch = Batch()
-        for flow in flows[at:at + MAX_DELETED]:
-            conntrack.delete(batch, flow)
+    for batch in wire.in_batches(flows, conntrack.delete, MAX_DELETED):
         wire.exchange(sock, batch, (ENOENT,))
 
 

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.contract import Solicitations
 
-MAX_ASKED = 64                  # requests in one send(), so that the answers fit into the socket's buffer
 PREFIX4, PREFIX6 = b"\x0a\x58", b"\x0e"         # first bytes of locally administered MACs
 
 
@@ -140,10 +139,8 @@ def ensure(sock: Socket, bridge: int, port: Link, mac: bytes, ips: Sequence[byte
 
 def put(sock: Socket, bridge: int, found: Sequence[tuple[bytes, bytes]]) -> None:
     """Add neighbours to a bridge. bridge: the bridge's index. found: [(packed address, MAC)]."""
-    for at in range(0, len(found), MAX_ASKED):
-        batch = Batch()
-        for packed, mac in found[at:at + MAX_ASKED]:
-            neighbours.new_neighbour(batch, bridge, packed, mac, what=f"add the neighbour {ip_text(packed)}")
+    for batch in wire.in_batches(found, lambda batch, it: neighbours.new_neighbour(
+            batch, bridge, *it, what=f"add the neighbour {ip_text(it[0])}")):
         wire.exchange(sock, batch)
 
 
@@ -208,10 +205,8 @@ def left(sock: Socket, bridge: int, ips: Sequence[bytes] = ()) -> list[Neighbour
 
 
 def delete_neighbours(sock: Socket, bridge: int, found: Sequence[Neighbour]) -> None:
-    for at in range(0, len(found), MAX_ASKED):
-        batch = Batch()
-        for it in found[at:at + MAX_ASKED]:
-            neighbours.del_neighbour(batch, bridge, it.packed, what=f"delete the neighbour {ip_text(it.packed)}")
+    for batch in wire.in_batches(found, lambda batch, it: neighbours.del_neighbour(
+            batch, bridge, it.packed, what=f"delete the neighbour {ip_text(it.packed)}")):
         _attempt(sock, batch)
 
 
@@ -240,13 +235,9 @@ def every_station(sock: Socket) -> list[Neighbour]:
 
 def stations(sock: Socket, bridge: int, macs: Iterable[bytes]) -> dict[bytes, Neighbour]:
     """Return {MAC: FDB entry} of the MACs in `macs` with a static entry."""
-    found, macs = [], [*macs]
-    for at in range(0, len(macs), MAX_ASKED):
-        batch = Batch()
-        for mac in macs[at:at + MAX_ASKED]:
-            neighbours.get_station(batch, bridge, mac, what=f"look up {mac.hex(':')} in the FDB")
-        found += _attempt(sock, batch)
-    return {it.mac: it for it in found if it.static}
+    asked = wire.in_batches([*macs], lambda batch, mac: neighbours.get_station(
+        batch, bridge, mac, what=f"look up {mac.hex(':')} in the FDB"))
+    return {it.mac: it for batch in asked for it in _attempt(sock, batch) if it.static}
 
 
 def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:

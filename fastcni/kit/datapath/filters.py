@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
 PRIORITY, NAME = 0xFC00, "fastcni"      # with this priority, filters of other programs run first and decide
-MAX_ASKED = 64                  # most links in one send()
 PARENTS = {"from_pod": uapi.TC_H_CLSACT_INGRESS, "to_pod": uapi.TC_H_CLSACT_EGRESS}
 
 
@@ -53,11 +52,14 @@ def put(batch: Batch, index: int, programs: Mapping[str, int], what: str) -> Bat
 
 def exist(sock: Socket, index: int) -> bool:
     """Return whether a link exists and has both filters."""
-    batch = Batch()
+    found, refused = wire.attempt(sock, get(Batch(), index))
+    return not refused and len(found) == len(PARENTS)
+
+
+def get(batch: Batch, index: int) -> Batch:
     for parent in PARENTS.values():
         tc.get_bpf_filter(batch, index, parent, PRIORITY, f"get filters of link {index}")
-    found, refused = wire.attempt(sock, batch)
-    return not refused and len(found) == len(PARENTS)
+    return batch
 
 
 def linked(sock: Socket) -> dict[int, set[int]]:
@@ -66,11 +68,7 @@ def linked(sock: Socket) -> dict[int, set[int]]:
     qdiscs = wire.dump(sock, uapi.RTM_GETQDISC, tc.tcmsg(0), "list qdiscs")
     indexes = [u32(payload[4:8]) for _, payload in qdiscs if tc.read_kind(payload)[0] == "clsact"]
     found: dict[int, set[int]] = {}
-    for at in range(0, len(indexes), MAX_ASKED):
-        batch = Batch()
-        for index in indexes[at:at + MAX_ASKED]:
-            for parent in PARENTS.values():
-                tc.get_bpf_filter(batch, index, parent, PRIORITY, f"get filters of link {index}")
+    for batch in wire.in_batches(indexes, get):
         for _, payload in wire.attempt(sock, batch)[0]:         # for a link without filter the kernel returns an error
             options = attributes(tc.read_kind(payload)[1])
             if options.get(uapi.TCA_BPF_NAME, b"").rstrip(b"\0") == NAME.encode():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from errno import EACCES, EPERM
 
-from fastcni._netlink import Batch
 from fastcni.kernel import conntrack, wire
 from fastcni.kernel.bpf import objects
 from fastcni.kit.datapath import filters, pins
@@ -154,12 +153,9 @@ def hand_back(sock: Socket, opened: Pins, addresses: frozenset[bytes] | None = N
     for _ in range(ROUNDS):
         found = [flow for flow in flows(opened) if addresses is None or not addresses.isdisjoint(flow.ends)]
         known = [flow for flow in found if flow.protocol == IPPROTO_TCP and flow.ports[0] and all(flow.seen)]
-        for at in range(0, len(known), MAX_ENTRIES):
-            batch = Batch()
-            for flow in known[at:at + MAX_ENTRIES]:
-                conntrack.put_established(batch, flow.ends, flow.ports)
-            for error in wire.attempt(sock, batch)[1]:
-                raise error
+        for batch in wire.in_batches(known, lambda batch, flow: conntrack.put_established(
+                batch, flow.ends, flow.ports), MAX_ENTRIES):
+            wire.exchange(sock, batch)
         for flow in found:
             if objects.delete(opened.flows, flow.key) and flow.ports[0]:
                 ended[flow.key] = flow

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     Found = tuple[str, bytes, str]                      # (set, key, comment)
 
 MAX_TRIES = 5                   # attempts, while other programs add and delete elements with the same keys
-MAX_ASKED = 64                  # elements requested by one send(), so that the replies fit into the socket's buffer
 
 
 class Store:
@@ -76,8 +75,7 @@ class Store:
             for name, some in by_set(items).items():
                 nft_elements.add_elements(batch, self.family, self.table, name, some, exclusive=False)
 
-        if refused := self._where_set_up(req, items, lambda: in_one(req.mode.firewall, items, fill)):
-            wire.raise_first(refused)
+        wire.raise_first(self._where_set_up(req, items, lambda: in_one(req.mode.firewall, items, fill)))
 
     def ensure(self, req: Request, items: Sequence[Item] = ()) -> None:
         """Add the missing chains and rules, including the chains to which `items` lead."""
@@ -222,12 +220,14 @@ class Store:
     def present(self, req: Request, items: Sequence[Item]) -> list[Found]:
         """Return (set, key, comment) of each item that exists, with any mark."""
         found: list[Found] = []
-        for at in range(0, len(items), MAX_ASKED):
+        for at in range(0, len(items), wire.MAX_ASKED):
             batch = Batch()
-            for name, key, _ in items[at:at + MAX_ASKED]:
+            for name, key, _ in items[at:at + wire.MAX_ASKED]:
                 nft_elements.get_element(batch, self.family, self.table, name, key)
-            found += [(nft_elements.read_set_name(payload), *element)
-                      for _, payload in wire.exchange(req.mode.firewall, batch, (ENOENT,))
+            replies, refused = wire.attempt(req.mode.firewall, batch)
+            if refused:
+                wire.raise_first(refused, (ENOENT,))
+            found += [(nft_elements.read_set_name(payload), *element) for _, payload in replies
                       for element in nft_elements.read_elements(payload)]
         return found
 

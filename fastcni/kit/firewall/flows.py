@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 WITHOUT_END = ("udp", "sctp")
 FAMILIES = {4: uapi.AF_INET, 16: uapi.AF_INET6}        # keys: address length in bytes
-MAX_ASKED = 64                  # requests in one send
 
 
 def after_add(req: Request, conf: Conf) -> None:
@@ -58,8 +57,8 @@ def with_warning(req: Request, function: Callable[..., None], *args: Any) -> Non
 
 
 def forget_untranslated(req: Request, ports: Sequence[Port]) -> None:
-    for at in range(0, len(ports), MAX_ASKED):
-        some, batch = ports[at:at + MAX_ASKED], Batch()
+    for at in range(0, len(ports), wire.MAX_ASKED):
+        some, batch = ports[at:at + wire.MAX_ASKED], Batch()
         for port in some:
             conntrack.forget_untranslated(batch, *port)
         if not known(req, batch):

@@ -19,7 +19,6 @@ from errno import EEXIST, EINVAL, ENOENT
 from fastcni._netlink import Batch
 from fastcni.kernel import ipset, netns, wire
 from fastcni.kit.firewall import iptables
-from fastcni.kit.firewall.elements import MAX_ASKED
 from fastcni.kit.firewall.forward.iptables_chain import (
     FORWARD,
     TABLE,
@@ -86,14 +85,10 @@ def by_length(ips: Iterable[bytes]) -> list[tuple[int, list[bytes]]]:
 def in_sets(req: Request, verb: Callable[..., Any], ips: Sequence[bytes], *fine: int) -> list[NetlinkError]:
     """Add, delete or test addresses in the ipsets: `verb` is add(), delete() or test() of kernel/ipset.py.
 
-    fine: errnos that are no error. Return the kernel's other errors. One send() has at most MAX_ASKED messages, one for
-    each address.
+    fine: errnos that are no error. Return the kernel's other errors. Each message is about one address.
     """
     found: list[NetlinkError] = []
-    for at in range(0, len(ips), MAX_ASKED):
-        batch = Batch()
-        for packed in ips[at:at + MAX_ASKED]:
-            verb(batch, set_of(len(packed)), packed)
+    for batch in wire.in_batches(ips, lambda batch, packed: verb(batch, set_of(len(packed)), packed)):
         found += [refused for refused in wire.attempt(req.mode.firewall, batch)[1] if refused.errno not in fine]
     return found
 
