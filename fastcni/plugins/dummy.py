@@ -6,7 +6,6 @@ from fastcni.kit.call.conf import read_requested_mac
 from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import devices
 from fastcni.spec import errors
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def read(req: Request) -> Conf:
     if req.command in devices.ENDINGS:
         return conf
     if not conf.layer3:
-        raise CniError(errors.INVALID_CONFIG, "dummy interface requires an IPAM configuration")
+        raise errors.bad_config("dummy interface requires an IPAM configuration")
     conf.mac, conf.dns = read_requested_mac(req, strict=False), None
     return conf
 

@@ -68,7 +68,7 @@ def read_keys(keys: Section, conf: Conf) -> None:
 
 
 def refused(why: str) -> CniError:
-    return CniError(errors.INVALID_CONFIG, f"'delegate' dictionary {why}", "write the key `ipam` next to `delegate`")
+    return errors.bad_config(f"'delegate' dictionary {why}", "write the key `ipam` next to `delegate`")
 
 
 def compose(req: Request, conf: Conf) -> Document:

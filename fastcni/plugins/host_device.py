@@ -13,7 +13,6 @@ from fastcni.kit.links import attribute_backup, change, devices, moving
 from fastcni.kit.links.attribute_backup import Backup
 from fastcni.kit.links.host_devices import Selector, is_dpdk
 from fastcni.spec import errors
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def read(req: Request) -> Conf:
         return conf
     conf.selector, conf.mac = Selector(req.conf), read_requested_mac(req, strict=False)
     if not conf.selector.given and req.command != "STATUS":         # STATUS has no pod, so it may lack deviceID
-        raise CniError(errors.INVALID_CONFIG, 'specify either "device", "hwaddr", "kernelpath" or "pciBusID"')
+        raise errors.bad_config('specify either "device", "hwaddr", "kernelpath" or "pciBusID"')
     if not conf.layer3:
         conf.dns = None
     return conf

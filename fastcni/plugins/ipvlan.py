@@ -8,7 +8,6 @@ from fastcni.kit.links import devices
 from fastcni.kit.links.master import WHY, Master
 from fastcni.spec import errors
 from fastcni.spec import result as results
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ def read(req: Request) -> Conf:
     conf.master, conf.mtu = Master(keys), keys.integer("mtu", high=0xFFFFFFFF)
     conf.mode = keys.text("mode") or "l2"
     if conf.mode not in kinds.IPVLAN_MODES:
-        raise CniError(errors.INVALID_CONFIG, f'unknown ipvlan mode: "{conf.mode}"',
-                       f"there are {', '.join(kinds.IPVLAN_MODES)}")
+        raise errors.bad_config(f'unknown ipvlan mode: "{conf.mode}"', f"there are {', '.join(kinds.IPVLAN_MODES)}")
     conf.previous = results.read_prev_result(keys, req.version)
     if req.command == "ADD":
         read_previous(conf)
@@ -53,12 +51,11 @@ def read_previous(conf: Conf) -> None:
     if conf.previous and not conf.master.name:
         names = [item["name"] for item in conf.previous.get("interfaces", ())]
         if len(names) != 1 or not names[0]:
-            raise CniError(errors.INVALID_CONFIG, "chained master failure. PrevResult lacks a single named interface",
-                           'name a link with the key "master"')
+            raise errors.bad_config("chained master failure. PrevResult lacks a single named interface",
+                                    'name a link with the key "master"')
         conf.master.name = names[0]
     if not conf.layer3 and not (conf.previous or {}).get("ips"):
-        raise CniError(errors.INVALID_CONFIG, "no plugin name provided",
-                       "ipvlan needs ipam.type, or addresses of a plugin before it")
+        raise errors.bad_config("no plugin name provided", "ipvlan needs ipam.type, or addresses of a plugin before it")
 
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import devices
 from fastcni.kit.links.master import WHY, Master, check_mtu
 from fastcni.spec import errors
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def read(req: Request) -> Conf:
     conf.master, conf.mtu = Master(keys), keys.integer("mtu")
     conf.mode = keys.text("mode") or "bridge"
     if conf.mode not in kinds.MACVLAN_MODES:
-        raise CniError(errors.INVALID_CONFIG, f'unknown macvlan mode: "{conf.mode}"')
+        raise errors.bad_config(f'unknown macvlan mode: "{conf.mode}"')
     conf.mac = read_requested_mac(req, own=keys.text("mac"))
     conf.queue = keys.integer("bcqueuelen", low=0, high=0xFFFFFFFF)
     return conf

@@ -79,8 +79,8 @@ def check_names(networks: list[Network]) -> None:
     names = [network.ifname for network in networks]
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
-        raise CniError(errors.INVALID_CONFIG, f'two networks of the pod have the interface "{twice[0]}"',
-                       f"the pod's interfaces are {', '.join(names)}")
+        raise errors.bad_config(f'two networks of the pod have the interface "{twice[0]}"',
+                                f"the pod's interfaces are {', '.join(names)}")
 
 
 def sub_request(req: Request, conf: Conf, network: Network) -> Request:

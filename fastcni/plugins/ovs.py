@@ -34,7 +34,7 @@ def read(req: Request) -> Keys | OvsConf:
         return conf
     args = ovs_conf.PodArgs(req)            # also for CHECK and STATUS, so that a bad MAC is an error
     if not (conf.bridge or args.ovn_port) and req.command != "STATUS":
-        raise CniError(errors.INVALID_CONFIG, "failed to get bridge name", "set the key bridge")
+        raise errors.bad_config("failed to get bridge name", "set the key bridge")
     return conf, args
 
 

@@ -164,19 +164,20 @@ def about(req: Request, conf: Conf, previous: dict[str, Any]) -> dict[str, Any]:
     addresses = [ip["address"].partition("/")[0] for ip in previous.get("ips", ())
                  if chained.in_pod(previous, ip, req.ifname)]
     if not addresses:
-        raise CniError(errors.INVALID_CONFIG, f"prevResult has no address of {req.ifname}")
+        raise errors.bad_config(f"prevResult has no address of {req.ifname}")
     if posix.access(ovs_cache.path(ovs_cache.DIRECTORY, req.container_id, req.ifname), posix.F_OK):
-        raise CniError(errors.INVALID_CONFIG, "the pod is a port of Open vSwitch: policies cannot hold for it",
-                       "pods on one bridge reach each other without passing a hook of nftables")
+        raise errors.bad_config("the pod is a port of Open vSwitch: policies cannot hold for it",
+                                "pods on one bridge reach each other without passing a hook of nftables")
     name = conf.args.get("K8S_POD_NAME") or req.container_id
     interfaces = previous.get("interfaces", ())
     links = [each["name"] for each in interfaces if not each.get("sandbox")]
     if not links:
-        raise CniError(errors.INVALID_CONFIG, "the pod's traffic does not pass the node: policies cannot hold for it",
-                       "put it behind a plugin that makes a link with an end on the host, as bridge and ptp do")
+        raise errors.bad_config("the pod's traffic does not pass the node: policies cannot hold for it",
+                                "put it behind a plugin that makes a link with an end on the host, as bridge and ptp "
+                                "do")
     macs = [each.get("mac", "") for each in interfaces if each["name"] == req.ifname and each.get("sandbox")]
     if not macs or not macs[0]:
-        raise CniError(errors.INVALID_CONFIG, f"prevResult has no MAC of {req.ifname}")
+        raise errors.bad_config(f"prevResult has no MAC of {req.ifname}")
     dhcp = conf.port["dhcp"] or has_lease(req)
     return {"id": [req.name, req.container_id, req.ifname],
             "links": links, "port": {**conf.port, "dhcp": dhcp, "mac": read_ethernet(macs[0]).hex()},

@@ -62,7 +62,7 @@ def pod_addresses(req: Request) -> tuple[dict[str, Any], list[Any]]:
     previous = chained.previous(req, "This plugin must be called as chained plugin")
     found = source_routing.addresses_of(previous, req.ifname)
     if not found:
-        raise CniError(errors.INVALID_CONFIG, f"No IP addresses supplied on interface: {req.ifname}")
+        raise errors.bad_config(f"No IP addresses supplied on interface: {req.ifname}")
     return previous, found
 
 

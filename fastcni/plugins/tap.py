@@ -8,7 +8,6 @@ from fastcni.kit.call.conf import read_requested_mac
 from fastcni.kit.call.pod import Pod
 from fastcni.kit.links import devices, find, taps
 from fastcni.spec import errors
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,8 +59,7 @@ def find_bridge(pod: Pod, conf: Conf) -> Link | None:
         return None
     bridge = find.link(pod.inside, conf.bridge)
     if bridge is None:
-        raise CniError(errors.INVALID_CONFIG, f"failed to get bridge {conf.bridge}: Link not found",
-                       "it is looked for in the pod")
+        raise errors.bad_config(f"failed to get bridge {conf.bridge}: Link not found", "it is looked for in the pod")
     return bridge
 
 

@@ -39,12 +39,12 @@ def read(req: Request) -> Conf:
         return conf
     conf.master, conf.vid, conf.mtu = Master(keys), keys.integer("vlanId"), keys.integer("mtu")
     if not conf.master.name:
-        raise CniError(errors.INVALID_CONFIG, '"master" field is required. It specifies the host interface name to '
-                       "create the VLAN for")
+        raise errors.bad_config('"master" field is required. It specifies the host interface name to '
+                                "create the VLAN for")
     if not 0 <= conf.vid <= MAX_VID:
-        raise CniError(errors.INVALID_CONFIG, f"invalid VLAN ID {conf.vid} (must be between 0 and {MAX_VID} inclusive)")
+        raise errors.bad_config(f"invalid VLAN ID {conf.vid} (must be between 0 and {MAX_VID} inclusive)")
     if not conf.layer3:
-        raise CniError(errors.INVALID_CONFIG, "no plugin name provided", "vlan needs ipam.type")
+        raise errors.bad_config("no plugin name provided", "vlan needs ipam.type")
     conf.mac = read_requested_mac(req, strict=False)
     return conf
 

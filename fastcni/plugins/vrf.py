@@ -41,8 +41,8 @@ def read(req: Request) -> Conf:
     try:
         config.check_ifname(conf.name)
     except CniError as e:
-        raise CniError(errors.INVALID_CONFIG, "configuration is expected to have a valid vrf name",
-                       f'vrfname "{conf.name}": {e.msg}') from None
+        raise errors.bad_config("configuration is expected to have a valid vrf name",
+                                f'vrfname "{conf.name}": {e.msg}') from None
     conf.table = keys.integer("table", low=0, high=0xFFFFFFFF)
     return conf
 

@@ -58,6 +58,11 @@ class CniError(Exception):
         return document
 
 
+def bad_config(msg: str, details: str = "") -> CniError:
+    """Return the CniError 7 for a configuration that the plugin cannot use."""
+    return CniError(INVALID_CONFIG, msg, details)
+
+
 class NestedError(Exception):
     """A plugin of a chain failed. The attribute `__cause__` is the plugin's error.
 

@@ -109,28 +109,28 @@ def check_name(name: str) -> None:
     try:
         check_ifname(name)
     except CniError as e:
-        raise CniError(errors.INVALID_CONFIG, f'bridge "{name}": {e.msg}', e.details) from None
+        raise errors.bad_config(f'bridge "{name}": {e.msg}', e.details) from None
 
 
 def check_combinations(conf: Conf) -> None:
     """Raise CniError 7 for keys that exclude each other."""
     if conf.hairpin and conf.promisc:
-        raise CniError(errors.INVALID_CONFIG, "cannot set hairpin mode and promiscuous mode at the same time")
+        raise errors.bad_config("cannot set hairpin mode and promiscuous mode at the same time")
     if conf.ip_check and not conf.layer3:
-        raise CniError(errors.INVALID_CONFIG, "cannot use ipspoofchk without IPAM",
-                       "ipspoofchk is true, and without ipam.type the pod's addresses are unknown")
+        raise errors.bad_config("cannot use ipspoofchk without IPAM",
+                                "ipspoofchk is true, and without ipam.type the pod's addresses are unknown")
     if conf.leave_down and conf.layer3:
-        raise CniError(errors.INVALID_CONFIG, "cannot use IPAM when DisableContainerInterface flag is set")
+        raise errors.bad_config("cannot use IPAM when DisableContainerInterface flag is set")
 
 
 def check_unflooded(keys: Section, conf: Conf) -> None:
     """Raise CniError 7 for keys that exclude disableFlooding."""
     if not conf.layer3:
-        raise CniError(errors.INVALID_CONFIG, "cannot use disableFlooding without IPAM",
-                       "the bridge answers ARP for the pod's addresses, and without ipam.type they are unknown")
+        raise errors.bad_config("cannot use disableFlooding without IPAM",
+                                "the bridge answers ARP for the pod's addresses, and without ipam.type they are "
+                                "unknown")
     if ipam.named_type(keys) == "dhcp":
-        raise CniError(errors.INVALID_CONFIG, "cannot use disableFlooding with dhcp",
-                       "DHCP servers answer by broadcast")
+        raise errors.bad_config("cannot use disableFlooding with dhcp", "DHCP servers answer by broadcast")
     if conf.vlans.wanted:
-        raise CniError(errors.INVALID_CONFIG, "cannot use disableFlooding with vlan and vlanTrunk",
-                       "the bridge answers ARP without a VLAN tag only")
+        raise errors.bad_config("cannot use disableFlooding with vlan and vlanTrunk",
+                                "the bridge answers ARP without a VLAN tag only")

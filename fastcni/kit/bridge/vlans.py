@@ -8,7 +8,7 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.bridge import bridges
 from fastcni.kit.call.conf import MAX_VID
-from fastcni.kit.call.trunk import invalid, read_trunk
+from fastcni.kit.call.trunk import read_trunk
 from fastcni.kit.links import change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -64,7 +64,7 @@ def read(keys: Section) -> Vlans:
     found.vlan = keys.integer("vlan")
     found.preserve = keys.flag("preserveDefaultVlan")
     if not 0 <= found.vlan <= MAX_VID:
-        raise invalid(f"invalid VLAN ID {found.vlan} (must be between 0 and {MAX_VID})")
+        raise errors.bad_config(f"invalid VLAN ID {found.vlan} (must be between 0 and {MAX_VID})")
     found.trunk = None
     if keys.has("vlanTrunk"):
         found.trunk = sorted({vid for item in keys.sections("vlanTrunk") for vid in read_trunk(item)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastcni.spec import errors
 from fastcni.spec import result as results
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ def previous(req: Request, message: str = "must be called as chained plugin") ->
     """Return prevResult in the 1.1.0 shape. Raises CniError 7 with `message` if the configuration has no prevResult."""
     found = results.read_prev_result(req.conf, req.version)
     if found is None:
-        raise CniError(errors.INVALID_CONFIG, message)
+        raise errors.bad_config(message)
     return found
 
 

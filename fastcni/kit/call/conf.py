@@ -80,7 +80,7 @@ def check_families(ipv6: bool, result: dict[str, Any]) -> None:
     """Raise CniError 7 for an IPv6 address in a network without IPv6."""
     for ip in result.get("ips", ()):
         if not ipv6 and ":" in ip["address"]:
-            raise CniError(errors.INVALID_CONFIG, f"IPAM gave {ip['address']}, but disableIPv6 is true")
+            raise errors.bad_config(f"IPAM gave {ip['address']}, but disableIPv6 is true")
 
 
 def read_requested_mac(req: Request, own: str = "", *, strict: bool = True) -> bytes | None:
@@ -110,9 +110,9 @@ def read_ethernet(text: str) -> bytes:
     try:
         mac = read_mac(text)
     except ValueError as e:
-        raise CniError(errors.INVALID_CONFIG, str(e)) from None
+        raise errors.bad_config(str(e)) from None
     if len(mac) != ETH_ALEN:
-        raise CniError(errors.INVALID_CONFIG, f"address {text}: not the 6 bytes of an Ethernet address")
+        raise errors.bad_config(f"address {text}: not the 6 bytes of an Ethernet address")
     return mac
 
 

@@ -246,7 +246,7 @@ def check_conf(conf: Section) -> Section:
     except CniError as e:
         raise undecodable(e.msg, e.details) from None
     if not name:
-        raise CniError(errors.INVALID_CONFIG, "missing network name")
+        raise errors.bad_config("missing network name")
     config.check_network_name(name)
     return conf
 

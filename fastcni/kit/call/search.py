@@ -28,9 +28,9 @@ def find(name: str, dirs: Sequence[str]) -> str:
     more than "not found".
     """
     if not name:
-        raise CniError(errors.INVALID_CONFIG, "no plugin name provided")
+        raise errors.bad_config("no plugin name provided")
     if "/" in name:
-        raise CniError(errors.INVALID_CONFIG, f"invalid plugin name: {name}")
+        raise errors.bad_config(f"invalid plugin name: {name}")
     if not dirs:
         raise CniError(errors.INVALID_ENVIRONMENT, "no paths provided")
     for where in dirs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastcni.kit.call.conf import MAX_VID
 from fastcni.spec import errors
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,21 +15,17 @@ def read_trunk(item: Section, low: int = 1) -> set[int]:
     found: set[int] = set()
     if item.has("minID") != item.has("maxID"):
         missing = "maxID" if item.has("minID") else "minID"
-        raise invalid(f"minID and maxID should be configured simultaneously, {missing} is missing")
+        raise errors.bad_config(f"minID and maxID should be configured simultaneously, {missing} is missing")
     for key, name in (("minID", "trunk minID"), ("maxID", "trunk maxID"), ("id", "trunk id")):
         if item.has(key) and not low <= item.integer(key) <= MAX_VID:
-            raise invalid(f"incorrect {name} parameter: {item.integer(key)}")
+            raise errors.bad_config(f"incorrect {name} parameter: {item.integer(key)}")
     if item.has("minID"):
         first, last = item.integer("minID"), item.integer("maxID")
         if first > last:
-            raise invalid(f"minID is greater than maxID in trunk parameter: {first} > {last}")
+            raise errors.bad_config(f"minID is greater than maxID in trunk parameter: {first} > {last}")
         found.update(range(first, last + 1))
     if item.has("id"):
         found.add(item.integer("id"))
     if not found:
-        raise invalid('an entry of a trunk has neither "id" nor "minID" and "maxID"')
+        raise errors.bad_config('an entry of a trunk has neither "id" nor "minID" and "maxID"')
     return found
-
-
-def invalid(text: str) -> CniError:
-    return CniError(errors.INVALID_CONFIG, text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ def read(conf: Section) -> list[Mapping]:
         container_port, host_port = (read_port(section, key) for key in ("containerPort", "hostPort"))
         count = section.integer("range", default=1, low=1, high=65536 - max(container_port, host_port))
         if len(found) + count > MAX_MAPPINGS:
-            raise CniError(errors.INVALID_CONFIG, f"runtimeConfig.portMappings: more than {MAX_MAPPINGS} ports")
+            raise errors.bad_config(f"runtimeConfig.portMappings: more than {MAX_MAPPINGS} ports")
         protocol, (host_ip, lengths) = read_protocol(section), read_host_ip(section)
         found += [Mapping(protocol, host_port + n, container_port + n, host_ip, lengths) for n in range(count)]
     check_distinct(found)
@@ -56,8 +55,7 @@ def read_port(section: Section, key: str) -> int:
     port = section.integer(key)
     if not 0 < port < 65536:
         name = {"hostPort": "host port", "containerPort": "container port"}[key]
-        raise CniError(errors.INVALID_CONFIG, f"Invalid {name} number: {port}",
-                       f"{section.path(key)} is from 1 to 65535")
+        raise errors.bad_config(f"Invalid {name} number: {port}", f"{section.path(key)} is from 1 to 65535")
     return port
 
 
@@ -85,8 +83,8 @@ def check_distinct(mappings: Sequence[Mapping]) -> None:
             others = taken.setdefault((mapping.protocol, mapping.host_port, length), {})
             other = others.get(mapping.host_ip) or others.get(b"") or (not mapping.host_ip and first(others))
             if other:
-                raise CniError(errors.INVALID_CONFIG, f"host port {mapping} is mapped twice",
-                               f"runtimeConfig.portMappings has {other} too")
+                raise errors.bad_config(f"host port {mapping} is mapped twice",
+                                        f"runtimeConfig.portMappings has {other} too")
             others[mapping.host_ip] = mapping
 
 

@@ -109,7 +109,7 @@ def route_number(item: dict[str, Any], key: str) -> int:
     number: int = item[key]
     most = 0xFF if key == "scope" else 0xFFFFFFFF
     if not 0 <= number <= most:
-        raise CniError(errors.INVALID_CONFIG, f"route {item['dst']}: {key} {number} is not from 0 to {most}")
+        raise errors.bad_config(f"route {item['dst']}: {key} {number} is not from 0 to {most}")
     return number
 
 
@@ -117,8 +117,8 @@ def check_mtu(link: Link) -> None:
     """Raise CniError 7 if the link's MTU is too small for IPv6. The kernel's own errors do not name the MTU: "Invalid
     argument", or "No such file or directory" for the link's IPv6 sysctls."""
     if 0 < link.mtu < IPV6_MIN_MTU:
-        raise CniError(errors.INVALID_CONFIG, f"the MTU of {link.name} is {link.mtu}, and IPv6 needs {IPV6_MIN_MTU} "
-                       "or more", 'give "mtu" a greater value, or give the network no IPv6 range')
+        raise errors.bad_config(f"the MTU of {link.name} is {link.mtu}, and IPv6 needs {IPV6_MIN_MTU} "
+                                "or more", 'give "mtu" a greater value, or give the network no IPv6 range')
 
 
 def enable_ipv6(pod: Pod, ifname: str) -> None:

@@ -53,8 +53,8 @@ class Selector:
             directory = f"bus/{bus}/devices/{self.device_id}"
             if sysfs.exists(directory):
                 return directory
-        raise CniError(errors.INVALID_CONFIG, f"runtime config DeviceID {self.device_id} not found or unsupported",
-                       f"{SYS}bus has no device of this id on the buses {' and '.join(BUSES)}")
+        raise errors.bad_config(f"runtime config DeviceID {self.device_id} not found or unsupported",
+                                f"{SYS}bus has no device of this id on the buses {' and '.join(BUSES)}")
 
     def find(self, host: Socket, directory: str) -> tuple[Link, str]:
         """Return (the link on the host, the name that the link gets when it moves back to the host). directory: the
@@ -107,14 +107,13 @@ def read_hwaddr(text: str) -> bytes:
     try:
         return read_mac(text) if text else b""
     except ValueError as e:
-        raise CniError(errors.INVALID_CONFIG, f'{NOT_FOUND}: failed to parse MAC address "{text}": {e}') from None
+        raise errors.bad_config(f'{NOT_FOUND}: failed to parse MAC address "{text}": {e}') from None
 
 
 def read_kernelpath(text: str) -> str:
     """Return a path below /sys/devices, or "". Raises CniError 7."""
     if text and (not text.startswith(DEVICES) or "\0" in text or ".." in text.split("/")):
-        raise CniError(errors.INVALID_CONFIG,
-                       f'{NOT_FOUND}: kernel device path "{text}" must be absolute and begin with {DEVICES}')
+        raise errors.bad_config(f'{NOT_FOUND}: kernel device path "{text}" must be absolute and begin with {DEVICES}')
     return text
 
 

@@ -44,7 +44,7 @@ class Master:
             return default_link(self.sock(pod))
         link = find.link(pod.inside, self.name) if self.in_container else find.host_link(req.mode, self.name)
         if link is None:
-            raise missing(f'failed to lookup master "{self.name}": Link not found')
+            raise errors.bad_config(f'failed to lookup master "{self.name}": Link not found')
         return link
 
     def status(self, req: Request) -> None:
@@ -65,10 +65,6 @@ class Master:
                 req.warn(str(e))
 
 
-def missing(text: str) -> CniError:
-    return CniError(errors.INVALID_CONFIG, text)
-
-
 def default_link(sock: Socket) -> Link:
     """Return the link of the first default route in the main table, IPv4 before IPv6. Raises CniError 7."""
     for family in find.FAMILIES:
@@ -80,10 +76,10 @@ def default_link(sock: Socket) -> Link:
                 link = find.link(sock, index=route.index)
                 if link:
                     return link
-    raise missing("no default route interface found")
+    raise errors.bad_config("no default route interface found")
 
 
 def check_mtu(mtu: int, master: Link) -> None:
     """Raise CniError 7 for an MTU that is larger than the master's."""
     if not 0 <= mtu <= master.mtu:
-        raise CniError(errors.INVALID_CONFIG, f"invalid MTU {mtu}, must be [0, master MTU({master.mtu})]")
+        raise errors.bad_config(f"invalid MTU {mtu}, must be [0, master MTU({master.mtu})]")

@@ -40,22 +40,19 @@ FIRST_TABLE = 100
 def read_gateways(texts: list[str]) -> Gateways:
     """Read the key `gateways`: one IPv4 and one IPv6 address at most. Raises CniError 7."""
     if len(texts) > 2:
-        raise invalid("gateways list cannot contain more than 2 entries (one IPv4, one IPv6)")
+        raise errors.bad_config("gateways list cannot contain more than 2 entries (one IPv4, one IPv6)")
     found: Gateways = {}
     for text in texts:
         try:
             packed = addresses.read_ip(text)
         except ValueError:
-            raise invalid(f"invalid static gateway IP address: {text}") from None
+            raise errors.bad_config(f"invalid static gateway IP address: {text}") from None
         if len(packed) in found:
-            raise invalid(f"gateways list contains multiple {'IPv4' if len(packed) == 4 else 'IPv6'} addresses: "
-                          f"{addresses.ip_text(found[len(packed)])} and {addresses.ip_text(packed)}")
+            version = "IPv4" if len(packed) == 4 else "IPv6"
+            raise errors.bad_config(f"gateways list contains multiple {version} addresses: "
+                                    f"{addresses.ip_text(found[len(packed)])} and {addresses.ip_text(packed)}")
         found[len(packed)] = packed
     return found
-
-
-def invalid(text: str) -> CniError:
-    return CniError(errors.INVALID_CONFIG, text)
 
 
 def addresses_of(result: dict[str, Any], ifname: str) -> list[Address]:

@@ -66,7 +66,7 @@ class Asked:
             self.uid = pod.uid
             return pod.annotations
         if req.plugin == SHIM:          # without an error, the pod would silently get only its first network
-            raise CniError(errors.INVALID_CONFIG, "the runtime has not passed the pod's annotations", HOW)
+            raise errors.bad_config("the runtime has not passed the pod's annotations", HOW)
         return {}
 
 
@@ -155,8 +155,7 @@ def first_networks(req: Request, keys: Keys, asked: Asked, known: Definitions) -
     if asked.default:
         selected = read_networks(asked.default, keys.namespace)
         if len(selected) != 1:
-            raise CniError(errors.INVALID_CONFIG, f"pod annotation {DEFAULT_NETWORK}: expected one network, got "
-                           f"{len(selected)}")
+            raise errors.bad_config(f"pod annotation {DEFAULT_NETWORK}: expected one network, got {len(selected)}")
         found[:1] = [known.by_name(selected[0].namespace, selected[0].name)]
     networks = [Network(definition, ifname_at(place, req.ifname), {} if place else of_runtime(req))
                 for place, definition in enumerate(found)]
@@ -194,6 +193,6 @@ def of_runtime(req: Request) -> dict[str, Any]:
 def check_isolation(keys: Keys, selection: Selection, namespace: str) -> None:
     """Raise CniError 7 if the pod may not use networks of that namespace."""
     if keys.isolation and selection.namespace != namespace and selection.namespace not in keys.shared:
-        raise CniError(errors.INVALID_CONFIG, f'network "{selection.namespace}/{selection.name}" is not of the pod\'s '
-                       f'namespace "{namespace}"', "namespaceIsolation is true; globalNamespaces lists the namespaces "
-                       "whose networks all pods may use")
+        raise errors.bad_config(f'network "{selection.namespace}/{selection.name}" is not of the pod\'s namespace '
+                                f'"{namespace}"', "namespaceIsolation is true; globalNamespaces lists the "
+                                "namespaces whose networks all pods may use")

@@ -6,7 +6,6 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.links import find, routing
 from fastcni.spec import address, errors
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +23,8 @@ def check(networks: list[Network]) -> None:
     """Raise CniError 7 if the networks ask for two default routes of one address family."""
     families = [rtnl.family_of(gateway) for network in networks for gateway in network.gateways or ()]
     if len(families) != len(set(families)):
-        raise CniError(errors.INVALID_CONFIG, "default-route: two gateways of one address family",
-                       "one network gives the pod its default route")
+        raise errors.bad_config("default-route: two gateways of one address family",
+                                "one network gives the pod its default route")
 
 
 def arrange(pod: Pod, added: Added) -> list[int]:

@@ -59,9 +59,9 @@ class Definitions:
                     found.resource = stored.resource if stored else ""
                     return found
         api = "the Kubernetes API has none, and " if self.objects and not stored else ""
-        raise CniError(errors.INVALID_CONFIG, f'no network "{title}"', f"{api}no file in {self.keys.conf_dir}/"
-                       f'{namespace} or {self.keys.conf_dir} has the name "{name}"'
-                       + "".join(f"; {text}" for text in broken))
+        raise errors.bad_config(f'no network "{title}"', f"{api}no file in {self.keys.conf_dir}/"
+                                f'{namespace} or {self.keys.conf_dir} has the name "{name}"'
+                                + "".join(f"; {text}" for text in broken))
 
     def _stored(self, namespace: str, name: str) -> Stored | None:
         """Return the definition in the Kubernetes API, None if the API has no such definition. Raises CniError 11."""
@@ -80,7 +80,7 @@ class Definitions:
         try:
             document = json.read(stored.config.encode("utf-8", "replace"))
         except json.JsonError as e:
-            raise CniError(errors.INVALID_CONFIG, f"failed to load netconf: {where}: {e}") from None
+            raise errors.bad_config(f"failed to load netconf: {where}: {e}") from None
         found = define(document, name, self.version, where, title)
         found.resource = stored.resource
         if stored.stale:
@@ -103,8 +103,8 @@ class Definitions:
             found = configurations(place, broken) if kind == S_IFDIR else read(place, broken)
             for path, document in found:
                 return define(document, "", self.version, path)
-        raise CniError(errors.INVALID_CONFIG, f'no network in "{name}"', "; ".join(broken) or
-                       "no such file, or a directory without *.conf, *.conflist and *.json")
+        raise errors.bad_config(f'no network in "{name}"', "; ".join(broken) or
+                                "no such file, or a directory without *.conf, *.conflist and *.json")
 
 
     def auxiliary(self) -> Definition | None:
@@ -120,7 +120,7 @@ class Definitions:
         plugins = [document for file in sorted(files.names(directory)) if file.endswith(".conf")
                    for _, document in read(f"{directory}/{file}", broken)]
         if broken:                      # Multus ignores a chain with an unreadable file
-            raise CniError(errors.INVALID_CONFIG, f"auxiliaryCNIChainName: {broken[0]}")
+            raise errors.bad_config(f"auxiliaryCNIChainName: {broken[0]}")
         # disableCheck, because CHECK of tuning needs the link CNI_IFNAME, which this network does not have
         document = {"cniVersion": self.version, "name": name, "disableCheck": True, "plugins": plugins}
         return define(document, name, self.version, directory) if plugins else None

@@ -73,7 +73,7 @@ def define(document: Any, name: str, version: str, where: str, title: str = "") 
 
 
 def wrong(where: str, why: str) -> CniError:
-    return CniError(errors.INVALID_CONFIG, f"failed to load netconf: {where}: {why}")
+    return errors.bad_config(f"failed to load netconf: {where}: {why}")
 
 
 class Network:

@@ -131,4 +131,4 @@ def check_label(text: str, what: str) -> None:
 
 
 def wrong(why: str) -> CniError:
-    return CniError(errors.INVALID_CONFIG, f"pod annotation {NETWORKS}: {why}")
+    return errors.bad_config(f"pod annotation {NETWORKS}: {why}")

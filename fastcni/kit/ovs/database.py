@@ -31,7 +31,7 @@ class Database:
         except Away as e:
             raise CniError(self.away, str(e), HINT) from None
         except ValueError as e:         # an invalid address, from a pod's cache file
-            raise CniError(errors.INVALID_CONFIG, f"OVSDB at {self.address}: {e}") from None
+            raise errors.bad_config(f"OVSDB at {self.address}: {e}") from None
         return self.db
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

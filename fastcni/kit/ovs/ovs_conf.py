@@ -132,8 +132,8 @@ def read_keys(keys: Section) -> OvsConf:
     conf.trunk = sorted({vid for item in keys.sections("trunk") for vid in read_trunk(item, low=0)})
     conf.vxlan = keys.integer("vxlanID", None, low=0, high=MAX_VNI)
     if conf.vxlan is not None and (conf.trunk or conf.vlan is not None):
-        raise CniError(errors.INVALID_CONFIG, "cannot use vxlanID with vlan and trunk",
-                       "with vxlanID the pod has the VLAN of the bridge's tunnels")
+        raise errors.bad_config("cannot use vxlanID with vlan and trunk",
+                                "with vxlanID the pod has the VLAN of the bridge's tunnels")
     conf.ofport = keys.integer("ofport_request", low=0, high=MAX_OFPORT)
     conf.kind = keys.text("interface_type")
     conf.retries = keys.integer("link_state_check_retries", low=0, high=1 << 31)

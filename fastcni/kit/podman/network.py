@@ -232,7 +232,7 @@ def find_list(name: str) -> dict[str, Any]:
             if len(plugins) == 1 and plugins[0].text("type") == "chain":        # a list that `fastcni fuse` has written
                 plugins = plugins[0].sections("plugins")
             if not plugins:
-                raise CniError(errors.INVALID_CONFIG, f"{path} has no list of plugins")
+                raise errors.bad_config(f"{path} has no list of plugins")
             return {**document, "plugins": [plugin.values for plugin in plugins]}
-    raise CniError(errors.INVALID_CONFIG, f'no network list "{name}" in {CONF_DIR}, which the option conflist names',
-                   "; ".join(broken))
+    raise errors.bad_config(f'no network list "{name}" in {CONF_DIR}, which the option conflist names',
+                            "; ".join(broken))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastcni.kernel import tc
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,16 +73,16 @@ def read_limit(section: Section, direction: str, offsets: dict[int, int], subnet
     both = f"{section.path(f'{direction}Rate')} is {rate}, {section.path(f'{direction}Burst')} is {burst}"
     if bool(rate) != bool(burst):
         given, missing = ("rate", "burst") if rate else ("burst", "rate")
-        raise invalid(f"if {given} is set, {missing} must also be set")
+        raise errors.bad_config(f"if {given} is set, {missing} must also be set")
     if not rate:
         return None
     if burst // 8 >= MAX_BURST_BYTES:
-        raise invalid("burst cannot be more than 4GB")
+        raise errors.bad_config("burst cannot be more than 4GB")
     if rate < 8 or burst < 8:
-        raise invalid("rate and burst have to be 8 bits at least: the kernel counts bytes", both)
+        raise errors.bad_config("rate and burst have to be 8 bits at least: the kernel counts bytes", both)
     limit = Limit(rate // 8, burst // 8, offsets, subnets, exempt)
     if not limit.burst_us:
-        raise invalid("burst is too small for its rate: the kernel counts what passes in microseconds", both)
+        raise errors.bad_config("burst is too small for its rate: the kernel counts what passes in microseconds", both)
     return limit
 
 
@@ -93,7 +92,7 @@ def read_subnets(*sections: Section) -> tuple[list[Subnet], bool]:
     for section in sections:
         exempt, shaped = section.texts("unshapedSubnets"), section.texts("shapedSubnets")
         if exempt and shaped:
-            raise invalid("unshapedSubnets and shapedSubnets exclude each other",
+            raise errors.bad_config("unshapedSubnets and shapedSubnets exclude each other",
                           "use one of them: each key alone decides which traffic is limited")
         if exempt or shaped:
             return read_cidrs(section, "unshapedSubnets" if exempt else "shapedSubnets", exempt or shaped), bool(exempt)
@@ -110,7 +109,3 @@ def read_cidrs(section: Section, key: str, texts: list[str]) -> list[Subnet]:
         except ValueError as e:
             raise section.wrong(f"{key}[{i}]", str(e)) from None
     return found
-
-
-def invalid(msg: str, details: str = "") -> CniError:
-    return CniError(errors.INVALID_CONFIG, msg, details)

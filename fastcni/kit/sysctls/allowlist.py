@@ -34,11 +34,11 @@ def check(keys: Collection[str]) -> None:
                 raise re.error("classes as [:alnum:] are not understood")
             patterns.append(re.compile(line, re.ASCII))
         except (re.error, RecursionError) as e:
-            raise CniError(errors.INVALID_CONFIG, f"{PATH}: {line}: {e}", "each line is a regular expression") from None
+            raise errors.bad_config(f"{PATH}: {line}: {e}", "each line is a regular expression") from None
     for key in keys:
         if not any(pattern.search(key) for pattern in patterns):
-            raise CniError(errors.INVALID_CONFIG, f"Sysctl {key} is not allowed. Only the following sysctls are "
-                           f"allowed: [{' '.join(lines)}]", f"{PATH} says so")
+            raise errors.bad_config(f"Sysctl {key} is not allowed. Only the following sysctls are "
+                                    f"allowed: [{' '.join(lines)}]", f"{PATH} says so")
 
 
 def read() -> list[str] | None:

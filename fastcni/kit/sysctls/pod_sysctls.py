@@ -26,7 +26,7 @@ def read_keys(req: Request) -> Sysctls:
     keys = req.conf
     twice = json.repeated_keys(req.stdin, "sysctl") if keys.has("sysctl") else []
     if twice:
-        raise CniError(errors.INVALID_CONFIG, "duplicated sysctl keys are not allowed", ", ".join(twice))
+        raise errors.bad_config("duplicated sysctl keys are not allowed", ", ".join(twice))
     sections = [section.section("sysctl") for section in (keys, keys.section("args").section("cni"))]
     return {key: (names(key, req.ifname), section.text(key)) for section in sections for key in section.values}
 
@@ -46,8 +46,8 @@ def names(key: str, ifname: str) -> list[str]:
                 raise ValueError
             found.append("/".join(parts))
     except ValueError:
-        raise CniError(errors.INVALID_CONFIG, f'invalid net sysctl key: "{key.replace("IFNAME", ifname, 1)}"',
-                       "the sysctls below net. belong to the pod, others to the node") from None
+        raise errors.bad_config(f'invalid net sysctl key: "{key.replace("IFNAME", ifname, 1)}"',
+                                "the sysctls below net. belong to the pod, others to the node") from None
     return found
 
 

@@ -94,8 +94,8 @@ def _read_strictly(req: Request) -> Conf:
     conf.admin_chain = names.read_chain(keys, "iptablesAdminChainName", names.ADMIN_CHAIN)
     conf.policy = keys.text("ingressPolicy") or "open"
     if conf.policy not in POLICIES:
-        raise CniError(errors.INVALID_CONFIG, f'unknown ingress policy: "{conf.policy}"',
-                       f"ingressPolicy is one of {', '.join(POLICIES)}")
+        raise errors.bad_config(f'unknown ingress policy: "{conf.policy}"',
+                                f"ingressPolicy is one of {', '.join(POLICIES)}")
     conf.previous = results.read_prev_result(keys, req.version)
     conf.ips = list(dict.fromkeys(packed for packed, _ in results.ips_of(conf.previous or {})))
     conf.policy = "" if conf.policy == "open" else conf.policy
@@ -106,15 +106,15 @@ def _read_strictly(req: Request) -> Conf:
 def _read_bridge(conf: Conf) -> str:
     interfaces = (conf.previous or {}).get("interfaces", ())
     if not interfaces:
-        raise CniError(errors.INVALID_CONFIG, f'interface needs to be set for ingress policy "{conf.policy}", make '
-                       'sure to chain "firewall" plugin with "bridge"')
+        raise errors.bad_config(f'interface needs to be set for ingress policy "{conf.policy}", make '
+                                'sure to chain "firewall" plugin with "bridge"')
     if not interfaces[0]["name"]:
-        raise CniError(errors.INVALID_CONFIG, "got empty bridge name")
+        raise errors.bad_config("got empty bridge name")
     for it in interfaces:
         try:
             check_ifname(it["name"])
         except CniError as e:
-            raise CniError(errors.INVALID_CONFIG, f"prevResult.interfaces: {shown(it['name'])}: {e.msg}") from None
+            raise errors.bad_config(f"prevResult.interfaces: {shown(it['name'])}: {e.msg}") from None
     return interfaces[0]["name"]
 
 

@@ -8,7 +8,6 @@ from fastcni.kit.firewall import backends
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
 from fastcni.spec import result as results
-from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ class Masquerade:
         self.wanted = conf.flag("ipMasq")
         backend = "" if ending else conf.text("ipMasqBackend")
         if backend and backend not in backends.TABLE["masquerade"]:
-            raise CniError(errors.INVALID_CONFIG, f'unknown ipmasq backend "{backend}"',
-                           "ipMasqBackend is nftables (the default) or iptables")
+            raise errors.bad_config(f'unknown ipmasq backend "{backend}"',
+                                    "ipMasqBackend is nftables (the default) or iptables")
         self.iptables = backend == "iptables"
 
     def backend(self) -> contract.Masquerade:

@@ -96,9 +96,9 @@ def _read_backend(keys: Section, conf: Conf) -> None:
     """Read `backend` and the keys that only one backend has."""
     conf.mark_bit = keys.integer("markMasqBit", default=MARK_BIT)
     if keys.text("externalSetMarkChain") and keys.has("markMasqBit"):
-        raise CniError(errors.INVALID_CONFIG, "Cannot specify externalSetMarkChain and markMasqBit")
+        raise errors.bad_config("Cannot specify externalSetMarkChain and markMasqBit")
     if not 0 <= conf.mark_bit <= 31:
-        raise CniError(errors.INVALID_CONFIG, "MasqMarkBit must be between 0 and 31", f"markMasqBit is {conf.mark_bit}")
+        raise errors.bad_config("MasqMarkBit must be between 0 and 31", f"markMasqBit is {conf.mark_bit}")
     conf.set_mark_chain = names.read_chain(keys, "externalSetMarkChain")
     conf.conditions = {length: _read_words(keys, key) for length, key in CONDITIONS.items()}
     specific: dict[str, list[str]] = {
@@ -108,13 +108,12 @@ def _read_backend(keys: Section, conf: Conf) -> None:
             specific["iptables" if words[0][0] in "-!" else "nftables"].append(CONDITIONS[length])
     backend = keys.text("backend") or ("iptables" if specific["iptables"] else "nftables")
     if backend not in specific:
-        raise CniError(errors.INVALID_CONFIG, f'unrecognized backend "{backend}"',
-                       "backend is nftables (the default) or iptables")
+        raise errors.bad_config(f'unrecognized backend "{backend}"', "backend is nftables (the default) or iptables")
     conf.iptables = backend == "iptables"
     other = "nftables" if conf.iptables else "iptables"
     if specific[other]:
-        raise CniError(errors.INVALID_CONFIG, f"{backend} backend was requested but configuration contains "
-                       f"{other}-specific options [{' '.join(specific[other])}]")
+        raise errors.bad_config(f"{backend} backend was requested but configuration contains "
+                                f"{other}-specific options [{' '.join(specific[other])}]")
     for key in specific["nftables"]:
         raise CniError(errors.UNSUPPORTED_FIELD,
                        f"{key} {shown(keys.texts(key))} cannot be used with the nftables backend",
