@@ -66,7 +66,7 @@ def after_pauses(calls: Calls) -> Samples:
     [ms]}}."""
     found: Samples = {}
     for _ in range(calls.plan.idle_rounds):
-        for side in calls.shuffled():
+        for side in calls.bench.shuffled(calls.sides):
             for _ in range(CALLS_A_ROUND):
                 for call in calls.case.calls:
                     time.sleep(PAUSE_S)

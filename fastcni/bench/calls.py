@@ -46,11 +46,17 @@ class Running:
 
 
 def one(start: Callable[[], Running]) -> tuple[float, bytes]:
-    """Call start(), and wait for the process that it has started. Return (milliseconds, output). Raise CallFailed."""
-    running = start()
-    _, status = os.waitpid(running.pid, 0)
-    took = time.perf_counter() - running.started
-    return took * 1e3, running.close(status)
+    """Call start(), and wait for the process that it has started, and for each further process of its chain. Return
+    (the sum of the processes' milliseconds, the output of the last process). Raise CallFailed."""
+    took = 0.0
+    following: Callable[[], Running] | None = start
+    while following:
+        running = following()
+        _, status = os.waitpid(running.pid, 0)
+        took += time.perf_counter() - running.started
+        output = running.close(status)
+        following = running.then(output) if running.then else None
+    return took * 1e3, output
 
 
 class Flow:

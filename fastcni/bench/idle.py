@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fastcni.bench.cases import title
-from fastcni.bench.churn import measure_side, networks, noting_failures, warm_up
+from fastcni.bench.churn import measure_side, networks, noting_failures, pods_of, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,15 +51,10 @@ class Calls:
 
     def __init__(self, bench: Bench, case: Case, sides: Sequence[Side], made: dict[Side, Network]) -> None:
         self.bench, self.plan, self.case, self.sides, self.networks = bench, bench.plan, case, sides, made
-        burst, pods = self.plan.burst, bench.node.pods(len(sides) * self.plan.burst)
-        self.pods = {side: pods[n * burst:(n + 1) * burst] for n, side in enumerate(sides)}
+        self.pods = pods_of(bench, sides)
         for side in sides:
             made[side].make_links(self.pods[side])
             warm_up(side, made[side], self.pods[side][0])
-
-    def shuffled(self) -> list[Side]:
-        """Return the implementations in random order."""
-        return self.bench.shuffled(self.sides)
 
     def make(self, found: Samples, call: str, side: Side, pod: int = 0) -> None:
         """Make one call of `side` for its pod number `pod`. Append the call's times to `found`."""
@@ -73,7 +68,7 @@ def in_a_row(calls: Calls) -> Samples:
     situation."""
     found: Samples = {}
     for _ in range(calls.plan.idle_rounds):
-        for side in calls.shuffled():
+        for side in calls.bench.shuffled(calls.sides):
             measure_side(calls.bench, found, side, calls.networks[side], calls.pods[side])
     return found
 
@@ -82,7 +77,7 @@ def each_second(calls: Calls) -> Samples:
     """Make one call each second (Plan.pause): first all calls of an implementation, then all calls of the next
     implementation."""
     found: Samples = {}
-    for side in calls.shuffled():
+    for side in calls.bench.shuffled(calls.sides):
         for _ in range(calls.plan.idle_rounds):
             for call in calls.case.calls:
                 time.sleep(calls.plan.pause)
@@ -96,7 +91,7 @@ def others_between(calls: Calls) -> Samples:
     found: Samples = {}
     for _ in range(calls.plan.idle_rounds):
         for call in calls.case.calls:
-            for side in calls.shuffled():
+            for side in calls.bench.shuffled(calls.sides):
                 time.sleep(calls.plan.pause / len(calls.sides))
                 calls.make(found, call, side)
     return found
@@ -108,7 +103,7 @@ def in_turn(calls: Calls) -> Samples:
     found: Samples = {}
     busy = calls.sides[0]
     for _ in range(calls.plan.idle_rounds):
-        for side in calls.shuffled():
+        for side in calls.bench.shuffled(calls.sides):
             if side is busy:
                 continue
             for call in calls.case.calls:

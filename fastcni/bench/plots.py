@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Sequence
+from statistics import median, quantiles
 from typing import Any
 
 import matplotlib
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from fastcni.bench.cases import ALONE, UNFLOODED, WITHOUT_IPV6, title
-from fastcni.bench.tables import median, present, speed
+from fastcni.bench.tables import present, speed
 
 STYLE: dict[Any, Any] = {
     # The SVG has text as text, which is small and searchable
@@ -36,23 +36,19 @@ def write(directory: str, data: dict[str, Any]) -> list[str]:
     """Write the plots of the parts latency, rate and density to a directory, if they were measured. Return the files'
     names."""
     written = []
-    for part, draw in (("latency", latency), ("rate", rate), ("density", density)):
-        if data.get(part):
+    for part, draw, usual in (("latency", latency, FAMILIAR), ("rate", rate, FAMILIAR),
+                              ("density", density, ("ptp", "bridge"))):
+        if cases := [case for case in usual if data.get(part, {}).get(case)]:
             with matplotlib.rc_context(STYLE):
-                figure = draw(data)
-                if figure:
-                    figure.set_facecolor("white")           # keeps the plot readable on a dark page
-                    FigureCanvasSVG(figure).print_svg(f"{directory}/{part}.svg",
-                                                      metadata={"Date": None, "Creator": None})
-                    written.append(f"{part}.svg")
+                figure = draw(data, cases)
+                figure.set_facecolor("white")           # keeps the plot readable on a dark page
+                FigureCanvasSVG(figure).print_svg(f"{directory}/{part}.svg", metadata={"Date": None, "Creator": None})
+                written.append(f"{part}.svg")
     return written
 
 
-def latency(data: dict[str, Any]) -> Figure | None:
-    """Draw the distribution of the calls' times for each case, None without data."""
-    cases = [case for case in FAMILIAR if data["latency"].get(case)]
-    if not cases:
-        return None
+def latency(data: dict[str, Any], cases: Sequence[str]) -> Figure:
+    """Draw the distribution of the calls' times for each of these cases."""
     figure, panels = grid(cases, "Latency, one call at a time", sharex="all")
     for case, call, axes in panels:
         for side in present(data):
@@ -74,11 +70,8 @@ def distribution(samples: Sequence[float]) -> tuple[list[float], list[float]]:
     return [samples[n] for n in at], [100 * (n + 1) / len(samples) for n in at]
 
 
-def rate(data: dict[str, Any]) -> Figure | None:
-    """Draw the calls per second for each case, one at a time and with many concurrent calls."""
-    cases = [case for case in FAMILIAR if data["rate"].get(case)]
-    if not cases:
-        return None
+def rate(data: dict[str, Any], cases: Sequence[str]) -> Figure:
+    """Draw the calls per second for each of these cases, one at a time and with many concurrent calls."""
     figure, panels = grid(cases, "Calls a second")
     alone = {level: found["floor"][ALONE.calls[0]] for level, found in data["rate"].get(ALONE.name, {}).items()
              if "floor" in found}
@@ -107,12 +100,9 @@ def rate(data: dict[str, Any]) -> Figure | None:
     return figure
 
 
-def density(data: dict[str, Any]) -> Figure | None:
-    """Draw the median time of ptp and bridge by the number of existing pods, with the range from the first to the third
-    quartile."""
-    cases = [case for case in ("ptp", "bridge") if data["density"].get(case)]
-    if not cases:
-        return None
+def density(data: dict[str, Any], cases: Sequence[str]) -> Figure:
+    """Draw the median time of each of these cases by the number of existing pods, with the range from the first to the
+    third quartile."""
     figure, panels = grid(cases, "Latency with pods there already, median and middle half", wide=3.6)
     for case, call, axes in panels:
         curves = [(data["density"][case], "-")]
@@ -124,7 +114,7 @@ def density(data: dict[str, Any]) -> Figure | None:
             if not found:
                 continue
             axes.plot(found.keys(), [median(samples) for samples in found.values()], line, color=COLORS[side])
-            quarters = [statistics.quantiles(samples, n=4) if len(samples) > 1 else samples * 3
+            quarters = [quantiles(samples, n=4) if len(samples) > 1 else samples * 3
                         for samples in found.values()]
             axes.fill_between(list(found), [q[0] for q in quarters], [q[2] for q in quarters], color=COLORS[side],
                               alpha=0.15, linewidth=0)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fastcni.bench import beside, churn, cost, density, estimate, guard, idle, isolation, memory, peer, report, tables
 from fastcni.bench.bench import Bench
-from fastcni.bench.calls import CallFailed
+from fastcni.bench.calls import CallFailed, one
 from fastcni.bench.cases import ALONE, PARTS, Options
 from fastcni.bench.echo import ANSWER
 from fastcni.bench.floor import Floor
@@ -161,10 +161,8 @@ def check_launcher(bench: Bench, launcher: Plugins) -> None:
     """Raise CniError if the installed launcher does not send its request to the socket of echo.py."""
     (pod,) = bench.node.pods(1)
     network = Network(bench.node, "check", ALONE, subnet=40, bridge="none")
-    running = launcher.ready("VERSION", network, pod)()
-    _, status = os.waitpid(running.pid, 0)
     try:
-        output = running.close(status)
+        _, output = one(launcher.ready("VERSION", network, pod))
     except CallFailed as e:
         raise CniError(errors.INTERNAL, str(e)) from e
     if output != ANSWER:

@@ -58,32 +58,10 @@ class Plugins:
         return start
 
     def call(self, command: str, network: Network, pod: Pod) -> dict[str, float]:
-        """Make one call. Return {name of this implementation: ms}. Raise CallFailed."""
-        if network.case.chain:
-            return {self.name: self._call_chain(command, network, pod)}
-        took, _ = one(self.ready(command, network, pod))
+        """Make one call. Return {name of this implementation: ms}; for a conflist, ms is the sum of its plugins' calls.
+        Raise CallFailed."""
+        took, _ = one(self._first(command, network, pod))
         return {self.name: took}
-
-    def _chain(self, network: Network, pod: Pod) -> Sequence[dict[str, Any]]:
-        """Return the keys of each plugin of a conflist, in the order of ADD. If the case is fused, these are the keys
-        of `chain` alone."""
-        if network.case.fused and os.path.exists(f"{self.directory}/chain"):
-            return (network.fused(pod),)
-        return network.case.chain
-
-    def _call_chain(self, command: str, network: Network, pod: Pod) -> float:
-        """Call the plugins of a conflist as a runtime does, for DEL in reverse order. Return the sum of the calls'
-        milliseconds."""
-        took, chain = 0.0, self._chain(network, pod)
-        for keys in chain if command == "ADD" else reversed(chain):
-            known = {"prevResult": network.results[pod]} if pod in network.results else {}
-            ms, output = one(self.ready(command, network, pod, {**keys, **known}.items()))
-            took += ms
-            if command == "ADD":
-                network.results[pod] = json.loads(output)
-        if command == "DEL":
-            del network.results[pod]
-        return took
 
     def flow(self, command: str, network: Network, pods: Sequence[Pod], at_once: int) -> Flow:
         """Make a call for each pod, `at_once` at a time. Raise CallFailed if a call fails, CniError if the server has
@@ -95,10 +73,12 @@ class Plugins:
 
     def _first(self, command: str, network: Network, pod: Pod) -> Callable[[], Running]:
         """Return a function that starts the first process of a pod's call. For a conflist, `then` of each process
-        starts the next process."""
+        starts the next process, as a runtime does, for DEL in reverse order. If the case is fused, the conflist has
+        only the plugin `chain`."""
         if not network.case.chain:
             return self.ready(command, network, pod)
-        chain = self._chain(network, pod)
+        fused = network.case.fused and os.path.exists(f"{self.directory}/chain")
+        chain = (network.fused(pod),) if fused else network.case.chain
         left = iter(chain if command == "ADD" else reversed(chain))
 
         def following(output: bytes = b"") -> Callable[[], Running] | None:

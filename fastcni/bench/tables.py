@@ -3,9 +3,9 @@ floor."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median, quantiles
 from typing import Any
 
 from fastcni.bench.cases import ALONE, OWN_KEYS, SIDES, title
@@ -29,14 +29,9 @@ class Table:
 Data = dict[str, Any]
 
 
-def median(samples: Sequence[float]) -> float:
-    """Return the median of samples."""
-    return statistics.median(samples)
-
-
 def p99(samples: Sequence[float]) -> float:
     """Return the 99th percentile of samples, interpolated between two samples."""
-    return statistics.quantiles(samples, n=100, method="inclusive")[98] if len(samples) > 1 else samples[0]
+    return quantiles(samples, n=100, method="inclusive")[98] if len(samples) > 1 else samples[0]
 
 
 def ms(value: float) -> str:

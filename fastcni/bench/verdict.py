@@ -7,14 +7,14 @@ certain the result is. If 1 is in the range, the implementations are "about as f
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median, quantiles
 from typing import Any
 
 from fastcni.bench.cases import title
 from fastcni.bench.idle import BETWEEN
-from fastcni.bench.tables import OURS, median, ms, speed
+from fastcni.bench.tables import OURS, ms, speed
 
 LEADING = ("bridge", "bridge-ipmasq", "ptp", "host-local-1000", "portmap", "kubernetes")
 CALLS = ("ADD", "DEL")
@@ -95,7 +95,7 @@ def ratio_of(theirs: Sequence[float], ours: Sequence[float], burst: int) -> Rati
 def of_rounds(value: float, rounds: Sequence[float]) -> Ratio:
     if len(rounds) < 2:
         return Ratio(value, value, value, len(rounds))
-    twentieths = statistics.quantiles(rounds, n=20, method="inclusive")
+    twentieths = quantiles(rounds, n=20, method="inclusive")
     return Ratio(value, twentieths[0], twentieths[-1], len(rounds))
 
 

@@ -97,10 +97,9 @@ def verdict_table(data: Data) -> str:
         for row in members:
             cells = "".join(verdict_cell(row, side) for side in shown)
             body += f'<tr><th scope="row">{escape(row.label)}</th>{cells}</tr>\n'
-    return (f'<table class="verdict"><thead><tr><th scope="col">fastcni, compared with Go</th>{head}</tr></thead>\n'
-            f"<tbody>{body}</tbody></table>") if has_go else (
-        f'<table class="verdict"><thead><tr><th scope="col">fastcni</th>{head}</tr></thead>\n<tbody>{body}</tbody>'
-        "</table>")
+    corner = "fastcni, compared with Go" if has_go else "fastcni"
+    return (f'<table class="verdict"><thead><tr><th scope="col">{corner}</th>{head}</tr></thead>\n'
+            f"<tbody>{body}</tbody></table>")
 
 
 def verdict_cell(row: verdict.Row, side: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from fastcni.bench import svg
 from fastcni.bench.cases import ALONE, UNFLOODED, WITHOUT_IPV6, title
-from fastcni.bench.tables import median, ms, present, speed
+from fastcni.bench.tables import ms, present, speed
 from fastcni.bench.verdict import CALLS, LEADING, figure, leading
 
 OWN_CURVES = ((WITHOUT_IPV6.name, "disableIPv6", "dashed"), (UNFLOODED.name, "disableFlooding", "dotted"))

@@ -20,7 +20,7 @@ import pytest
 from project.bench_data import ONE_TO_100, complete_run
 
 from fastcni.bench import beside, echo, forks, guard, idle, report, run, tables
-from fastcni.bench.calls import CallFailed, Flow, Running
+from fastcni.bench.calls import CallFailed, Flow, Running, one
 from fastcni.bench.cases import QUICK, Options
 from fastcni.bench.floor import Floor
 from fastcni.bench.node import PREFIX
@@ -417,6 +417,7 @@ def test_a_chain_of_calls_is_measured_as_one():
     flow = Flow([said("one", second), said("alone")], 1)
     assert outputs == [b"one", b"two"]
     assert len(flow.ms) == 2 and sum(flow.ms) <= flow.seconds * 1e3
+    assert one(said("one", second))[1] == b"two" and outputs == [b"one", b"two"] * 2
 
 
 def test_a_chain_is_measured_many_at_once_if_it_is_named():
