@@ -298,32 +298,26 @@ class Client:
     # Renew and lose a lease ------------------------------------------------------------------------
 
     def renew(self, _: object) -> None:
+        """Begin the exchange of RENEWING or of REBINDING."""
         self._begin()
-        self._renew(self.lease.t2)      # type: ignore[union-attr]  # the client is BOUND
+        self._renew()
 
     def renew_again(self, _: object) -> None:
-        assert self.lease
-        if self.world.now() >= self.lease.t2:
-            self.event(states.T2)
+        if self.world.now() >= self._until():
+            self.event(states.T2 if self.state == states.RENEWING else states.EXPIRED)
         else:
-            self._renew(self.lease.t2)
+            self._renew()
 
-    def rebind(self, _: object) -> None:
-        self._begin()
-        self._renew(self.lease.expires)         # type: ignore[union-attr]  # the client has a lease
-
-    def rebind_again(self, _: object) -> None:
+    def _until(self) -> float:
+        """Return when RENEWING or REBINDING ends."""
         assert self.lease
-        if self.world.now() >= self.lease.expires:
-            self.event(states.EXPIRED)
-        else:
-            self._renew(self.lease.expires)
+        return self.lease.t2 if self.state == states.RENEWING else self.lease.expires
 
-    def _renew(self, until: float) -> None:
+    def _renew(self) -> None:
         """Send a REQUEST for the lease's address. Schedule the next REQUEST after half of the time that is left until
-        `until` (RFC 2131, 4.4.5)."""
+        the state ends (RFC 2131, 4.4.5)."""
         assert self.lease
-        now = self.world.now()
+        now, until = self.world.now(), self._until()
         self.world.schedule(self, min(until, now + max((until - now) / 2, self.lease.least_pause)))
         try:
             if self.sock is None:

@@ -37,13 +37,12 @@ TABLE = {
     (RENEWING, DUE): (RENEWING, "renew_again"),
     (RENEWING, ACK): (BOUND, "extend"),
     (RENEWING, NAK): (INIT, "lose"),
-    (RENEWING, T2): (REBINDING, "rebind"),
-    (REBINDING, DUE): (REBINDING, "rebind_again"),
+    (RENEWING, T2): (REBINDING, "renew"),
+    (REBINDING, DUE): (REBINDING, "renew_again"),
     (REBINDING, ACK): (BOUND, "extend"),
     (REBINDING, NAK): (INIT, "lose"),
     (REBINDING, EXPIRED): (INIT, "lose"),
     (RENEWING, EXPIRED): (INIT, "lose"),
     (BOUND, EXPIRED): (INIT, "lose"),
 }
-ACQUIRING = (INIT, SELECTING, REQUESTING, PROBING, REBOOTING)
 HOLDING = (BOUND, RENEWING, REBINDING)
