@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 INT, UINT, BYTES, STRING = 2, 3, 5, 6
 BOOL, FLOAT, COMPLEX = 1, 4, 7
 FIRST_ID = 65                   # number of the encoder's first type; gob allows numbers from 64
-SLICE_FIELD, STRUCT_FIELD = 1, 2                # field numbers in wireType: ArrayT, SliceT, StructT, MapT
 MAX_MESSAGE_BYTES = 40 << 20    # a GC's configuration may have up to 32 MiB
 MAX_DEPTH = 16
 MAX_TYPES = 64
@@ -121,13 +120,13 @@ class Decoder:
             reader = Reader(message, self.types)
             number = reader.signed()
             if number >= 0:
-                found = reader.value(number, 0)
+                found = reader.value(number)
                 if not isinstance(found, dict):
                     raise GobError("a value that is no struct")
                 return found
             if len(self.types) == MAX_TYPES:
                 raise GobError(f"more than {MAX_TYPES} types")
-            self.types[-number] = reader.of(WIRE_TYPE, 0)
+            self.types[-number] = kind_of(reader.value(WIRE_TYPE))
         return None
 
     def _next_message(self) -> bytes:
@@ -147,6 +146,15 @@ class Decoder:
         message = bytes(self.data[start:start + size])
         del self.data[:start + size]
         return message
+
+
+def kind_of(wire: dict[str, Any]) -> Any:
+    """Return the type of a type definition, in this module's notation; ("other", None) if the notation lacks it."""
+    if "SliceT" in wire:
+        return "list", wire["SliceT"].get("Elem", 0)
+    if "StructT" in wire:
+        return "struct", [(one.get("Name", ""), one.get("Id", 0)) for one in wire["StructT"].get("Field", [])]
+    return "other", None
 
 
 class Reader:
@@ -172,50 +180,40 @@ class Reader:
         self.at += size
         return piece
 
-    def value(self, number: int, depth: int) -> Any:
-        """Read a value of the type with this number, which the stream has defined. depth: the nesting so far."""
-        if number in (BOOL, UINT, FLOAT):
+    def value(self, kind: Any, depth: int = 0) -> Any:
+        """Read a value of `kind`: a type in this module's notation, or the number of a type that the stream has
+        defined. depth: the nesting so far."""
+        if kind in (BOOL, UINT, FLOAT):
             return self.uint()
-        if number == INT:
+        if kind == INT:
             return self.signed()
-        if number == BYTES:
+        if kind == BYTES:
             return self.take(self.uint())
-        if number == STRING:
+        if kind == STRING:
             return self.take(self.uint()).decode("utf-8", "surrogateescape")
-        if number == COMPLEX:
+        if kind == COMPLEX:
             return self.uint(), self.uint()
-        wire = self.types.get(number)
-        if wire is None or depth > MAX_DEPTH:
-            raise GobError(f"a value of the unknown type {number}")
-        if "SliceT" in wire:
-            elem = wire["SliceT"].get("Elem", 0)
-            return self.items(lambda: self.value(elem, depth + 1))
-        if "StructT" not in wire:
-            raise GobError("a type that is neither a list nor a struct")
-        fields = wire["StructT"].get("Field", [])
-        return self.fields([(one.get("Name", ""), one.get("Id", 0)) for one in fields],
-                           lambda of: self.value(of, depth + 1))
+        defined = self.types.get(kind) if isinstance(kind, int) else kind
+        if defined is None or depth > MAX_DEPTH:
+            raise GobError(f"a value of the unknown type {kind}")
+        if defined[0] == "list":
+            return self.items(defined[1], depth + 1)
+        if defined[0] == "struct":
+            return self.fields(defined[1], depth + 1)
+        raise GobError("a type that is neither a list nor a struct")
 
-    def of(self, kind: Any, depth: int) -> Any:
-        """Read a value of `kind`, a type in this module's notation."""
-        if isinstance(kind, int):
-            return self.value(kind, depth)
-        if kind[0] == "list":
-            return self.items(lambda: self.of(kind[1], depth + 1))
-        return self.fields(kind[1], lambda of: self.of(of, depth + 1))
-
-    def items(self, read: Any) -> list[Any]:
+    def items(self, kind: Any, depth: int) -> list[Any]:
         count = self.uint()
         if count > len(self.data) - self.at:
             raise GobError(f"a list of {count} items")
-        return [read() for _ in range(count)]
+        return [self.value(kind, depth) for _ in range(count)]
 
-    def fields(self, known: Any, read: Any) -> dict[str, Any]:
+    def fields(self, known: Any, depth: int) -> dict[str, Any]:
         found, number = {}, -1
         while step := self.uint():
             number += step
             if number >= len(known):
                 raise GobError(f"field {number} of a struct with {len(known)}")
-            name, of = known[number]
-            found[name] = read(of)
+            name, kind = known[number]
+            found[name] = self.value(kind, depth)
         return found
