@@ -10,18 +10,12 @@ import traceback
 
 from fastcni.kit.call.request_log import logfmt, readable
 
-LEVELS = ("debug", "info", "warning", "error")
-
 
 class Log:
-    """The log, used as log.info(event, name=value, ...). A line that cannot be written is lost. level: the lowest level
-    that is written."""
-
-    def __init__(self, level: str = "info") -> None:
-        self.least = LEVELS.index(level)
+    """The log, used as log.info(event, name=value, ...). A line that cannot be written is lost."""
 
     def debug(self, event: str, **fields: object) -> None:
-        self._write("debug", event, fields)
+        """Do nothing: the lowest level that is written is info."""
 
     def info(self, event: str, **fields: object) -> None:
         self._write("info", event, fields)
@@ -36,8 +30,6 @@ class Log:
         self._write("error", event, fields | {"exception": traceback.format_exc()})
 
     def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
-        if LEVELS.index(level) < self.least:
-            return
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06d}Z"
         values = {"timestamp": stamp, "level": level, "event": event, **fields}

@@ -65,7 +65,7 @@ class Engine:
         if client:                      # the container was restarted in another namespace
             self.settle(client, "the container has another network namespace now")
             wanted = client.lease.address if client.lease else None
-            self._remove(client)
+            self.drop(client)
         elif saved := self.former.pop(owner.key, None):
             wanted = saved.lease.address
         client = self.clients[owner.key] = Client(owner, self)
@@ -272,15 +272,12 @@ class Engine:
         for waiter in waiters:
             waiter(error, client)
 
-    def drop(self, client: Client) -> None:
-        self._remove(client)
-
     def vanished(self, client: Client, why: str) -> None:
         self.log.info("pod_gone", lease=client.owner.name, why=why)
         self.settle(client, why)
         if client.lease:
             self._release_from_here(client, client.lease)
-        self._remove(client)
+        self.drop(client)
 
     # The end of a lease ----------------------------------------------------------------------------
 
@@ -290,7 +287,7 @@ class Engine:
         client.lease = lease = client.lease or client.offered
         if lease:
             self._release_from_pod(client, lease)
-        self._remove(client)
+        self.drop(client)
 
     def _release_from_pod(self, client: Client, lease: Lease) -> None:
         """Remove the address from the link, so that no packet uses the address any more, then send RELEASE by a packet
@@ -324,7 +321,7 @@ class Engine:
             return
         self.log.info("lease_released", lease=client.owner.name, address=address.ip_text(lease.address), sent_by="node")
 
-    def _remove(self, client: Client) -> None:
+    def drop(self, client: Client) -> None:
         self.quiet(client)
         client.timer = float("inf")
         if self.clients.get(client.owner.key) is client:

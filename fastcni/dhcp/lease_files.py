@@ -7,11 +7,11 @@ start again, and a pod whose file is damaged may get another address.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 
+from fastcni._system import write_file
 from fastcni.dhcp.lease import Lease, Owner
 from fastcni.kernel import sysctl
 from fastcni.kit.dhcp.lease_path import STATE_DIR, SUFFIX, path_of
@@ -50,21 +50,14 @@ class LeaseFiles:
 
     def write(self, owner: Owner, lease: Lease, ends: float) -> None:
         """Write a lease. ends: when the lease expires, by the wall clock. Raises OSError."""
-        path = self._path(owner.key)
-        data = encode(owner, lease, self.boot, ends)
-        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            written = os.write(fd, data)
-        finally:
-            os.close(fd)
-        if written != len(data):
-            raise OSError(errno.ENOSPC, "the file system is full", path)
+        path = path_of(self.directory, owner.key)
+        write_file(f"{path}.new", encode(owner, lease, self.boot, ends), os.O_CREAT | os.O_TRUNC)
         os.rename(f"{path}.new", path)
 
     def remove(self, key: bytes) -> None:
         """Remove a lease's file. Raises OSError."""
         try:
-            os.unlink(self._path(key))
+            os.unlink(path_of(self.directory, key))
         except FileNotFoundError:
             return
 
@@ -77,9 +70,6 @@ class LeaseFiles:
             if isinstance(found, tuple):
                 os.rename(found[0], found[0].removesuffix(SUFFIX) + DAMAGED)
             yield found
-
-    def _path(self, key: bytes) -> str:
-        return path_of(self.directory, key)
 
 
 def read_directory(directory: str) -> Iterator[Saved | tuple[str, str]]:

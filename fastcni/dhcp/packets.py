@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import struct
 
+from fastcni.spec.address import network
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,7 +138,7 @@ def classless_routes(content: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         entry = content[at + 1:at + 1 + size + 4]
         if prefix > 32 or len(entry) < size + 4:
             return
-        yield masked(entry[:size].ljust(4, b"\0"), prefix), prefix, entry[size:]
+        yield network(entry[:size].ljust(4, b"\0"), prefix), prefix, entry[size:]
         at += 1 + size + 4
 
 
@@ -149,12 +151,7 @@ def static_routes(content: bytes) -> Iterator[tuple[bytes, int, bytes]]:
         first = destination[0]
         prefix = 8 if first < 128 else 16 if first < 192 else 24 if first < 224 else 32
         if destination != NO_ADDRESS:
-            yield masked(destination, prefix), prefix, gateway
-
-
-def masked(address: bytes, prefix: int) -> bytes:
-    bits = int.from_bytes(address, "big") & ~((1 << 32 - prefix) - 1)
-    return bits.to_bytes(4, "big")
+            yield network(destination, prefix), prefix, gateway
 
 
 def domains(content: bytes) -> list[str]:

@@ -135,8 +135,8 @@ class Connection:
             self.engine.release(key_of(args))
             self._answer(header, {})
         elif method == rpc.COLLECT:
-            network, valid = attachments_of(args)
-            found = self.engine.collect(network, valid)
+            _, _, conf = arguments(args)
+            found = self.engine.collect(conf.text("name"), valid_attachments(conf))
             self._answer(header, {"Released": [{"What": f"address {what}", "Of": of} for what, of in found]})
         else:
             self._answer(header, None, f"{rpc.NO_METHOD}method {method}" if "." in method
@@ -173,12 +173,6 @@ def arguments(args: dict[str, Any]) -> tuple[str, str, Any]:
 def key_of(args: dict[str, Any]) -> bytes:
     container_id, ifname, conf = arguments(args)
     return dhcp_conf.client_id(container_id, conf.text("name"), ifname)
-
-
-def attachments_of(args: dict[str, Any]) -> tuple[str, set[tuple[str, str]]]:
-    """Return (network, {(container id, ifname)} of its valid attachments) for COLLECT. Raises CniError."""
-    _, _, conf = arguments(args)
-    return conf.text("name"), valid_attachments(conf)
 
 
 def owner_of(args: dict[str, Any], root: str) -> Owner:
