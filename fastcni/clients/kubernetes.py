@@ -128,10 +128,16 @@ class Api:
     def list_with_revision(self, path: str, selector: str = "", metadata: bool = False) -> tuple[list[Object], str]:
         """Return list_all(), and the resourceVersion to watch from. metadata: whether to leave out spec and status."""
         while True:
+            found: list[Object] = []
+            started = time.monotonic()
             try:
-                return self._list(path, selector, metadata)
+                for page in self.pages(path, selector, metadata):
+                    found += page.get("items") or []
+                    version: str = page["metadata"]["resourceVersion"]
             except Expired:             # a page was requested too late: etcd no longer has the first page's revision
                 continue
+            self._note_revision(number_of(version), started)
+            return found, version
 
     def list_each(self, path: str, tell: Callable[[Object], object], stop: Callable[[], bool], selector: str = "",
                   metadata: bool = False) -> str:
@@ -168,22 +174,13 @@ class Api:
             except ListError as e:
                 raise Away(f"kubernetes at {stream.endpoint}: GET {path}: {e}") from None
 
-    def _list(self, path: str, selector: str, metadata: bool, since: str = "") -> tuple[list[Object], str]:
-        found: list[Object] = []
-        started = time.monotonic()
-        for page in self.pages(path, selector, metadata, since):
-            found += page.get("items") or []
-            version = page["metadata"]["resourceVersion"]
-        self._note_revision(number_of(version), started)
-        return found, version
+    def pages(self, path: str, selector: str = "", metadata: bool = False) -> Iterator[Object]:
+        """Yield the pages of the current list. Raises Expired, Away."""
+        return self._pages(lambda query: self._page(path, query, metadata), selector)
 
-    def pages(self, path: str, selector: str = "", metadata: bool = False, since: str = "") -> Iterator[Object]:
-        """Yield the pages of a list. since: "" for the current list, otherwise a list from the API server's cache that
-        is not older than this version. Raises Expired, Away."""
-        return self._pages(lambda query: self._page(path, query, metadata), selector, since)
-
-    def _pages(self, ask: Callable[[str], Object], selector: str, since: str) -> Iterator[Object]:
-        """Yield the answers of ask(query). See pages()."""
+    def _pages(self, ask: Callable[[str], Object], selector: str, since: str = "") -> Iterator[Object]:
+        """Yield the answers of ask(query), which are the pages of a list. since: "" for the current list, otherwise a
+        list from the API server's cache that is not older than this version."""
         # If the query has a limit, the API server asks etcd. With the version 0 it asks etcd only if it has no cache.
         limit = "" if since.strip("0") else f"limit={PAGE}"
         version: str | None = f"resourceVersion={since}" if since else ""
