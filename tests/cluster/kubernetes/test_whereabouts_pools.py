@@ -61,7 +61,7 @@ def test_a_pool_of_a_node_slice_has_its_node(mock, store, empty):
     put_pool(mock, "node-7-10.2.0.0-24", "10.2.0.0/24")
     put_pool(mock, "net-1-node-8-10.2.0.0-24", "10.2.0.0/24")
     found = read_whereabouts(store)
-    assert found.slices == [Slices("net1", "10.2.0.0/16", "/24", [("node-7", "10.2.0.0/24"), ("", "10.2.1.0/24")])]
+    assert found.slices == [Slices("net1", [("node-7", "10.2.0.0/24"), ("", "10.2.1.0/24")])]
     assert {(pool.name, pool.network, pool.node) for pool in found.pools} == {
         ("10.0.0.0-24", "", ""), ("net-1-node-7-10.2.0.0-24", "net-1", "node-7"),
         ("net-1-node-8-10.2.0.0-24", "net-1-node-8", ""), ("node-7-10.2.0.0-24", "", "node-7")}

@@ -63,10 +63,8 @@ class Reservation(Record):
 class Slices(Record):
     """A NodeSlicePool. name: the network's name. slices: [(node, or "" for a free slice; range)]."""
 
-    __slots__ = ("name", "range", "slice_size", "slices")
+    __slots__ = ("name", "slices")
     name: str
-    range: str
-    slice_size: str
     slices: list[tuple[str, str]]
 
 
@@ -106,8 +104,8 @@ def read_whereabouts(store: KubernetesStore, namespace: str = "") -> Whereabouts
 
 
 def to_slices(document: Object) -> Slices:
-    spec, status = document.get("spec") or {}, document.get("status") or {}
-    return Slices(document["metadata"]["name"], spec.get("range", ""), spec.get("sliceSize", ""),
+    status = document.get("status") or {}
+    return Slices(document["metadata"]["name"],
                   [(it.get("nodeName", ""), it.get("sliceRange", "")) for it in status.get("allocations") or []])
 
 
