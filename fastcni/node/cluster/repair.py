@@ -27,30 +27,23 @@ def refused(what: str, do: str) -> CniError:
     return CniError(errors.INVALID_ENVIRONMENT, what, do)
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
-    """The answer whether a pod exists. state: RUNNING, GONE or UNKNOWN. why: the reason, as text."""
-
-    state: str
-    why: str
-
-
-def life_of(holder: Holder, own_node: str, inventory: Inventory) -> Life:
-    """Return whether the pod of a holder exists, by this node's files and kernel."""
+def life_of(holder: Holder, own_node: str, inventory: Inventory) -> tuple[str, str]:
+    """Return (RUNNING, GONE or UNKNOWN, the reason as text) for the pod of a holder, by this node's files and
+    kernel."""
     if holder.node != own_node:
-        return Life(UNKNOWN, f"it is on node {holder.node or 'unknown'}, and this is node {own_node}")
+        return UNKNOWN, f"it is on node {holder.node or 'unknown'}, and this is node {own_node}"
     found = [it for it in inventory.attachments if it.container_id == holder.container
              and it.ifname in ("", holder.ifname)]
     running = [it for it in found if it.state == RUNNING]
     if running:
-        return Life(RUNNING, running[0].why)
+        return RUNNING, running[0].why
     if there := next((it for it in inventory.unowned if holder.address in it.addresses), None):
-        return Life(RUNNING, f"{there.place} has its address")
+        return RUNNING, f"{there.place} has its address"
     if any(it.state not in (GONE, ORPHANED) for it in found):
-        return Life(UNKNOWN, "this node does not show whether it runs")
+        return UNKNOWN, "this node does not show whether it runs"
     if not found and inventory.unseen:
-        return Life(UNKNOWN, inventory.unseen[0])
-    return Life(GONE, found[0].why if found else f"node {own_node} has no such container")
+        return UNKNOWN, inventory.unseen[0]
+    return GONE, found[0].why if found else f"node {own_node} has no such container"
 
 
 def release(store: Store, place: Place, own_node: str, inventory: Inventory, release_here: Callable[[Holder], bool],
@@ -65,7 +58,7 @@ def release(store: Store, place: Place, own_node: str, inventory: Inventory, rel
     if holder is None:
         raise refused(f"no pod has {place.address}: it is {place.state}",
                       f"`fastcni ipam show {place.address}` shows its block")
-    guard(place, holder, own_node, life_of(holder, own_node, inventory), force, now or time.time())
+    guard(place, holder, own_node, inventory, force, now or time.time())
     if holder.ip_claim is not None:
         done = store.release_ip_claim(holder.ip_claim)
     else:
@@ -88,7 +81,7 @@ def holder_here(place: Place, own_node: str, inventory: Inventory) -> Holder | N
                  if seen.kind == ADDRESS_FILE and place.address in seen.addresses), None)
 
 
-def guard(place: Place, holder: Holder, own_node: str, life: Life, force: bool, now: float) -> None:
+def guard(place: Place, holder: Holder, own_node: str, inventory: Inventory, force: bool, now: float) -> None:
     """Raise CniError if the release could give the address of an existing pod to another pod."""
     what = f"{holder.address} belongs to {holder.owner} on node {holder.node or 'unknown'}"
     if holder.state == USED and holder.node != own_node:
@@ -102,11 +95,12 @@ def guard(place: Place, holder: Holder, own_node: str, life: Life, force: bool, 
         if now - holder.since < ASK_S:
             raise refused(f"{what}, whose ADD waits for it", "wait until that ADD has ended, or use --force")
         return
-    if life.state == RUNNING:
-        raise refused(f"{what}, which runs ({life.why})", "delete the pod; --force releases the address all the same, "
+    state, why = life_of(holder, own_node, inventory)
+    if state == RUNNING:
+        raise refused(f"{what}, which runs ({why})", "delete the pod; --force releases the address all the same, "
                       "and another pod may get it while this one uses it")
-    if life.state == UNKNOWN:
-        raise refused(f"{what}, which may run: {life.why}", f"run this command on node {holder.node}" if holder.node
+    if state == UNKNOWN:
+        raise refused(f"{what}, which may run: {why}", f"run this command on node {holder.node}" if holder.node
                       and holder.node != own_node else "run it as root on the node; if the pod is gone: --force")
 
 
