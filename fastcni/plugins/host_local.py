@@ -99,7 +99,7 @@ def delete(req: Request, conf: Conf) -> None:
             released = allocation.release_each(store, [(packed, owner) for packed in store.index.addresses_of(owner)])
             if released:
                 break
-        if store.unread and len(released) < host_local_conf.max_held(req):
+        if store.files.unreadable and len(released) < host_local_conf.max_held(req):
             store.check_all_read()
 
 

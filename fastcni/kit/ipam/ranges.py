@@ -96,7 +96,8 @@ def read_range_sets(ipam: Section, runtime_config: Section, config_version: str)
         try:
             sets.append(_read_set(sections))
         except ValueError as e:
-            raise _invalid(f"invalid range set {i}: {e}", sections) from None
+            where = ", ".join(section.where for section in sections if section.where)
+            raise CniError(INVALID_CONFIG, f"invalid range set {i}: {e}", where) from None
     if not version.at_least(config_version, "0.3.0"):
         check_one_per_family((s[0].start for s in sets), config_version)
     for i, one in enumerate(sets):
@@ -181,8 +182,3 @@ def _read_range(section: Section) -> Range:
         raise ValueError(f"{'RangeEnd' if end else 'RangeStart'} {address.ip_text(end or r.start)} "
                          f"not in network {r.network()}")
     return r
-
-
-def _invalid(text: str, sections: list[Section]) -> CniError:
-    where = ", ".join(s.where for s in sections if s.where)
-    return CniError(INVALID_CONFIG, text, where)

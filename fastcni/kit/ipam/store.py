@@ -171,11 +171,6 @@ class Store:
         """Return the network of the attachment that has an address file. Call network_of() after reading the file."""
         return self.network
 
-    @property
-    def unread(self) -> int:
-        """Return the number of files that could not be read."""
-        return len(self.files.unreadable)
-
     def check_all_read(self) -> None:
         """Raise CniError 5 if a file could not be read: the address may belong to the caller's container."""
         if self.files.unreadable:

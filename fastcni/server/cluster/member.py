@@ -249,10 +249,6 @@ class Member:
 
     # The end, and calls from other threads
 
-    def stop(self) -> None:
-        """End the watch. Any thread may call this."""
-        self.watch.stop()
-
     def finish(self) -> None:
         """Write the pending changes to the store, if it is available."""
         now = monotonic()

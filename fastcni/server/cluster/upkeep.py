@@ -107,7 +107,7 @@ class ClusterUpkeep:
         self.event.set()
         deadline = monotonic() + self.times.stop_s
         for member in list(self.members.values()):
-            member.stop()
+            member.watch.stop()
         if self.thread:
             self.thread.join(self.times.stop_s)
         for member in list(self.members.values()):

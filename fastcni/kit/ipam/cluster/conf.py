@@ -143,15 +143,11 @@ def _read_place(ipam: Section, seen: flat_file.Seen, path: str) -> Keys:
     keys.space = ipam.strict.text("network_name") or SPACE
     if not is_name(keys.space):
         raise ipam.wrong("network_name", f"expected letters, digits, '.', '_' and '-', got {shown(keys.space)}")
-    keys.node = ipam.strict.text("node_name") or flat_file.node_name(path) or host_name()
+    keys.node = ipam.strict.text("node_name") or flat_file.node_name(path) or posix.uname().nodename
     keys.store = stores.read_settings(ipam)
     keys.store_key = stores.key_of(keys.store)
     keys.fsync = ipam.flag("fsync")
     return keys
-
-
-def host_name() -> str:
-    return posix.uname().nodename
 
 
 def read_keys(conf: Section) -> Keys:

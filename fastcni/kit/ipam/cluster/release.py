@@ -58,7 +58,7 @@ def release_attachment(req: Request, attachment: Attachment) -> None:
         for pod in pods - {""}:
             if set(space.addresses_of_pod(pod, attachment.ifname)) <= set(released):
                 space.forget_pod(pod, attachment.ifname)
-        if space.unread and not released:
+        if not released:
             space.check_all_read()
         later = bool(space.state.later)
     req.mode.note_space(attachment.keys, released)

@@ -29,7 +29,7 @@ from fastcni.spec import json
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, NoReturn
+    from typing import Any
 
     from fastcni.clients.etcd import Outcome, Pair
     from fastcni.kit.ipam.cluster.contract import History
@@ -123,11 +123,7 @@ class EtcdNodes:
         """Raise Fenced or Changed if the first answer, to _get_epoch(), is not this node's epoch."""
         answer = outcome.answers[0]
         if not answer or answer[0].value != str(me.epoch):
-            self._refuse(me)
-
-    def _refuse(self, me: Node) -> NoReturn:
-        """Raise Fenced if this node was declared dead, Changed if it was forgotten."""
-        raise refusal(self._node(me.name), me)
+            raise refusal(self._node(me.name), me)
 
     def _sign(self, me: Node, alive: Pair | None, compare: list[dict[str, Any]],
               operations: list[dict[str, Any]]) -> Outcome | None:
