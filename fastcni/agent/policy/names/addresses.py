@@ -25,12 +25,13 @@ SLACK_S = 5.0                   # seconds added to the TTL in elements, so that 
 
 
 class AnsweredAddresses:
-    """The addresses in answers to pods. added, removed: the elements to write since the last take()."""
+    """The addresses in answers to pods. added, removed: the elements to write since the last take(), {set: {pair:
+    milliseconds}}. The kernel rejects a message that deletes an element twice, so each pair occurs once."""
 
     def __init__(self, state: State) -> None:
         self.resolved = state.resolved
-        self.added: Elements = {}
-        self.removed: Elements = {}
+        self.added: dict[str, dict[bytes, int]] = {}
+        self.removed: dict[str, dict[bytes, int]] = {}
 
     def put(self, name: str, pod: bytes, addresses: Mapping[bytes, int], now: float) -> None:
         """Record an answer to a pod. name: the set of the domain name. pod: the pod's address. addresses: {address: TTL
@@ -44,7 +45,7 @@ class AnsweredAddresses:
             seconds = min(max(float(ttl), MIN_TTL_S), MAX_TTL_S)
             if told.get(address, 0.0) < now + seconds:
                 told[address] = now + seconds + SLACK_S
-                self.added.setdefault(name, []).append((pod + address, round((seconds + SLACK_S) * 1000)))
+                self.added.setdefault(name, {})[pod + address] = round((seconds + SLACK_S) * 1000)
         for address in sorted(told, key=lambda each: (each in addresses, told[each]))[:-MAX_ADDRESSES]:
             del told[address]
             self._forget(name, pod + address)
@@ -58,14 +59,15 @@ class AnsweredAddresses:
                     self._forget(name, pod + address)
 
     def _forget(self, name: str, pair: bytes) -> None:
-        self.added[name] = [each for each in self.added.get(name, ()) if each[0] != pair]
-        self.removed.setdefault(name, []).append((pair, 1000))
+        self.added.get(name, {}).pop(pair, None)
+        self.removed.setdefault(name, {})[pair] = 1000
 
     def take(self) -> tuple[Elements, Elements]:
         """Return the elements (added, removed) since the last call."""
-        found = {name: each for name, each in self.added.items() if each}, self.removed
+        added, removed = ({name: list(pairs.items()) for name, pairs in each.items() if pairs}
+                          for each in (self.added, self.removed))
         self.added, self.removed = {}, {}
-        return found
+        return added, removed
 
 
 def elements_left(state: State, now: float) -> Iterator[tuple[str, list[tuple[bytes, int]]]]:

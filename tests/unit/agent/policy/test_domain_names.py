@@ -101,6 +101,15 @@ def test_an_element_lives_for_the_ttl_within_bounds_and_is_prolonged_only_if_it_
     assert kept.take() == ({}, {})
 
 
+def test_an_address_in_two_answers_is_written_once():
+    """The second answer, with a longer TTL, came before the first was written. The transaction deleted the element
+    twice, so the kernel rejected the transaction, and the pod waited until the complete table was written."""
+    kept = answered.AnsweredAddresses(State())
+    for ttl in (60, 300):
+        kept.put("d4-x", POD, {HOST: ttl}, 0.0)
+    assert kept.take() == ({"d4-x": [(POD + HOST, 305_000)]}, {})
+
+
 def test_what_a_pod_that_is_gone_was_told_is_removed():
     kept = answered.AnsweredAddresses(State())
     kept.put("d4-x", POD, {HOST: 0}, 0.0)
