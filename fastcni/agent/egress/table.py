@@ -42,7 +42,6 @@ from typing import TYPE_CHECKING
 from fastcni.agent.egress import expressions
 from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable, delete_table
 from fastcni.agent.policy.http.expressions import set_mark
-from fastcni.agent.policy.rules import parts
 from fastcni.agent.policy.ruleset import Transaction
 from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kernel.nft_elements import ADDRESS_TYPES
@@ -231,8 +230,7 @@ def lookup(name: str, inverted: bool = False) -> Expression:
 def put_ranges(requests: Transaction, name: str, ranges: list[Range]) -> None:
     """Replace the elements of the interval set `name`."""
     requests.add(nft_elements.flush_set, FAMILY, TABLE, name)
-    for some in parts(ranges):
-        requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
+    requests.add_parts(nft_elements.add_intervals, FAMILY, TABLE, name, ranges)
 
 
 def put_held(requests: Transaction, until: Mapping[bytes, float], gone: Iterable[bytes]) -> None:
@@ -244,11 +242,9 @@ def put_held(requests: Transaction, until: Mapping[bytes, float], gone: Iterable
         name, left = f"held{version}", [(packed, round((end - now) * 1000)) for packed, end in until.items()
                                         if len(packed) == length and end - now > 0.001]
         stale = [packed for packed in (*until, *gone) if len(packed) == length]
-        for some in parts(stale):
-            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, [(packed, 1000) for packed in some])
-            requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
-        for timed in parts(left):
-            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, timed)
+        requests.add_parts(nft_elements.add_timed, FAMILY, TABLE, name, ((packed, 1000) for packed in stale))
+        requests.add_parts(nft_elements.del_elements, FAMILY, TABLE, name, stale)
+        requests.add_parts(nft_elements.add_timed, FAMILY, TABLE, name, left)
 
 
 def put_difference(requests: Transaction, name: str, had: Elements, wanted: Elements) -> None:
@@ -256,7 +252,5 @@ def put_difference(requests: Transaction, name: str, had: Elements, wanted: Elem
     cannot change a value."""
     removed = [key for key, value in had.items() if key not in wanted or wanted[key] != value]
     added = [(key, value) for key, value in wanted.items() if key not in had or had[key] != value]
-    for some in parts(removed):
-        requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
-    for each in parts(added):
-        requests.add(nft_elements.add_elements, FAMILY, TABLE, name, each)
+    requests.add_parts(nft_elements.del_elements, FAMILY, TABLE, name, removed)
+    requests.add_parts(nft_elements.add_elements, FAMILY, TABLE, name, added)

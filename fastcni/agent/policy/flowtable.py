@@ -30,9 +30,10 @@ from errno import ENOENT
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
+from fastcni.agent.batches import parts
 from fastcni.agent.nft_table import delete_table, keys_of
 from fastcni.agent.policy.ports import ROUTED
-from fastcni.agent.policy.rules import SET_ID, parts, replace_table
+from fastcni.agent.policy.rules import SET_ID, replace_table
 from fastcni.agent.policy.ruleset import FAMILY, FLOWTABLE, Transaction
 from fastcni.kernel import nft, nft_elements, nft_flowtables, nft_rules, wire
 from fastcni.kernel.nft_elements import TYPE_IFNAME, ifname, read_ifname
@@ -116,10 +117,8 @@ class Flowtable:
         gone = [name for name in written if name not in wanted]
         if not new and not gone:
             return
-        for names in parts(gone):
-            requests.add(nft_elements.del_elements, FAMILY, FLOWTABLE, LINKS, map(ifname, names))
-        for names in parts(new):
-            requests.add(nft_elements.add_elements, FAMILY, FLOWTABLE, LINKS, [(ifname(name), None) for name in names])
+        requests.add_parts(nft_elements.del_elements, FAMILY, FLOWTABLE, LINKS, map(ifname, gone))
+        requests.add_parts(nft_elements.add_elements, FAMILY, FLOWTABLE, LINKS, ((ifname(name), None) for name in new))
         for names in parts(new, DEVICES):
             requests.add(nft_flowtables.add_flowtable, FAMILY, FLOWTABLE, PODS, names)
         requests.commit(self._rules.sock)

@@ -98,7 +98,6 @@ for CUT_MS.
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import port_rules
@@ -153,19 +152,16 @@ from fastcni.kit.firewall.port_sources import MULTICAST6
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from typing import TypeVar
 
     from fastcni.agent.batches import Requests
     from fastcni.agent.policy.state import Chain, Line, State
     from fastcni.kernel.nft_rules import Expression, Field
 
-    Item = TypeVar("Item")
     Rule = tuple[Expression, ...]
 
 FAMILY = nft.NFPROTO_INET
 GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"    # see add_guard()
 COMMENT = "fastcni: network policies of pods"
-ELEMENTS = 250                  # elements in one netlink message, which has at most 32 KiB
 EGRESS_CHAIN, INGRESS_CHAIN, MIDSTREAM, REPORTS = "egress", "ingress", "midstream", "reports"
 BASE_CHAINS = {EGRESS_CHAIN: nft.NF_IP_PRI_FILTER, INGRESS_CHAIN: nft.NF_IP_PRI_FILTER + 1}     # {chain: priority}
 TO_NODE_CHAIN, FROM_NODE_CHAIN = "to-node", "from-node"
@@ -324,8 +320,8 @@ def guard(requests: Requests, state: State, chain: str, hook: int, prefix: str,
     for length, version in VERSIONS.items():
         name = f"{prefix}{version}"
         requests.add(nft_elements.add_set, FAMILY, GUARD, name, (ADDRESS_TYPES[length],), set_id=SET_ID)
-        for some in parts((key[:length], None) for key in state.elements[name]):
-            requests.add(nft_elements.add_elements, FAMILY, GUARD, name, some)
+        requests.add_parts(nft_elements.add_elements, FAMILY, GUARD, name,
+                           ((key[:length], None) for key in state.elements[name]))
         for address in addresses:
             requests.add(nft_rules.add_rule, FAMILY, GUARD, chain, nft_rules.ct(nft_rules.NFT_CT_STATE), mask(NEW),
                          compare(bytes(4), NFT_CMP_NEQ), *address(length), in_set(name, SET_ID), drop())
@@ -336,10 +332,3 @@ def replace_table(requests: Requests, family: int, table: str, flags: int) -> No
     requests.add(nft.add_table, family, table, COMMENT, None)
     requests.add(nft.del_table, family, table)
     requests.add(nft.add_table, family, table, COMMENT, flags)
-
-
-def parts(items: Iterable[Item], size: int = ELEMENTS) -> Iterator[list[Item]]:
-    """Yield the items in lists of at most `size` items."""
-    each = iter(items)
-    while some := list(islice(each, size)):
-        yield some

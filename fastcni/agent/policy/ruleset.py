@@ -20,7 +20,7 @@ from fastcni.agent.policy.http import redirect
 from fastcni.agent.policy.names.addresses import DOMAIN_SETS, elements_left, pairs_told, set_told
 from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
 from fastcni.agent.policy.ports import FAST, MAX_FAST, ON_BRIDGES, ROUTED
-from fastcni.agent.policy.rules import COMMENT, FAMILY, GUARD, add_guard, parts, replace_table
+from fastcni.agent.policy.rules import COMMENT, FAMILY, GUARD, add_guard, replace_table
 from fastcni.agent.policy.state import HTTP_CHAINS, LINK, NODE_MAPS, PORT_SETS, VERDICT_MAPS, Set, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import (
@@ -189,8 +189,7 @@ class Ruleset(NftTable):
         requests = Transaction()
         put_answers(requests, answers)
         for name, keys in answers.items():
-            for some in parts(keys):
-                requests.add(nft_elements.del_elements, FAMILY, TABLE, name, some)
+            requests.add_parts(nft_elements.del_elements, FAMILY, TABLE, name, keys)
         requests.commit(self.sock)
 
     def _complete(self, requests: Transaction, added: Mapping[str, Collection[bytes]]) -> None:
@@ -267,11 +266,9 @@ def set_up(requests: Requests, state: State) -> None:
     prepare(requests, change)
     fill(requests, change)
     for name, left in elements_left(state, monotonic()):
-        for some in parts(left):
-            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, some)
+        requests.add_parts(nft_elements.add_timed, FAMILY, TABLE, name, left)
     for name, pairs in pairs_told(state):
-        for keys in parts(pairs):
-            requests.add(nft_elements.add_elements, FAMILY, TABLE, name, [(key, None) for key in keys])
+        requests.add_parts(nft_elements.add_elements, FAMILY, TABLE, name, ((key, None) for key in pairs))
     tunnels = has_tunnels(state.elements)
     if tunnels:
         add_tunnels(requests)
@@ -333,14 +330,16 @@ def fill(requests: Requests, change: Change) -> None:
             requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
             add_rules(requests, name, chain)
     for name, keys in change.removed.items():
-        for some in parts(keys):
-            if PORT_SETS.get(name) == "box":
-                requests.add(nft_elements.add_boxes, family_of(name), TABLE, name, map(halves, some), delete=True)
-            else:
-                requests.add(nft_elements.del_elements, family_of(name), TABLE, name, some)
-    for name, elements in change.added.items():
-        for items in parts(elements.items()):
-            add_elements(requests, name, items)
+        if PORT_SETS.get(name) == "box":
+            requests.add_parts(nft_elements.add_boxes, family_of(name), TABLE, name, map(halves, keys), delete=True)
+        else:
+            requests.add_parts(nft_elements.del_elements, family_of(name), TABLE, name, keys)
+    for name, elements in change.added.items():         # drop() may have added elements of EARLY sets
+        if PORT_SETS.get(name) == "box":
+            requests.add_parts(nft_elements.add_boxes, family_of(name), TABLE, name, map(halves, elements))
+        else:
+            requests.add_parts(nft_elements.add_elements, family_of(name), TABLE, name, elements.items(),
+                               exclusive=name not in EARLY)
     gone = (*change.gone_chains, *(rules.NODE_CHAINS if NODE_MAPS & {*change.gone_sets} else ()))
     for name in gone:
         requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
@@ -350,14 +349,6 @@ def fill(requests: Requests, change: Change) -> None:
         requests.add(nft_elements.del_set, FAMILY, TABLE, name)
         if name.startswith(DOMAIN_SETS):
             requests.add(nft_elements.del_set, FAMILY, TABLE, set_told(name))
-
-
-def add_elements(requests: Requests, name: str, items: list[tuple[bytes, str]]) -> None:
-    """Add elements to a set or map. Elements of EARLY sets may exist already, because drop() has added them."""
-    if PORT_SETS.get(name) == "box":
-        requests.add(nft_elements.add_boxes, family_of(name), TABLE, name, [halves(key) for key, _ in items])
-    else:
-        requests.add(nft_elements.add_elements, family_of(name), TABLE, name, items, exclusive=name not in EARLY)
 
 
 def halves(key: bytes) -> tuple[bytes, bytes]:
@@ -397,16 +388,15 @@ def add_set(requests: Requests, name: str, wanted: Set) -> None:
     requests.add(nft_elements.add_set, family_of(name), TABLE, name, key, set_id=rules.SET_ID,
                  verdicts=wanted.kind == "map", intervals=bool(wanted.ranges) or wanted.kind == "box",
                  timed=wanted.kind == "domain", size=MAX_FAST if name in FAST else 0)
-    for some in parts(wanted.ranges):
-        requests.add(nft_elements.add_intervals, FAMILY, TABLE, name, some)
+    requests.add_parts(nft_elements.add_intervals, FAMILY, TABLE, name, wanted.ranges)
     if wanted.kind == "domain":
         add_set(requests, set_told(name), Set("told", wanted.length))
 
 
 def put_answers(requests: Requests, answers: Answers) -> None:
     for name, keys in answers.items():
-        for some in parts((key, None) for key in keys):
-            requests.add(nft_elements.add_elements, FAMILY, TABLE, name, some, exclusive=False)
+        requests.add_parts(nft_elements.add_elements, FAMILY, TABLE, name, ((key, None) for key in keys),
+                           exclusive=False)
 
 
 def sees_bridged_traffic() -> bool:

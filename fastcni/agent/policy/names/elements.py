@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy.names.addresses import DOMAIN_SETS, set_told
-from fastcni.agent.policy.ruleset import FAMILY, TABLE, Transaction, halves, parts
+from fastcni.agent.policy.ruleset import FAMILY, TABLE, Transaction, halves
 from fastcni.kernel import nft, nft_elements, wire
 
 if TYPE_CHECKING:
@@ -64,15 +64,12 @@ def change(sock: Socket, added: Elements, removed: Elements) -> None:
     """
     requests = Transaction()
     for name, elements in (*removed.items(), *added.items()):
-        for some in parts(elements):
-            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, some)
-            requests.add(nft_elements.del_elements, FAMILY, TABLE, name, [key for key, _ in some])
-            requests.add(nft_elements.add_elements, FAMILY, TABLE, set_told(name), [(key, None) for key, _ in some],
-                         exclusive=False)
+        requests.add_parts(nft_elements.add_timed, FAMILY, TABLE, name, elements)
+        requests.add_parts(nft_elements.del_elements, FAMILY, TABLE, name, (key for key, _ in elements))
+        requests.add_parts(nft_elements.add_elements, FAMILY, TABLE, set_told(name),
+                           ((key, None) for key, _ in elements), exclusive=False)
     for name, elements in added.items():
-        for some in parts(elements):
-            requests.add(nft_elements.add_timed, FAMILY, TABLE, name, some)
+        requests.add_parts(nft_elements.add_timed, FAMILY, TABLE, name, elements)
     for name, elements in removed.items():
-        for some in parts(elements):
-            requests.add(nft_elements.del_elements, FAMILY, TABLE, set_told(name), [key for key, _ in some])
+        requests.add_parts(nft_elements.del_elements, FAMILY, TABLE, set_told(name), (key for key, _ in elements))
     requests.commit(sock)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.nft_table import delete_table
 from fastcni.agent.policy.port_rules import of_family
-from fastcni.agent.policy.rules import FAMILY, SET_ID, ends, parts, replace_table
+from fastcni.agent.policy.rules import FAMILY, SET_ID, ends, replace_table
 from fastcni.agent.policy.ruleset import NAMES, Transaction
 from fastcni.agent.policy.state import VERSIONS
 from fastcni.kernel import nft, nft_elements, nft_rules
@@ -67,11 +67,11 @@ class Redirect:
         gone = [query for query, port in written.items() if wanted.get(query) != port]
         new = [(query, port) for query, port in wanted.items() if written.get(query) != port]
         for length, version in VERSIONS.items():
-            for keys in parts(concat(*query[:2], protocol(query[2])) for query in gone if len(query[0]) == length):
-                requests.add(nft_elements.del_elements, FAMILY, NAMES, f"queries{version}", keys)
-            for items in parts((concat(*query[:2], protocol(query[2])), service(port))
-                               for query, port in new if len(query[0]) == length):
-                requests.add(nft_elements.add_elements, FAMILY, NAMES, f"queries{version}", items)
+            requests.add_parts(nft_elements.del_elements, FAMILY, NAMES, f"queries{version}", (
+                concat(*query[:2], protocol(query[2])) for query in gone if len(query[0]) == length))
+            requests.add_parts(nft_elements.add_elements, FAMILY, NAMES, f"queries{version}", (
+                (concat(*query[:2], protocol(query[2])), service(port))
+                for query, port in new if len(query[0]) == length))
         requests.commit(self.sock)
         self.written = dict(wanted)
 
@@ -82,20 +82,16 @@ class Redirect:
             for name, keys in ((f"resolvers{version}", [packed for packed in resolvers if len(packed) == length]),
                                (f"forwarders{version}", [concat(protocol(each), service(port))
                                                          for of, each, port in ports if of == length])):
-                for some in parts(keys):        # three steps as in elements.change()
-                    requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))
-                    requests.add(nft_elements.del_elements, FAMILY, NAMES, name, some)
-                    requests.add(nft_elements.add_timed, FAMILY, NAMES, name, timed(some))
+                timed = [(key, LIVE_MS) for key in keys]            # three steps as in elements.change()
+                requests.add_parts(nft_elements.add_timed, FAMILY, NAMES, name, timed)
+                requests.add_parts(nft_elements.del_elements, FAMILY, NAMES, name, keys)
+                requests.add_parts(nft_elements.add_timed, FAMILY, NAMES, name, timed)
         requests.commit(self.sock)
 
     def remove(self) -> None:
         """Let queries go to the resolver directly. Raises OSError."""
         self.written = None
         delete_table(self.sock, FAMILY, NAMES)
-
-
-def timed(keys: Collection[bytes]) -> list[tuple[bytes, int]]:
-    return [(key, LIVE_MS) for key in keys]
 
 
 def set_up(requests: Transaction, flags: int) -> None:
