@@ -145,6 +145,7 @@ from fastcni.kit.firewall.port_sources import (
     IPPROTO_UDP,
     NEIGHBOURS,
     TH_PORTS,
+    l4proto,
     length_is,
     of_set,
 )
@@ -166,7 +167,7 @@ FIRST_BYTE = NFT_PAYLOAD_NETWORK_HEADER, 0, 1
 BEGINS = {4: (payload(FIRST_BYTE), compare(b"\x45")),               # an IPv4 header without options; the lookup after
           16: (payload(FIRST_BYTE), mask(b"\xf0"), compare(b"\x60"))}      # BEGINS checks the ethertype
 OTHERS = {4: (payload(IP_PROTOCOL), compare(bytes((IPPROTO_IGMP,)), NFT_CMP_NEQ)),
-          16: (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ))}
+          16: l4proto(IPPROTO_ICMPV6, NFT_CMP_NEQ)}
 PROTOCOLS = {4: ETH_P_IP, 16: ETH_P_IPV6}
 BEFORE_GROUPS = {4: b"\xdf" + b"\xff" * 3, 16: b"\xfe" + b"\xff" * 15}       # the last address before multicast
 LAST_HOP_LIMIT = b"\xff"                 # 255: the packet comes from the link
@@ -245,7 +246,7 @@ def tunnel_rules() -> Iterator[tuple[int, str, Rule]]:
 
 def to_tunnels() -> Rule:
     """Return the rule `meta l4proto != tcp jump tunnels`."""
-    return meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,)), NFT_CMP_NEQ), jump(TUNNELS)
+    return *l4proto(IPPROTO_TCP, NFT_CMP_NEQ), jump(TUNNELS)
 
 
 def tunnels(names: Names) -> Iterator[Rule]:
@@ -253,8 +254,7 @@ def tunnels(names: Names) -> Iterator[Rule]:
     another node, and would accept any source in the inner packet."""
     held = meta(NFT_META_IIFNAME), of_set(names.ports), drop()
     yield meta(NFT_META_L4PROTO), of_set(names.protocols), *held
-    yield (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_UDP,))), payload(nft_rules.TH_DPORT), of_set(names.tunnels),
-           *held)
+    yield *l4proto(IPPROTO_UDP), payload(nft_rules.TH_DPORT), of_set(names.tunnels), *held
 
 
 def from_senders() -> Iterator[Rule]:
@@ -288,8 +288,7 @@ def arriving() -> Iterator[Rule]:
 
 def to_neighbours() -> Rule:
     """Return the rule `ip6 hoplimit 255 icmpv6 jump on-link`."""
-    return (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(IP6_HOP_LIMIT), compare(LAST_HOP_LIMIT),
-            jump(ON_LINK))
+    return *l4proto(IPPROTO_ICMPV6), payload(IP6_HOP_LIMIT), compare(LAST_HOP_LIMIT), jump(ON_LINK)
 
 
 def on_link() -> Iterator[Rule]:
@@ -305,8 +304,7 @@ def on_link() -> Iterator[Rule]:
 
 
 def errors() -> Iterator[Rule]:
-    yield (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMP,)), NFT_CMP_NEQ),
-           compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ), accept())
+    yield *l4proto(IPPROTO_ICMP, NFT_CMP_NEQ), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ), accept()
     yield from from_ends(meta(NFT_META_IIFNAME), NFT_REG_2, ROUTED.by_length(ROUTED.own))
     yield meta(NFT_META_IIFNAME), of_set(ROUTED.ports), leave()
     yield from from_ends(payload(ETHER_SADDR), BEHIND_A_MAC, STATIONS)
@@ -337,7 +335,7 @@ def of_family(length: int) -> Rule:
 
 def udp_ports(both: bytes) -> Rule:
     """Return the condition `udp sport <...> udp dport <...>`. both: the two ports, 4 bytes."""
-    return meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_UDP,))), payload(TH_PORTS), compare(both)
+    return *l4proto(IPPROTO_UDP), payload(TH_PORTS), compare(both)
 
 
 def egress_rules() -> Iterator[Rule]:

@@ -148,7 +148,7 @@ from fastcni.kernel.nft_rules import (
     update,
     verdict_of,
 )
-from fastcni.kit.firewall.port_sources import MULTICAST6
+from fastcni.kit.firewall.port_sources import MULTICAST6, l4proto
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -188,9 +188,9 @@ def permanent_rules(of_known: Rule = ()) -> Iterator[tuple[str, Rule]]:
     yield EGRESS_CHAIN, (*to_link, drop())
     yield EGRESS_CHAIN, (*from_link, go_to(REPORTS))
     for kinds in ((MLD_QUERY, MLD_DONE), (MLD2_REPORT, MLD2_REPORT)):
-        yield REPORTS, (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), payload(nft_rules.ICMPV6_TYPE),
-                        between(*kinds), payload(nft_rules.IP6_HOP_LIMIT), compare(ONE_HOP), *nft_rules.daddr(16),
-                        mask(MULTICAST6), compare(MULTICAST6), accept())
+        yield REPORTS, (*l4proto(IPPROTO_ICMPV6), payload(nft_rules.ICMPV6_TYPE), between(*kinds),
+                        payload(nft_rules.IP6_HOP_LIMIT), compare(ONE_HOP), *nft_rules.daddr(16), mask(MULTICAST6),
+                        compare(MULTICAST6), accept())
     yield REPORTS, (drop(),)
     yield EGRESS_CHAIN, known
     yield EGRESS_CHAIN, (*nft_rules.related(), jump(port_rules.ERRORS))
@@ -203,11 +203,10 @@ def permanent_rules(of_known: Rule = ()) -> Iterator[tuple[str, Rule]]:
     for length in LENGTHS:
         for prefix in (CUT, CUT_ANY):
             yield EGRESS_CHAIN, answers(length, prefix)
-    yield EGRESS_CHAIN, (meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_TCP,))), payload(TCP_FLAGS),
-                         mask(FIN_SYN_RST_ACK), compare(SYN, NFT_CMP_NEQ), jump(MIDSTREAM))
+    yield EGRESS_CHAIN, (*l4proto(IPPROTO_TCP), payload(TCP_FLAGS), mask(FIN_SYN_RST_ACK), compare(SYN, NFT_CMP_NEQ),
+                         jump(MIDSTREAM))
     for number, reply in ((port_rules.IPPROTO_ICMP, ECHO_REPLY), (IPPROTO_ICMPV6, ECHO_REPLY6)):
-        yield EGRESS_CHAIN, (meta(NFT_META_L4PROTO), compare(bytes((number,))), payload(nft_rules.ICMPV6_TYPE),
-                             compare(reply), jump(MIDSTREAM))
+        yield EGRESS_CHAIN, (*l4proto(number), payload(nft_rules.ICMPV6_TYPE), compare(reply), jump(MIDSTREAM))
     for rule in port_rules.egress_rules():
         yield EGRESS_CHAIN, rule
     for rule in port_rules.ingress_rules():
@@ -289,7 +288,7 @@ def conditions(line: Line, direction: str) -> Rule:
     if line.domain:
         found += *ends(length, SADDRS[length], DADDRS[length]), in_set(line.domain, SET_ID)
     if line.protocol:
-        found += meta(NFT_META_L4PROTO), compare(bytes((line.protocol,)))
+        found += l4proto(line.protocol)
     if line.first:
         found.append(payload(TH_DPORT))
         found.append(compare(service(line.first)) if line.first == line.last else

@@ -138,6 +138,11 @@ class Sets:
         return found
 
 
+def l4proto(number: int, op: int = NFT_CMP_EQ) -> Rule:
+    """Return the condition `meta l4proto <number>`; with op NFT_CMP_NEQ, `meta l4proto != <number>`."""
+    return meta(NFT_META_L4PROTO), compare(bytes((number,)), op)
+
+
 def of_set(name: str, inverted: bool = False) -> Expression:
     return nft_rules.in_set(name, SET_ID, inverted)
 
@@ -146,7 +151,7 @@ def rules(sets: Sets) -> Iterator[Rule]:
     """Yield the rules of a base chain of the hook prerouting."""
     accept, drop = nft_rules.accept(), nft_rules.drop()
     ip, ip6 = ether_type(ETH_P_IP), ether_type(ETH_P_IPV6)
-    other_than_icmpv6 = meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,)), NFT_CMP_NEQ)
+    other_than_icmpv6 = l4proto(IPPROTO_ICMPV6, NFT_CMP_NEQ)
     own4, *more4 = sets.each(4, IP_SADDR)
     own6, *_ = sets.each(16, IP6_SADDR)
     igmp = *ip, payload(IP_PROTOCOL), compare(bytes((IPPROTO_IGMP,)))
@@ -164,7 +169,7 @@ def rules(sets: Sets) -> Iterator[Rule]:
         yield *ip, *more, accept
     if sets.macs:
         yield from _arp(sets)
-    yield *ip6, meta(NFT_META_L4PROTO), compare(bytes((IPPROTO_ICMPV6,))), nft_rules.jump(NEIGHBOURS)
+    yield *ip6, *l4proto(IPPROTO_ICMPV6), nft_rules.jump(NEIGHBOURS)
     for known in sets.each(16, IP6_SADDR):
         yield *ip6, *known, accept
     yield from _unspecified(sets)
@@ -191,9 +196,8 @@ def _unspecified(sets: Sets) -> Iterator[Rule]:
     for kind in (nft_rules.NDISC_ROUTER_SOLICITATION, nft_rules.ICMPV6_MGM_REPORT, nft_rules.ICMPV6_MLD2_REPORT):
         yield *begin, *icmpv6_type(kind), accept
     if sets.dhcp:
-        yield (*ether_type(ETH_P_IP), payload(IP_SADDR), compare(UNSPECIFIED4), meta(NFT_META_L4PROTO),
-               compare(bytes((IPPROTO_UDP,))), payload(TH_PORTS), compare(FROM_CLIENT), meta(NFT_META_IIFNAME),
-               of_set(sets.dhcp), accept)
+        yield (*ether_type(ETH_P_IP), payload(IP_SADDR), compare(UNSPECIFIED4), *l4proto(IPPROTO_UDP),
+               payload(TH_PORTS), compare(FROM_CLIENT), meta(NFT_META_IIFNAME), of_set(sets.dhcp), accept)
 
 
 def neighbour_rules(sets: Sets) -> Iterator[Rule]:

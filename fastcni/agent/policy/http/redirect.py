@@ -76,8 +76,9 @@ from fastcni.agent.policy import rules
 from fastcni.agent.policy.http import expressions, start_haproxy
 from fastcni.agent.policy.http.marks import EITHER, PROXIED
 from fastcni.kernel import nft, nft_rules, routing, wire
-from fastcni.kernel.nft_rules import NFT_CMP_NEQ, NFT_META_L4PROTO, NFT_META_MARK, accept, compare, drop, mask, meta
+from fastcni.kernel.nft_rules import NFT_CMP_NEQ, NFT_META_MARK, accept, compare, drop, mask, meta
 from fastcni.kernel.uapi import AF_INET, AF_INET6
+from fastcni.kit.firewall.port_sources import l4proto
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -103,11 +104,9 @@ BASE_CHAINS = {                 # (hook, priority)
 JUDGED = {EGRESS: rules.EGRESS_CHAIN, INGRESS: rules.INGRESS_CHAIN, OUT_EGRESS: rules.EGRESS_CHAIN,
           OUT_INGRESS: rules.INGRESS_CHAIN}
 SYN_ACK, SYN = b"\x12", b"\x02"
-FIRST = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,))), nft_rules.payload(nft_rules.TCP_FLAGS),
-         mask(SYN_ACK), compare(SYN))
-NO_SYN = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,))), nft_rules.payload(nft_rules.TCP_FLAGS),
-          mask(SYN_ACK), compare(SYN, NFT_CMP_NEQ))
-NOT_TCP = (meta(NFT_META_L4PROTO), compare(bytes((rules.IPPROTO_TCP,)), NFT_CMP_NEQ))
+FLAGS = *l4proto(rules.IPPROTO_TCP), nft_rules.payload(nft_rules.TCP_FLAGS), mask(SYN_ACK)
+FIRST, NO_SYN = (*FLAGS, compare(SYN)), (*FLAGS, compare(SYN, NFT_CMP_NEQ))
+NOT_TCP = l4proto(rules.IPPROTO_TCP, NFT_CMP_NEQ)
 
 
 def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
