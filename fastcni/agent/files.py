@@ -80,13 +80,13 @@ def read(path: str | Path) -> str:
         return file.read()
 
 
-def write(path: Path, text: str, mode: int = 0o644) -> None:
+def write(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     """Write a file in one step: readers see either the old file or the new file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     fd = open_regular(str(new), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
-    with open(fd, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(fd, "wb") as file:
+        file.write(text.encode() if isinstance(text, str) else text)
         file.flush()
         os.fsync(fd)
     os.replace(new, path)

@@ -50,7 +50,7 @@ class Engine:
             self.rules.close()
             raise
         self.prepare: Callable[[Iterable[str]], object] = lambda new_chains: None       # called before each write
-        self._begun = False             # whether load() was called, so that the compiler has all objects
+        self.begun = False              # whether load() was called, so that the compiler has all objects
         self._loaded = False            # whether the kernel has all changes that the compiler's take() returned
         self.protecting: list[Callable[[Attachment], object]] = []      # protect() calls these functions first
         self.flows = cut.Listing()
@@ -69,11 +69,6 @@ class Engine:
         self.rules.close()
 
     @property
-    def begun(self) -> bool:
-        """Whether load() was called, so that the compiler has all objects."""
-        return self._begun
-
-    @property
     def not_offloaded(self) -> str:
         """Why no flowtable forwards established connections; "" if a flowtable does, or if no flowtable is wanted."""
         return self.flowtable.unavailable if self.flowtable else ""
@@ -81,7 +76,7 @@ class Engine:
     def load(self) -> None:
         """Write the complete table. The first call comes when the compiler has all objects; before that call, the
         previous agent's table stays in force."""
-        self._begun, self._loaded = True, False
+        self.begun, self._loaded = True, False
         self.compiler.take()
         self.prepare(self.compiler.state.chains)
         try:
@@ -96,7 +91,7 @@ class Engine:
 
     def commit(self) -> None:
         """Write the compiler's changes to the kernel; before the first load(), do nothing."""
-        if not self._begun:
+        if not self.begun:
             return
         change = self._write()
         if change is None:

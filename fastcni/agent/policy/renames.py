@@ -19,33 +19,29 @@ if TYPE_CHECKING:
 
     from fastcni.agent.policy.attached import Attachment
     from fastcni.kernel.rtnl import Link
+    from fastcni.kernel.wire import Socket
 
 
-class Watch:
-    """A socket that receives the kernel's uevents about renamed links. Raises OSError."""
+def watch() -> Socket:
+    """Return a socket that receives the kernel's uevents about renamed links. After a uevent, call moved(), because
+    links may have new names. Raises OSError."""
+    sock = wire.open_socket(uapi.NETLINK_KOBJECT_UEVENT, groups=(uapi.UEVENT_GROUP_KERNEL,))
+    filters.attach(sock, filters.begins(b"move"))
+    sock.setblocking(False)
+    return sock
 
-    def __init__(self) -> None:
-        self.sock = wire.open_socket(uapi.NETLINK_KOBJECT_UEVENT, groups=(uapi.UEVENT_GROUP_KERNEL,))
-        filters.attach(self.sock, filters.begins(b"move"))
-        self.sock.setblocking(False)
 
-    def fileno(self) -> int:
-        """Return the socket's file descriptor. When it becomes readable, call forget()."""
-        return self.sock.fileno()
-
-    def close(self) -> None:
-        self.sock.close()
-
-    def forget(self) -> None:
-        """Discard the uevents that have arrived. Call moved() afterwards, because links may have new names."""
-        while True:
-            try:
-                self.sock.recv(1)
-            except BlockingIOError:
-                return
-            except OSError as e:
-                if e.errno != ENOBUFS:          # the kernel has dropped uevents
-                    raise
+def discard(sock: Socket) -> None:
+    """Discard the datagrams that wait on a non-blocking netlink socket, also if they are no netlink messages. Raises
+    OSError."""
+    while True:
+        try:
+            sock.recv(1)
+        except BlockingIOError:
+            return
+        except OSError as e:
+            if e.errno != ENOBUFS:          # the kernel has dropped datagrams
+                raise
 
 
 def moved(attachments: Iterable[Attachment], links: Iterable[Link]) -> Iterator[tuple[Attachment, Attachment]]:

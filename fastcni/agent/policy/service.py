@@ -117,8 +117,8 @@ class Policies:
         self.leaving = Leaving(self.compiler, settings.state)
         self.leaving.keep_replaced()
         with ExitStack() as opened:             # after an error, close all; the caller tries again
-            self.tunnels = opened.enter_context(closing(tunnels.Watch()))
-            self.renames = opened.enter_context(closing(renames.Watch()))
+            self.tunnels = opened.enter_context(closing(tunnels.watch()))
+            self.renames = opened.enter_context(closing(renames.watch()))
             self.ports = opened.enter_context(closing(ports.Finder()))
             self.engine = opened.enter_context(closing(Engine(self.compiler, offload=settings.flowtable)))
             self._close_unrecorded()
@@ -191,7 +191,7 @@ class Policies:
             wire.drain(self.events, self._note, self._note_dropped, own=self.engine.rules.port)
         for watch in (self.tunnels, self.renames):
             if watch.fileno() in ready:
-                watch.forget()
+                renames.discard(watch)
                 self.links_due = 0.0
         self._try(self._see_links)
         self._try(self._write)

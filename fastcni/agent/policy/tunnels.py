@@ -27,24 +27,13 @@ PROTOCOLS = {"ipip": (IPPROTO_IPIP, IPPROTO_MPLS),
              **dict.fromkeys(("gre", "gretap", "erspan", "ip6gre", "ip6gretap", "ip6erspan"), (IPPROTO_GRE,))}
 
 
-class Watch:
-    """A socket that receives the kernel's notifications about tunnel links. Raises OSError."""
-
-    def __init__(self) -> None:
-        self.sock = wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
-        filters.attach(self.sock, filters.link_kinds((*UDP_PORTS, *PROTOCOLS)))
-
-    def fileno(self) -> int:
-        """Return the socket's file descriptor. When it becomes readable, call forget()."""
-        return self.sock.fileno()
-
-    def close(self) -> None:
-        self.sock.close()
-
-    def forget(self) -> None:
-        """Discard the notifications that have arrived. Call elements() afterwards, because tunnels may have
-        changed."""
-        wire.forget(self.sock)
+def watch() -> wire.Socket:
+    """Return a socket that receives the kernel's notifications about tunnel links. After such a notification, call
+    elements(), because tunnels may have changed. Raises OSError."""
+    sock = wire.open_socket(groups=(uapi.RTNLGRP_LINK,))
+    filters.attach(sock, filters.link_kinds((*UDP_PORTS, *PROTOCOLS)))
+    sock.setblocking(False)
+    return sock
 
 
 def elements(links: Iterable[Link]) -> set[Element]:

@@ -22,6 +22,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni._system import open_regular
+from fastcni.agent import files
 from fastcni.agent.policy.sources.documents import FOREIGN
 
 if TYPE_CHECKING:
@@ -148,12 +149,7 @@ def write(path: Path, head: dict[str, object], body: bytes) -> None:
     """Replace the file in one step: even after a crash of the node, the file has either the old or the new content.
     Raises OSError."""
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new")
-    with open(new, "wb", opener=open_own) as file:
-        file.write(json.dumps(head).encode() + b"\n" + body)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    files.write(path, json.dumps(head).encode() + b"\n" + body, 0o600)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
