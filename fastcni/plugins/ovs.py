@@ -47,7 +47,7 @@ def add(req: Request, keys: Keys, undo: Undo) -> dict[str, Any]:
     late = conf.layer3 and ipam.needs_link(req)             # the plugin dhcp sends packets through the port
     result = addresses.add(req, conf, undo) if conf.layer3 and not late else {}
     # The host end is a switch port and needs no addresses, so IPv6 is off.
-    host, inside = veth.add(req, pod, undo, mtu=conf.mtu, mac=args.mac or addresses.mac_of(result), ipv6=False)
+    host, inside = veth.add(req, pod, undo, mtu=conf.mtu, mac=args.mac or veth.mac_of(result), ipv6=False)
     if datapath == ports.USERSPACE:
         addresses.complete_checksums(req, pod, inside)
     addresses.set_up(pod, inside, conf)
@@ -118,10 +118,10 @@ def check(req: Request, keys: Keys) -> None:
 def gc(req: Request, conf: OvsConf) -> None:
     from fastcni.kit.ovs import collect
 
-    every((collect.gc, req, conf), *([(ipam.gc, req)] if conf.layer3 else []))
+    every((collect.gc, req, conf), *ipam.steps(ipam.gc, req, conf.layer3))
 
 
 def status(req: Request, keys: Keys) -> None:
     conf, _ = keys
-    steps = [(ipam.status, req)] if conf.layer3 else []
-    every(*steps, (ports.find_bridge, conf.address, conf.bridge, errors.PLUGIN_NOT_AVAILABLE, True))
+    every(*ipam.steps(ipam.status, req, conf.layer3),
+          (ports.find_bridge, conf.address, conf.bridge, errors.PLUGIN_NOT_AVAILABLE, True))

@@ -13,7 +13,6 @@ from fastcni.spec import address
 from fastcni.spec import ipam as ipam_conf
 from fastcni.spec.config import read_args
 from fastcni.spec.errors import INTERNAL, INVALID_CONFIG, INVALID_ENVIRONMENT, CniError
-from fastcni.spec.result import read_prev_result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,9 +67,9 @@ def delete(req: Request, conf: None) -> None:
 def check(req: Request, conf: Conf) -> None:
     """Compare the configuration with prevResult: an address that is in both must have the configured gateway, if one is
     configured."""
-    result = read_prev_result(req.conf, req.version)
-    if result is None:
-        raise CniError(INVALID_CONFIG, "Required prevResult missing")
+    from fastcni.kit.call import chained
+
+    result = chained.previous(req, "Required prevResult missing")
     listed: dict[bytes, str] = {}
     for entry in result.get("ips", ()):
         listed.setdefault(address.read_cidr(entry["address"])[0], entry.get("gateway", ""))
@@ -104,13 +103,9 @@ def _read_cni_args(text: str) -> list[Address]:
             gateway = address.read_ip(one)
         except ValueError:
             raise CniError(INVALID_ENVIRONMENT, f"invalid gateway address: {one[:80]}") from None
-        found = [(packed, prefix, gateway if _in_subnet(gateway, packed, prefix) else old)
+        found = [(packed, prefix, gateway if address.in_subnet(gateway, packed, prefix) else old)
                  for packed, prefix, old in found]
     return found
-
-
-def _in_subnet(gateway: bytes, packed: bytes, prefix: int) -> bool:
-    return len(gateway) == len(packed) and address.network(gateway, prefix) == address.network(packed, prefix)
 
 
 def _listed(args: dict[str, str], key: str) -> list[str]:

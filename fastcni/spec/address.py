@@ -70,6 +70,11 @@ def network(packed: bytes, prefix: int) -> bytes:
     return (int.from_bytes(packed, "big") & ~host_mask(packed, prefix)).to_bytes(len(packed), "big")
 
 
+def in_subnet(packed: bytes, subnet: bytes, prefix: int) -> bool:
+    """Return whether an address is in a subnet; `subnet` may have host bits."""
+    return len(packed) == len(subnet) and network(packed, prefix) == network(subnet, prefix)
+
+
 def broadcast(packed: bytes, prefix: int) -> bytes:
     """Return the address with its host bits one."""
     return (int.from_bytes(packed, "big") | host_mask(packed, prefix)).to_bytes(len(packed), "big")

@@ -33,6 +33,11 @@ def ips_of(result: Result) -> list[tuple[bytes, int]]:
     return [address.read_cidr(ip["address"]) for ip in result.get("ips", ())]
 
 
+def packed_ips(result: Result) -> list[bytes]:
+    """Return the packed addresses of a result in the newest shape."""
+    return [packed for packed, _ in ips_of(result)]
+
+
 def host_interfaces(result: Mapping[str, Any]) -> list[str]:
     """Return the names of a result's interfaces on the host, in the result's order."""
     return [entry["name"] for entry in result.get("interfaces", ()) if not entry.get("sandbox")]

@@ -26,7 +26,7 @@ from fastcni.kernel import neighbours, rtnl, uapi, wire
 from fastcni.kit.bridge import gateways
 from fastcni.kit.call.undo import every
 from fastcni.kit.firewall import backends
-from fastcni.kit.links import find
+from fastcni.kit.links import find, veth
 from fastcni.spec import errors
 from fastcni.spec import result as results
 from fastcni.spec.address import ip_text
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.contract import Solicitations
 
-PREFIX4, PREFIX6 = b"\x0a\x58", b"\x0e"         # first bytes of locally administered MACs
+PREFIX6 = b"\x0e"               # the first byte of a locally administered MAC
 
 
 def prepare(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
@@ -55,7 +55,7 @@ def prepare(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     Raises CniError."""
     refuse_second(link.pod, req.ifname)
     gateways.add_addresses(req, conf, link, undo)
-    link.mac = link.mac or mac_of(link.result)
+    link.mac = link.mac or veth.mac_of(link.result) or PREFIX6 + digest(results.packed_ips(link.result)[0])
 
 
 def refuse_second(pod: Pod, ifname: str) -> None:
@@ -65,27 +65,12 @@ def refuse_second(pod: Pod, ifname: str) -> None:
         raise CniError(errors.INTERNAL, f'container veth name ("{ifname}") already exists')
 
 
-def mac_of(result: dict[str, Any]) -> bytes:
-    """Return the MAC of a pod with these addresses. The MAC is derived from the first IPv4 address, or else from the
-    first IPv6 address. So the next pod with the address has the same MAC, and other pods' neighbour tables stay
-    correct."""
-    ips = addresses_of(result)
-    for packed in ips:
-        if len(packed) == 4:
-            return PREFIX4 + packed
-    return PREFIX6 + digest(ips[0])
-
-
 def digest(packed: bytes) -> bytes:
     """Return a hash of an IPv6 address, 5 bytes: the middle of 64-bit FNV-1a, whose middle bytes mix best."""
     value = 0xCBF29CE484222325
     for byte in packed:
         value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
     return value.to_bytes(8, "big")[1:6]
-
-
-def addresses_of(result: dict[str, Any]) -> list[bytes]:
-    return [packed for packed, _ in results.ips_of(result)]
 
 
 def port_flags(multicast: bool) -> dict[int, bool]:
@@ -112,7 +97,7 @@ def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     bridge floods multicast to this port instead, but not from other isolated ports.
     """
     link.wait_until_up()            # while no port is up, the kernel flushes a bridge's neighbours
-    bridge, port, mac, ips = link.bridge, link.host, link.inside.address, addresses_of(link.result)
+    bridge, port, mac, ips = link.bridge, link.host, link.inside.address, results.packed_ips(link.result)
     taken = stations(req.mode.route, bridge.index, [mac]).get(mac)
     if taken and taken.index != port.index:
         raise CniError(errors.INTERNAL, f'another port of bridge "{bridge.name}" has the MAC {mac.hex(":")}',
@@ -157,7 +142,7 @@ def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
     if bridge is None or port is None or inside is None:
         raise CniError(errors.INTERNAL, f'the pod has no port on bridge "{conf.name}" any more',
                        "prevResult names the port; was the bridge deleted?")
-    mac, ips = read_ethernet(inside["mac"]), addresses_of(previous)
+    mac, ips = read_ethernet(inside["mac"]), results.packed_ips(previous)
     multicast = has_ipv6(ips) and (conf.isolated or not solicitations().restore(req, bridge.name, mac, ips))
     ensure(sock, bridge.index, port, mac, ips, multicast)
 
@@ -191,7 +176,7 @@ def withdraw(req: Request, bridge_name: str, port_name: str) -> None:
 def previous_ips(req: Request) -> list[bytes]:
     """For DEL: return the addresses of prevResult, [] if prevResult cannot be read."""
     try:
-        return addresses_of(results.read_prev_result(req.conf, req.version) or {})
+        return results.packed_ips(results.read_prev_result(req.conf, req.version) or {})
     except CniError:
         return []                   # without addresses, delete() reads all neighbours
 
@@ -254,7 +239,8 @@ def check(req: Request, conf: Conf, link: Port) -> None:
     def wrong(text: str) -> CniError:
         return checks.wrong(f"disableFlooding: {text}", "`fastcni restore` restores it")
 
-    bridge, port, inside, sock, ips = link.bridge, link.host, link.inside, req.mode.route, addresses_of(link.result)
+    bridge, port, inside, sock = link.bridge, link.host, link.inside, req.mode.route
+    ips = results.packed_ips(link.result)
     (_, payload), *_ = wire.exchange(sock, rtnl.get_link(Batch(), index=port.index))
     flags = rtnl.read_bridge_port(payload)
     unsolicited = has_ipv6(ips) and solicitations().missing(req, bridge.name, inside.address, ips)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastcni.spec import errors
 from fastcni.spec import result as results
+from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,11 +13,13 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
 
 
-def previous(req: Request, message: str = "must be called as chained plugin") -> dict[str, Any]:
-    """Return prevResult in the 1.1.0 shape. Raises CniError 7 with `message` if the configuration has no prevResult."""
+def previous(req: Request, message: str = "must be called as chained plugin",
+             code: int = errors.INVALID_CONFIG) -> dict[str, Any]:
+    """Return prevResult in the 1.1.0 shape. Raises CniError `code` with `message` if the configuration has no
+    prevResult."""
     found = results.read_prev_result(req.conf, req.version)
     if found is None:
-        raise errors.bad_config(message)
+        raise CniError(code, message)
     return found
 
 

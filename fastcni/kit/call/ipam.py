@@ -71,6 +71,12 @@ def needs_link(req: Request) -> bool:
     return req.conf.once(named_type) == "dhcp"
 
 
+def steps(function: Callable[[Request], None], req: Request, layer3: bool) -> list[Step]:
+    """Return a list for undo.every() with one step, function(req), which calls IPAM. Return [] without `layer3`: the
+    configuration names no IPAM plugin."""
+    return [(function, req)] if layer3 else []
+
+
 def check(req: Request) -> None:
     _timed(req, delegate.run, "CHECK")
 

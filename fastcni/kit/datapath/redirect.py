@@ -49,7 +49,7 @@ def add(req: Request, conf: Conf, link: PodLink, undo: Undo) -> None:
     """Redirect packets between the new pod and other pods of the datapath. If the kernel does not support the datapath,
     the pod's packets pass through the host's stack; warn if the configuration says "ebpf"."""
     sock, host, inside = link.pod.host, link.host, link.inside
-    addresses = [packed for packed, _ in results.ips_of(link.result)]
+    addresses = results.packed_ips(link.result)
     try:
         with pins.open_or_load(sock, req.warn) as opened:
             undo(withdraw, sock, addresses, host.index)
@@ -84,7 +84,7 @@ def withdraw(sock: Socket, addresses: list[bytes], index: int) -> None:
 def leave(sock: Socket, host: Link, result: dict[str, Any]) -> None:
     """Remove a pod from the datapath before its traffic is shaped, because a redirected packet passes no qdisc of the
     host end. Raises OSError."""
-    withdraw(sock, [packed for packed, _ in results.ips_of(result)], host.index)
+    withdraw(sock, results.packed_ips(result), host.index)
     filters.leave(sock, host.index)
 
 
@@ -94,14 +94,12 @@ def delete(req: Request, conf: Conf, found: Sequence[bytes], given: Sequence[byt
     if not found:
         gc(req, conf)
         return
-    opened = pins.open_maps(req.mode.route)
-    if opened is None:
-        return
-    with opened:
-        for packed in found:
-            value = objects.look_up(opened.pods, mapped(packed), POD_BYTES)
-            if value and not wire.has_link(u32(value, 0)):      # a link that exists is another pod's
-                objects.delete(opened.pods, mapped(packed))
+    if opened := pins.open_maps(req.mode.route):
+        with opened:
+            for packed in found:
+                value = objects.look_up(opened.pods, mapped(packed), POD_BYTES)
+                if value and not wire.has_link(u32(value, 0)):      # a link that exists is another pod's
+                    objects.delete(opened.pods, mapped(packed))
 
 
 def gc(req: Request, conf: Conf) -> None:
@@ -117,7 +115,7 @@ def check(req: Request, conf: Conf, link: PodLink) -> None:
     if opened is None:
         return
     with opened:
-        values = [objects.look_up(opened.pods, mapped(packed), POD_BYTES) for packed, _ in results.ips_of(result)]
+        values = [objects.look_up(opened.pods, mapped(packed), POD_BYTES) for packed in results.packed_ips(result)]
     if any(value and u32(value, 0) == host.index for value in values) and not filters.exist(sock, host.index):
         raise CniError(errors.INTERNAL, f"ptp: {host.name} has no filters of the datapath ebpf",
                        f"see tc filter show dev {host.name} ingress; `fastcni datapath load` adds them again")

@@ -4,11 +4,11 @@ their texts."""
 from __future__ import annotations
 
 from fastcni.kernel import kinds, uapi
+from fastcni.kit.call import chained
 from fastcni.kit.call.conf import read_mac
 from fastcni.kit.links import find, routing
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
-from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -29,10 +29,7 @@ def wrong(text: str, details: str = "") -> CniError:
 
 def prev_result(req: Request, message: str = "Required prevResult missing") -> dict[str, Any]:
     """Return prevResult in the 1.1.0 shape. Raises CniError with `message` if the configuration has no prevResult."""
-    previous = results.read_prev_result(req.conf, req.version)
-    if previous is None:
-        raise wrong(message)
-    return previous
+    return chained.previous(req, message, errors.INTERNAL)
 
 
 def container_interface(req: Request, previous: dict[str, Any]) -> dict[str, str]:

@@ -119,12 +119,8 @@ def routes_of_table(gateways: Gateways, link: Link, ip: Address, table: int,
 def belongs(route: Route, ip: Address) -> bool:
     """Return whether the source or gateway of a route is in the address's subnet, or the route has neither."""
     ends = [end for end in (route.source, route.gateway) if end]
-    return not ends or any(in_subnet(end, ip) for end in ends)
-
-
-def in_subnet(packed: bytes, ip: Address) -> bool:
-    own, prefix, _ = ip
-    return len(packed) == len(own) and addresses.network(packed, prefix) == addresses.network(own, prefix)
+    packed, prefix, _ = ip
+    return not ends or any(addresses.in_subnet(end, packed, prefix) for end in ends)
 
 
 def add_hints(pod: Pod, link: Link, ips: list[Address], saved: routing.Routes,

@@ -9,15 +9,19 @@ from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, wire
 from fastcni.kit.links import change, find
 from fastcni.spec import errors
+from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
+MAC_PREFIX = b"\x0a\x58"        # begins a MAC; the IPv4 address follows, as in ovs-cni and ovn-kubernetes
 NAME_TRIES = 10                 # as in the reference plugin; names of four random bytes rarely collide
 
 
@@ -31,6 +35,13 @@ def random_mac(raw: bytes = b"") -> bytes:
 def random_name(raw: bytes = b"") -> str:
     """Return a name of four random bytes, or of `raw`, in the form of the reference plugins: veth1a2b3c4d."""
     return f"veth{(raw or posix.urandom(4)).hex()}"
+
+
+def mac_of(result: dict[str, Any]) -> bytes | None:
+    """Return the MAC that is derived from the first IPv4 address of a result, None without an IPv4 address. So the next
+    pod with the address has the same MAC, and other pods' neighbour tables stay correct."""
+    packed = next((packed for packed in results.packed_ips(result) if len(packed) == 4), None)
+    return MAC_PREFIX + packed if packed else None
 
 
 def add(req: Request, pod: Pod, undo: Undo, *, mtu: int = 0, master: int = 0, mac: bytes | None = None,

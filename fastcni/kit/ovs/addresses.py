@@ -6,7 +6,6 @@ from fastcni.kernel import rtnl, uapi, wire
 from fastcni.kit.call import ipam
 from fastcni.kit.call.conf import check_families
 from fastcni.kit.links import configure
-from fastcni.spec import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.ovs.ovs_conf import OvsConf
 
-MAC_PREFIX = b"\x0a\x58"        # begins a MAC; the IPv4 address follows, as in ovs-cni and ovn-kubernetes
 
 
 def add(req: Request, conf: OvsConf, undo: Undo) -> dict[str, Any]:
@@ -27,16 +25,6 @@ def add(req: Request, conf: OvsConf, undo: Undo) -> dict[str, Any]:
     result = ipam.add_addresses(req, undo, interface=1)
     check_families(conf.ipv6, result)
     return result
-
-
-def mac_of(result: dict[str, Any]) -> bytes | None:
-    """Return the MAC that is derived from the pod's IPv4 address. None without an IPv4 address: the pod's MAC is then
-    random."""
-    for ip in result.get("ips", ()):
-        packed, _ = address.read_cidr(ip["address"])
-        if len(packed) == 4:
-            return MAC_PREFIX + packed
-    return None
 
 
 def complete_checksums(req: Request, pod: Pod, inside: Link) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 OPTIONS = ("conflist", "isolate", "mtu", "no_default_route", "vlan")
 CONF_DIR = "/etc/cni/net.d"     # directory of the network lists that the option conflist names
-FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class Network:
@@ -67,9 +66,9 @@ def unsupported(what: str, hint: str) -> CniError:
 
 def read_flag(options: Section, name: str) -> bool:
     text = options.text(name) or "false"
-    if text not in FLAGS:
+    if text not in config.TRUTH:
         raise options.wrong(name, f"expected true or false, got {shown(text)}")
-    return FLAGS[text]
+    return config.TRUTH[text]
 
 
 def read_number(options: Section, name: str, high: int) -> int:
@@ -163,7 +162,7 @@ def read_addresses(network: Network, options: Section) -> list[Subnet]:
         except ValueError:
             raise options.wrong("static_ips", f"invalid IP address: {shown(text)}") from None
         for subnet, prefix, gateway in network.subnets:
-            if len(subnet) == len(packed) and address.network(packed, prefix) == address.network(subnet, prefix):
+            if address.in_subnet(packed, subnet, prefix):
                 found.append((packed, prefix, gateway))
                 break
         else:

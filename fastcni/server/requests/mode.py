@@ -132,7 +132,7 @@ class WarmMode(Mode):
         self.cluster.note(keys, addresses)
 
     def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
-        ips = [packed for packed, _ in results.ips_of(result)]
+        ips = results.packed_ips(result)
         self.facts.keep_pair(pair_key(self, req), Pair(link.index, link.name, ips))
 
     def find_pair(self, req: Request) -> Pair | None:

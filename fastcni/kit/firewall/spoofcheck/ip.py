@@ -45,16 +45,12 @@ SETS = port_sources.Sets(BOUND, ALLOWED, BOUND_OF)
 def add(req: Request, conf: object, link: PodLink, undo: Undo) -> None:
     """Bind the pod's port to the addresses of the result: drop packets with another source."""
     undo(delete, req, conf)
-    store().add(req, items(link.host.name, link.inside.address, packed_ips(link.result)))
+    store().add(req, items(link.host.name, link.inside.address, results.packed_ips(link.result)))
 
 
 def restore(req: Request, conf: object, previous: dict[str, Any]) -> None:
     """Add the missing elements and rules. Raises CniError 7 if prevResult does not name the port."""
     spoofcheck.restore_items(req, store(), spoofcheck.known(req, items))
-
-
-def packed_ips(result: dict[str, Any]) -> list[bytes]:
-    return [packed for packed, _ in results.ips_of(result)]
 
 
 def items(port: str, mac: bytes, ips: Iterable[bytes]) -> list[Item]:
@@ -71,7 +67,7 @@ def delete(req: Request, conf: object, found: Sequence[bytes] = (), given: Seque
 
 def check(req: Request, conf: object, link: PodLink) -> None:
     """For CHECK: raise CniError unless the pod's port is bound to the pod's addresses."""
-    if store().missing(req, items(link.host.name, link.inside.address, packed_ips(link.result))):
+    if store().missing(req, items(link.host.name, link.inside.address, results.packed_ips(link.result))):
         raise spoofcheck.unguarded(link.host, "ipspoofchk")
 
 

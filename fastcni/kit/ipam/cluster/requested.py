@@ -53,7 +53,7 @@ def read_requested(req: Request, ranges: Sequence[Range]) -> Requested:
     found.extra = [(packed, need_prefix(packed, prefix), None) for packed, prefix in listed if packed not in inside]
     for text in split(args.get("GATEWAY", "")):
         gateway = read_gateway(text)
-        found.extra = [(packed, prefix, gateway if same_net(gateway, packed, prefix) else old)
+        found.extra = [(packed, prefix, gateway if address.in_subnet(gateway, packed, prefix) else old)
                        for packed, prefix, old in found.extra]
     return found
 
@@ -111,10 +111,6 @@ def read_gateway(text: str) -> bytes:
         return address.read_ip(lenient(text))
     except ValueError:
         raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: GATEWAY: invalid IP address: {text[:80]}") from None
-
-
-def same_net(gateway: bytes, packed: bytes, prefix: int) -> bool:
-    return len(gateway) == len(packed) and address.network(gateway, prefix) == address.network(packed, prefix)
 
 
 def split(text: str) -> list[str]:
