@@ -107,10 +107,8 @@ def check(req: Request, conf: Conf) -> None:
 
 
 def gc(req: Request, conf: Conf) -> None:
-    steps = [(ipam.gc, req)] if conf.layer3 else []
-    every(*steps, *steps_of(conf.options(), "gc", req, conf))
+    every(*ipam.steps(ipam.gc, req, conf.layer3), *steps_of(conf.options(), "gc", req, conf))
 
 
 def status(req: Request, conf: Conf) -> None:
-    steps = [(ipam.status, req)] if conf.layer3 else []
-    every(*steps, (bridges.status, req, conf.name))
+    every(*ipam.steps(ipam.status, req, conf.layer3), (bridges.status, req, conf.name))

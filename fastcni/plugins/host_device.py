@@ -74,7 +74,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
 def delete(req: Request, conf: Conf) -> None:
     """Move the device back, then release its addresses: another pod must not get them while the device has them. The
     file with the device's original MAC must exist until the device has moved."""
-    steps = devices.prepare_ipam_delete(req, conf)
+    steps = ipam.prepare_delete(req) if conf.layer3 else []
     backup = Backup(req, conf.data_dir)
     mac = backup.read().get("mac")
     moving.move_back(req, read_mac(str(mac)) if mac else None)
@@ -85,7 +85,7 @@ def check(req: Request, conf: Conf) -> None:
     from fastcni.kit.links import checks
 
     if is_dpdk(conf.selector.on_bus()):
-        every(*devices.ipam_step(ipam.check, req, conf))
+        every(*ipam.steps(ipam.check, req, conf.layer3))
         checks.prev_result(req)
         return
     _, link = devices.check(req, conf)
@@ -99,4 +99,4 @@ def gc(req: Request, conf: Conf) -> None:
 
 def status(req: Request, conf: Conf) -> None:
     conf.selector.status()
-    every(*devices.ipam_step(ipam.status, req, conf))
+    every(*ipam.steps(ipam.status, req, conf.layer3))

@@ -55,7 +55,9 @@ def read(req: Request) -> Conf:
     keys = read_once(req, read_keys)
     conf = Conf(keys, state.State(keys.cni_dir, req.container_id))
     if req.command == "ADD":
-        choose_networks(req, conf)
+        known = definitions_of(req, keys)
+        conf.asked = Asked(req, known.objects)
+        conf.networks = networks_of(req, keys, conf.asked, known)
         check_names(conf.networks)
         if any(network.gateways for network in conf.networks):
             from fastcni.kit.networks import default_routes
@@ -65,13 +67,6 @@ def read(req: Request) -> Conf:
             for plugin in network.definition.conf.values["plugins"]:
                 delegate.check_version(network.definition.conf.values["cniVersion"], plugin.get("type", ""))
     return conf
-
-
-def choose_networks(req: Request, conf: Conf) -> None:
-    """Set `conf.asked` and `conf.networks`, the networks to which an ADD attaches the pod. Raises CniError 7 and 11."""
-    known = definitions_of(req, conf.keys)
-    conf.asked = Asked(req, known.objects)
-    conf.networks = networks_of(req, conf.keys, conf.asked, known)
 
 
 def check_names(networks: list[Network]) -> None:

@@ -28,7 +28,7 @@ def choose(conf: Conf, *, ending: bool = False) -> None:
     ending: the command is DEL or GC, and conf has only their keys.
     """
     conf.at_port, conf.while_down, conf.when_up = [], [], []
-    if not ending and conf.vlans.on_port:
+    if not ending and (conf.vlans.vlan or conf.vlans.trunk):
         conf.at_port.append(vlans)
     for backend, asked in (("mac", conf.mac_check), ("ip", conf.ip_check)):
         if asked:

@@ -47,11 +47,6 @@ class Vlans:
         """Return whether a key needs a bridge with VLAN filtering."""
         return bool(self.vlan or self.trunk is not None)
 
-    @property
-    def on_port(self) -> bool:
-        """Return whether add() must put the pod's port into VLANs."""
-        return bool(self.vlan or self.trunk)
-
     def refused(self, e: wire.NetlinkError) -> CniError:
         """Return the CniError for a kernel without VLAN filtering, which answers EOPNOTSUPP."""
         key = f"vlan {self.vlan}" if self.vlan else "vlanTrunk"

@@ -17,7 +17,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
@@ -127,13 +127,8 @@ def of_interface_0(given: Result) -> Result:
 
 def delete(req: Request, conf: Conf) -> None:
     # Delete the link first: another pod must not get the address while this link has it.
-    steps = prepare_ipam_delete(req, conf)
+    steps = ipam.prepare_delete(req) if conf.layer3 else []
     every((remove.pod_link, req), *steps)
-
-
-def prepare_ipam_delete(req: Request, conf: Conf) -> list[tuple[Any, ...]]:
-    """Return the steps of undo.every() that release the addresses."""
-    return ipam.prepare_delete(req) if conf.layer3 else []
 
 
 def check(req: Request, conf: Conf, kind: str = "") -> tuple[Pod, Link]:
@@ -156,12 +151,12 @@ def check(req: Request, conf: Conf, kind: str = "") -> tuple[Pod, Link]:
 
 
 def gc(req: Request, conf: Conf) -> None:
-    every(*ipam_step(ipam.gc, req, conf))
+    every(*ipam.steps(ipam.gc, req, conf.layer3))
 
 
 def status(req: Request, conf: Conf, kind: str) -> None:
     need_kind(req, kind)
-    every(*ipam_step(ipam.status, req, conf))
+    every(*ipam.steps(ipam.status, req, conf.layer3))
 
 
 def need_kind(req: Request, kind: str) -> None:
@@ -175,9 +170,3 @@ def has_kind(sock: Socket, kind: str) -> bool:
     """Return whether this kernel makes links of that kind. The kernel loads the module if needed."""
     _, (refused,) = wire.attempt(sock, rtnl.ask_for_kind(Batch(), kind))
     return refused.errno != EOPNOTSUPP
-
-
-def ipam_step(function: Callable[[Request], None], req: Request, conf: Conf) -> list[tuple[Any, ...]]:
-    """Return a list for undo.every() with one step, function(req), which calls IPAM. Return [] if the configuration
-    names no IPAM plugin."""
-    return [(function, req)] if conf.layer3 else []

@@ -8,7 +8,7 @@ import posix
 from fastcni.kit.call import files
 from fastcni.kit.networks import keys, state
 from fastcni.kit.networks.ready import exists
-from fastcni.spec.config import VALID_ATTACHMENTS, Section
+from fastcni.spec.config import VALID_ATTACHMENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,12 +59,8 @@ def with_pods_of_multus(req: Request) -> Request:
     """Return a GC request whose valid attachments include the attachments that the plugin multus has made. The runtime
     does not list these: it only knows attachments to the network whose plugin is multus."""
     more = living(req.name, (keys.CNI_DIR,)).keys() - req.valid_attachments
-    return req.delegate(req.plugin, with_valid(req.conf, more)) if more else req
-
-
-def with_valid(conf: Section, more: Iterable[Pair]) -> Section:
-    """Return the configuration with `more` added to cni.dev/valid-attachments."""
-    return Section({**conf.values, VALID_ATTACHMENTS: [*conf.items(VALID_ATTACHMENTS), *objects(more)]})
+    return req.delegate(req.plugin, {**req.conf.values, VALID_ATTACHMENTS: [
+        *req.conf.items(VALID_ATTACHMENTS), *objects(more)]}) if more else req
 
 
 def objects(pairs: Iterable[Pair]) -> list[dict[str, str]]:

@@ -85,14 +85,10 @@ def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> 
     for program in iptables.PROGRAMS.values():
         lines = iptables.read_if_there(req, program)
         jumps = [line for line in lines if line.startswith("-A ") and iptables.target(line) == chain]
-        ours = [line for line in jumps if not sources or _source(line) in sources] or jumps
+        ours = [line for line in jumps if not sources or iptables.behind("-s", line).split("/")[0] in sources] or jumps
         iptables.remove(req, program, lines, ours, {chain} if len(ours) == len(jumps) else ())
 
 
 def gc(req: Request) -> None:
     """Delete the chains of containers of this network that have no valid attachment."""
     iptables.gc(req, "POSTROUTING", PREFIX, "")
-
-
-def _source(rule: str) -> str:
-    return iptables.behind("-s", rule).split("/")[0]
