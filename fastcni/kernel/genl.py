@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from fastcni.kernel.wire import Socket
 
 
-def genlmsghdr(command: int, version: int = 1) -> bytes:
-    return bytes((command, version, 0, 0))
+def genlmsghdr(command: int) -> bytes:
+    return bytes((command, 1, 0, 0))            # version 1
 
 
 def family_id(sock: Socket, name: str) -> int:

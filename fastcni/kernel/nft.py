@@ -16,7 +16,7 @@ import sys
 from errno import EAFNOSUPPORT, EOPNOTSUPP
 
 from fastcni._netlink import attributes
-from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST
+from fastcni.kernel.uapi import NLM_F_ACK, NLM_F_CREATE, NLM_F_REQUEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,10 +159,9 @@ def is_dormant(payload: bytes) -> bool:
     return bool(read_table(payload)[0] & NFT_TABLE_F_DORMANT)
 
 
-def add_chain(batch: Batch, family: int, table: str, name: str, *, exclusive: bool = False) -> Batch:
-    """Add a regular chain. With `exclusive` the kernel answers EEXIST if the chain exists."""
-    flags = NLM_F_ACK | NLM_F_CREATE | (NLM_F_EXCL if exclusive else 0)
-    batch.begin(NFT_MSG_NEWCHAIN, flags, nfgenmsg(family), f"add nftables chain {table} {name}")
+def add_chain(batch: Batch, family: int, table: str, name: str) -> Batch:
+    """Add a regular chain. An existing chain stays unchanged."""
+    batch.begin(NFT_MSG_NEWCHAIN, NLM_F_ACK | NLM_F_CREATE, nfgenmsg(family), f"add nftables chain {table} {name}")
     return batch.text(NFTA_CHAIN_TABLE, table).text(NFTA_CHAIN_NAME, name)
 
 

@@ -162,9 +162,9 @@ def get_set(batch: Batch, family: int, table: str, name: str) -> Batch:
 
 # Elements -----------------------------------------------------------------------------------------
 
-def _begin(batch: Batch, kind: int, flags: int, family: int, table: str, name: str, verb: str, keys: str = "") -> Batch:
+def _begin(batch: Batch, kind: int, flags: int, family: int, table: str, name: str, verb: str) -> Batch:
     """Begin a message about elements of a set, and its list of elements."""
-    batch.begin(kind, flags, nfgenmsg(family), f"{verb} nftables set {table} {name}{keys}")
+    batch.begin(kind, flags, nfgenmsg(family), f"{verb} nftables set {table} {name}")
     batch.text(NFTA_SET_ELEM_LIST_TABLE, table).text(NFTA_SET_ELEM_LIST_SET, name)
     return batch.nest(NFTA_SET_ELEM_LIST_ELEMENTS)
 

@@ -44,9 +44,9 @@ def is_of_link(payload: bytes) -> bool:
     return payload[0] == uapi.AF_UNSPEC
 
 
-def get_link(batch: Batch, *, name: str | None = None, index: int = 0, what: str | None = None) -> Batch:
+def get_link(batch: Batch, *, name: str | None = None, index: int = 0) -> Batch:
     """Ask for one link by name or index. The answer has no counters, which would be its largest part."""
-    batch.begin(uapi.RTM_GETLINK, uapi.NLM_F_REQUEST, ifinfomsg(index), what or f'look up "{name or index}"')
+    batch.begin(uapi.RTM_GETLINK, uapi.NLM_F_REQUEST, ifinfomsg(index), f'look up "{name or index}"')
     if name:
         short = len(name.encode()) < uapi.IFNAMSIZ
         batch.text(uapi.IFLA_IFNAME if short else uapi.IFLA_ALT_IFNAME, name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastcni.kit.shaping.limits import Limits
 
 CAPABILITIES = ("bandwidth",)
-VERSIONS = version.ALL[version.ALL.index("0.3.0"):]         # results of earlier versions have no interfaces
+VERSIONS = version.starting_from("0.3.0")         # results of earlier versions have no interfaces
 
 
 def read(req: Request) -> Limits | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastcni.kit.firewall.forward.keys import Conf
 
 # As in the reference plugin, because earlier versions have no CHECK
-VERSIONS = version.ALL[version.ALL.index("0.4.0"):]
+VERSIONS = version.starting_from("0.4.0")
 
 
 read = forward.read

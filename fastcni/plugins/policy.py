@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fastcni.spec.config import Section
 
 CAPABILITIES, ARGS = ("labels",), ("LABELS",)
-VERSIONS = version.ALL[version.ALL.index("0.3.0"):]         # results of earlier versions have no interfaces
+VERSIONS = version.starting_from("0.3.0")         # results of earlier versions have no interfaces
 MIN_ETHERTYPE, MAX_ETHERTYPE = 0x0600, 0xFFFF
 CHECKED = {**dict.fromkeys((0x0800, 0x0806, 0x86DD), "IPv4, ARP and IPv6 are checked by address"),
            **dict.fromkeys((0x8100, 0x88A8), "a VLAN tag in a VLAN tag hides what the frame carries")}

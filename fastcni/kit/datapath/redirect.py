@@ -111,14 +111,12 @@ def check(req: Request, conf: Conf, link: PodLink) -> None:
     """Raise CniError 999 if the map `pods` has the pod of `link`, but the pod's host end lacks a filter. A pod that is
     not in the map is no error."""
     sock, host, result = link.pod.host, link.host, link.result
-    opened = pins.open_maps(sock)
-    if opened is None:
-        return
-    with opened:
-        values = [objects.look_up(opened.pods, mapped(packed), POD_BYTES) for packed in results.packed_ips(result)]
-    if any(value and u32(value, 0) == host.index for value in values) and not filters.exist(sock, host.index):
-        raise CniError(errors.INTERNAL, f"ptp: {host.name} has no filters of the datapath ebpf",
-                       f"see tc filter show dev {host.name} ingress; `fastcni datapath load` adds them again")
+    if opened := pins.open_maps(sock):
+        with opened:
+            values = [objects.look_up(opened.pods, mapped(packed), POD_BYTES) for packed in results.packed_ips(result)]
+        if any(value and u32(value, 0) == host.index for value in values) and not filters.exist(sock, host.index):
+            raise CniError(errors.INTERNAL, f"ptp: {host.name} has no filters of the datapath ebpf",
+                           f"see tc filter show dev {host.name} ingress; `fastcni datapath load` adds them again")
 
 
 def sweep(sock: Socket) -> tuple[int, int]:

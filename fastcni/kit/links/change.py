@@ -13,13 +13,12 @@ if TYPE_CHECKING:
 
 
 def link(sock: Socket, index: int, *, what: str, up: bool | None = None, promisc: bool | None = None,
-         address: bytes | None = None, mtu: int = 0, master: int | None = None, name: str | None = None) -> None:
-    """Set the given properties of a link: flags, MAC, MTU, master (an index; 0: none), name (only while the link is
-    down).
+         address: bytes | None = None, master: int | None = None, name: str | None = None) -> None:
+    """Set the given properties of a link: flags, MAC, master (an index; 0: none), name (only while the link is down).
 
     If the kernel rejects the request, raises NetlinkError, whose text begins with `what`.
     """
-    wire.exchange(sock, rtnl.set_link(Batch(), index, up=up, promisc=promisc, address=address, mtu=mtu, master=master,
+    wire.exchange(sock, rtnl.set_link(Batch(), index, up=up, promisc=promisc, address=address, master=master,
                                       name=name, what=what))
 
 

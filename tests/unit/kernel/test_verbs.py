@@ -198,10 +198,10 @@ def test_a_comment_behind_other_user_data_is_found():
 
 
 def test_a_transaction_is_framed_and_its_frame_is_not_answered():
-    batch = nft.stop(nft.add_chain(nft.start(Batch()), nft.NFPROTO_INET, "t", "c", exclusive=True))
+    batch = nft.stop(nft.add_chain(nft.start(Batch()), nft.NFPROTO_INET, "t", "c"))
     found = messages(batch.finish())
     assert [(kind, flags, payload[:4].hex()) for kind, flags, _, _, payload in found] == [
-        (0x10, 1, "0000000a"), (nft.NFT_MSG_NEWCHAIN, 1 | ACK | CREATE | EXCL, "01000000"), (0x11, 1, "0000000a")]
+        (0x10, 1, "0000000a"), (nft.NFT_MSG_NEWCHAIN, 1 | ACK | CREATE, "01000000"), (0x11, 1, "0000000a")]
     assert batch.asked == {2: "add nftables chain t c"}
 
 
