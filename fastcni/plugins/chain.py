@@ -76,7 +76,9 @@ def read(req: Request) -> list[Nested]:
 def read_plugins(conf: Section) -> list[Nested]:
     """Return the nested plugins of the key `plugins`. Raises CniError 7."""
     found = []
-    asked, first = conf.section("runtimeConfig").values, given_args(conf)
+    asked = conf.section("runtimeConfig").values
+    # A program such as Multus writes `args` into a list's first plugin, here the chain.
+    first = {"args": conf.section("args").values} if conf.has("args") else {}
     for index, keys in enumerate(conf.sections("plugins")):
         kind = keys.text("type")
         if not kind:
@@ -92,12 +94,6 @@ def read_plugins(conf: Section) -> list[Nested]:
     if not found:
         raise conf.wrong("plugins", "no plugins")
     return found
-
-
-def given_args(conf: Section) -> dict[str, Any]:
-    """Return {"args": ...} if the chain's configuration has the key `args`, otherwise {}. A program such as Multus
-    writes `args` into a list's first plugin, here the chain, so the first nested plugin gets the key."""
-    return {"args": conf.section("args").values} if conf.has("args") else {}
 
 
 def sub_request(req: Request, nested: Nested, given: dict[str, Any]) -> Request:
@@ -155,9 +151,7 @@ def gc(req: Request, conf: list[Nested]) -> None:
     every(*((run, req, nested) for nested in conf))
 
 
-def status(req: Request, conf: list[Nested]) -> None:
-    for nested in conf:
-        run(req, nested)
+status = check                  # run() runs the request's command
 
 
 def restore(req: Request, conf: list[Nested]) -> None:

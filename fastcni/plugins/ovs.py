@@ -86,7 +86,7 @@ def delete_port(req: Request, conf: OvsConf) -> None:
         if known is not None or e.code != errors.TRY_AGAIN_LATER:
             raise
         req.warn(f"{e.msg}; ADD made no port: {cache.path(conf.directory, req.container_id, req.ifname)} is missing")
-    cache.remove(req, conf)
+    cache.delete(conf.directory, req.container_id, req.ifname)
 
 
 def restore(req: Request, conf: Keys) -> None:

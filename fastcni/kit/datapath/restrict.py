@@ -91,8 +91,7 @@ class Restricted:
     def check(self, sock: Socket) -> str:
         """Return why this process cannot end the redirection of flows. Return "" if the process can, or if no link
         redirects flows. Raises OSError."""
-        opened = self._open(sock)
-        if opened:
+        if opened := self._open(sock):
             with opened:
                 return ""
         return self.unseen if self.taken_out or with_route_socket(filters.linked) else ""

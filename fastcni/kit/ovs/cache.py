@@ -52,10 +52,6 @@ def parsed(content: bytes | None, member: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else {}
 
 
-def remove(req: Request, conf: OvsConf) -> None:
-    delete(conf.directory, req.container_id, req.ifname)
-
-
 def delete(directory: str, container_id: str, ifname: str) -> None:
     files.remove(path(directory, container_id, ifname))
 
