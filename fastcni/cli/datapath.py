@@ -128,16 +128,14 @@ def unload() -> None:
 
 def attempt(do: Any) -> Any:
     """Return do(netlink socket). Raises CniError for an error of the kernel."""
-    sock = wire.open_socket()
-    try:
-        return do(sock)
-    except pins.Unavailable as e:
-        raise CniError(errors.INTERNAL, f"the datapath ebpf is not available: {e}") from None
-    except OSError as e:
-        raise CniError(errors.INTERNAL, f"the datapath ebpf: {e}",
-                       f"the command needs root in the node's network namespace, and bpffs at {pins.ROOT}") from e
-    finally:
-        sock.close()
+    with wire.open_socket() as sock:
+        try:
+            return do(sock)
+        except pins.Unavailable as e:
+            raise CniError(errors.INTERNAL, f"the datapath ebpf is not available: {e}") from None
+        except OSError as e:
+            raise CniError(errors.INTERNAL, f"the datapath ebpf: {e}",
+                           f"the command needs root in the node's network namespace, and bpffs at {pins.ROOT}") from e
 
 
 def document(found: own.Status | None, pods: Pods) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
+from functools import partialmethod
 from time import monotonic
 from types import ModuleType
 from typing import NamedTuple
@@ -63,7 +64,7 @@ def make(level: str, fmt: str, to: str = "", receivers: Iterable[Processor] = ()
     if to == "journald":
         render = journal_fields
     return structlog.wrap_logger(
-        Journal() if to == "journald" else Syslog() if to == "syslog" else Lines(sys.stderr),
+        Journal(JOURNAL) if to == "journald" else Syslog() if to == "syslog" else Lines(sys.stderr),
         processors=[*receivers, stamp, render],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper()))).bind()
 
@@ -97,28 +98,14 @@ class Syslog:
     def _datagram(self, severity: int, message: Any) -> bytes:
         return f"<{LOG_DAEMON | severity}>fastcni[{os.getpid()}]: {message}".encode()
 
-    def debug(self, message: str) -> None:
-        self._send(7, message)
-
-    def info(self, message: str) -> None:
-        self._send(6, message)
-
-    def warning(self, message: str) -> None:
-        self._send(4, message)
-
-    def error(self, message: str) -> None:
-        self._send(3, message)
-
-    exception = critical = error
+    debug, info, warning = partialmethod(_send, 7), partialmethod(_send, 6), partialmethod(_send, 4)
+    exception = critical = error = partialmethod(_send, 3)
 
 
 class Journal(Syslog):
     """A logger that sends entries to journald in its native protocol, with the same field names as one-shot requests:
     FASTCNI_EVENT and so on. If journald is missing or busy, entries are lost. The methods get the dict that
     journal_fields() returns."""
-
-    def __init__(self, path: str = JOURNAL) -> None:
-        super().__init__(path)
 
     def _datagram(self, severity: int, message: dict[str, str]) -> bytes:
         return journal_entry(severity, message)
@@ -196,6 +183,7 @@ def text(value: str) -> str:
 
 
 def to_utf8(text: str) -> str:
+    """Return a text that can be encoded in UTF-8: bytes that are not UTF-8 become question marks."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -68,11 +68,8 @@ def make_plan(remembered: Iterable[Attachment], network: str, valid: Iterable[Pa
 
 def link_kinds() -> dict[str, str]:
     """Return {name: kind} of the links of the calling thread's network namespace. Raises OSError."""
-    sock = wire.open_socket()
-    try:
+    with wire.open_socket() as sock:
         return {link.name: link.kind for link in find.all_links(sock)}
-    finally:
-        sock.close()
 
 
 def find_others(cni: "CNI", net: NetworkList, of_multus: Sequence[str]) -> tuple[Judged, ...]:

@@ -32,14 +32,10 @@ def answer(conn: Connection, document: Callable[[], bytes]) -> None:
     """Answer a control request with the JSON bytes that document() returns. Decline the request if document() raises
     ValueError."""
     try:
-        try:
-            protocol.answer(conn, 0, document())
-        except ValueError:
-            protocol.answer(conn, protocol.DECLINED)
-    except OSError:
-        return                          # the caller has left
-    finally:
-        conn.close()
+        status, found = 0, document()
+    except ValueError:
+        status, found = protocol.DECLINED, b""
+    protocol.finish(conn, status, found)
 
 
 def ask(path: str, name: str, variables: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> dict[str, Any] | None:

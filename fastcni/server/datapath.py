@@ -32,11 +32,8 @@ class DatapathSweep:
     def sweep(self) -> None:
         """Sweep now. Log an error once, until a sweep succeeds or a different error occurs."""
         try:
-            sock = wire.open_socket()
-            try:
+            with wire.open_socket() as sock:
                 redirect.sweep(sock)
-            finally:
-                sock.close()
             self.failed = ""
         except OSError as e:
             if str(e) != self.failed:

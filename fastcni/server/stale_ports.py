@@ -35,12 +35,8 @@ def remove_stale_ports(log: Logger, directory: str = cache.DIRECTORY, usual: str
 
 def remove_from(address: str) -> list[Row]:
     """Remove the stale ports of a database, and return them. Raises CniError, OSError, ValueError."""
-    sock = wire.open_socket()
-    try:
-        with Database(address) as db:
-            return collect.remove_stale(db, sock)
-    finally:
-        sock.close()
+    with wire.open_socket() as sock, Database(address) as db:
+        return collect.remove_stale(db, sock)
 
 
 def listens(address: str) -> bool:

@@ -8,7 +8,8 @@ files count requests even while no server runs, and on a node without metrics th
 from __future__ import annotations
 
 import os
-from stat import S_ISREG
+
+from fastcni.daemon.listening import is_ours
 
 SUFFIX = ".one-shot"
 REASONS = {b"n": "no_server", b"b": "busy", b"u": "unread", b"d": "declined", b"t": "too_long", b"l": "lost"}
@@ -24,8 +25,7 @@ class OneShotCount:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self.path = socket_path + SUFFIX
         self.file = os.open(self.path, flags, 0o600)
-        found = os.fstat(self.file)
-        if not S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_nlink != 1:
+        if not is_ours(os.fstat(self.file)):
             os.close(self.file)
             raise PermissionError(0, "the file is another user's, or no regular file", self.path)
         self.at = 0

@@ -8,6 +8,7 @@ values become "other".
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from threading import Lock
 
 TYPE_CHECKING = False
@@ -75,8 +76,8 @@ class Requests:
         self.lock = Lock()
         self.networks, self.plugins, self.codes = Labels(MAX_NETWORKS), Labels(MAX_PLUGINS), Labels(MAX_CODES)
         self.counts: dict[tuple[str, str, str, str], int] = {}
-        self.times: dict[tuple[str, str], Histogram] = {}
-        self.phases: dict[tuple[str, str], Histogram] = {}
+        self.times: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        self.phases: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
 
     def note(self, ended: Ended) -> None:
         call = ended.call
@@ -92,10 +93,10 @@ class Requests:
                 pair = command, plugin
                 if pair not in self.times and len(self.times) >= MAX_HISTOGRAMS:
                     pair = command, OTHER
-                histogram(self.times, pair).observe(ended.queued + ended.took)
-            histogram(self.phases, (command, "queue")).observe(ended.queued)
+                self.times[pair].observe(ended.queued + ended.took)
+            self.phases[command, "queue"].observe(ended.queued)
             for name, nanoseconds in spent.items():
-                histogram(self.phases, (command, name)).observe(nanoseconds * 1e-9)
+                self.phases[command, name].observe(nanoseconds * 1e-9)
 
     def copy(self) -> tuple[dict[tuple[str, str, str, str], int], dict[tuple[str, str], Histogram],
                             dict[tuple[str, str], Histogram]]:
@@ -103,13 +104,6 @@ class Requests:
         with self.lock:
             return (dict(self.counts), {key: it.copy() for key, it in self.times.items()},
                     {key: it.copy() for key, it in self.phases.items()})
-
-
-def histogram(histograms: dict[tuple[str, str], Histogram], key: tuple[str, str]) -> Histogram:
-    it = histograms.get(key)
-    if it is None:
-        it = histograms[key] = Histogram()
-    return it
 
 
 def text(value: str) -> str:

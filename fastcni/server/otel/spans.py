@@ -26,6 +26,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from fastcni import __version__
+from fastcni.daemon.log import to_utf8
 from fastcni.server.records import secrets
 from fastcni.server.records.ended import DECLINED, NAMES
 
@@ -107,7 +108,7 @@ class Sender:
         """Make the spans of a request."""
         arguments = read_arguments(traced.env.get("CNI_ARGS", ""))
         root = self.tracer.start_span(
-            clean(f"{traced.command} {traced.plugin}"), self.parent(traced.env, arguments), SpanKind.SERVER,
+            to_utf8(f"{traced.command} {traced.plugin}"), self.parent(traced.env, arguments), SpanKind.SERVER,
             attributes=attributes(traced, arguments), start_time=traced.arrived + traced.to_unix)
         if root.is_recording():
             if traced.outcome not in GOOD:
@@ -151,7 +152,7 @@ def attributes(traced: Traced, arguments: Mapping[str, str]) -> dict[str, str | 
     if traced.merged:                # phases beyond MAX_PHASES
         found["fastcni.merged_phases"] = ", ".join(f"{NAMES.get(what) or what} {took / 1e6:.3f} ms"
                                                    for what, took in traced.merged.items())
-    return {name: clean(value) if isinstance(value, str) else value for name, value in found.items() if value != ""}
+    return {name: to_utf8(value) if isinstance(value, str) else value for name, value in found.items() if value != ""}
 
 
 def description(traced: Traced) -> str:
@@ -162,12 +163,7 @@ def description(traced: Traced) -> str:
         document = None
     text = f"CNI error {traced.outcome}" if traced.outcome.isdigit() else traced.outcome
     more = document.get("msg") if isinstance(document, dict) else traced.error
-    return clean(secrets.hide(f"{text}: {more}" if more else text))[:MAX_DESCRIPTION]
-
-
-def clean(value: str) -> str:
-    """Return the value as text that can be encoded in UTF-8: other bytes become question marks."""
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    return to_utf8(secrets.hide(f"{text}: {more}" if more else text))[:MAX_DESCRIPTION]
 
 
 def read_arguments(text: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastcni.daemon.log import to_utf8
 from fastcni.server.records import secrets
 from fastcni.spec import json
 
@@ -42,7 +43,7 @@ class Story:
 
     def document(self, started: float) -> dict[str, Any]:
         """Return this story as JSON values. started: when the request left the queue, in monotonic seconds."""
-        return {"environment": {name: utf8(shown(name, value)) for name, value in self.env.items()},
+        return {"environment": {name: to_utf8(shown(name, value)) for name, value in self.env.items()},
                 "configuration": configuration(self.stdin), "error": read(self.error), "dropped": self.dropped,
                 "steps": [step(at / 1e9 - started, way, data) for at, way, data in self.steps]}
 
@@ -74,7 +75,3 @@ def read(error: str) -> Any:
         return secrets.hide(json.read(error.encode("utf-8", "replace"))) if error else None
     except json.JsonError:
         return secrets.hide(error)
-
-
-def utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()

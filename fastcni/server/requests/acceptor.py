@@ -205,7 +205,7 @@ class Acceptor:
         except protocol.Lost:
             conn.close()
         except (protocol.Declined, OSError, MemoryError) as e:
-            decline(conn)
+            protocol.finish(conn, protocol.DECLINED)        # the caller goes one-shot
             self.log.warning("request_declined", pid=conn.pid, why=str(e) or "no memory")
         else:
             if message is None:
@@ -222,7 +222,7 @@ class Acceptor:
         if why:
             self.log.info("request_declined", pid=conn.pid, why=why)
             message.close()
-            decline(conn)
+            protocol.finish(conn, protocol.DECLINED)
             return
         self.latency.hold()
         message.id, message.pid = f"{self.run}-{next(self.numbers)}", conn.pid
@@ -289,23 +289,8 @@ def reason_to_decline(message: Message) -> str:
     return ""
 
 
-def decline(conn: Connection) -> None:
-    """Answer that the caller must go one-shot."""
-    try:
-        protocol.answer(conn, protocol.DECLINED)
-    except OSError:
-        return                          # the caller has left
-    finally:
-        conn.close()
-
-
 def refuse(call: Call, why: str) -> None:
     """Reject a call: answer with error code 11, try again later."""
     call.message.close()
     error = CniError(errors.TRY_AGAIN_LATER, why, "the node is overloaded; it is safe to try again")
-    try:
-        protocol.answer(call.connection, 1, error_document(error))
-    except OSError:
-        return                          # the caller has left
-    finally:
-        call.connection.close()
+    protocol.finish(call.connection, 1, error_document(error))

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["DECLINED", "HEAD", "MAGIC", "NETNS", "VERSION", "Connection", "Declined", "Lost", "Message", "accept",
-           "answer", "read", "read_environment", "receive", "request"]
+           "answer", "finish", "read", "read_environment", "receive", "request"]
 HEAD = struct.Struct(server_messages.HEAD)
 MAX_MESSAGE = _acceptor.MAX_MESSAGE     # limit of a request in bytes; a launcher's request has at most half as many
 MAX_ANSWER = 128 << 10          # limit in bytes: longer answers go in a memfd, because the send buffer is small
@@ -186,3 +186,13 @@ def answer(conn: Connection, status: int, stdout: bytes = b"", stderr: bytes = b
                          socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
     finally:
         os.close(memory)
+
+
+def finish(conn: Connection, status: int, stdout: bytes = b"") -> None:
+    """Send the answer and close the connection. That the caller has left is no error."""
+    try:
+        answer(conn, status, stdout)
+    except OSError:
+        return
+    finally:
+        conn.close()

@@ -9,10 +9,10 @@ A thread makes a JSON document only when a client asks for it.
 
 from __future__ import annotations
 
-import os
 from base64 import b64encode
 from hashlib import sha256
 from json import dumps  # C code: fastcni.spec.json takes twice as long
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastcni.server.latest import Latest
@@ -75,16 +75,10 @@ def latest(make: Callable[[], Document], good_s: float, log: Logger, name: str) 
 
 def read_page() -> tuple[bytes, str]:
     """Return the HTML with its style and script, and the header line that allows only this style and this script."""
-    directory = os.path.dirname(__file__)
-    html, style, script = (read(f"{directory}/page.{kind}") for kind in ("html", "css", "js"))
+    html, style, script = (Path(__file__).with_name(f"page.{kind}").read_bytes() for kind in ("html", "css", "js"))
     policy = (f"Content-Security-Policy: default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; "
               "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
     return html.replace(b"{style}", style).replace(b"{script}", script), policy
-
-
-def read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def digest(content: bytes) -> str:

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from functools import partial
 
 import pytest
 
@@ -61,7 +60,7 @@ def test_line_goes_to_syslog_with_its_severity(tmp_path):
 
 def test_a_line_goes_to_journald_as_fields(tmp_path, monkeypatch):
     path = str(tmp_path / "journal")
-    monkeypatch.setattr(log, "Journal", partial(log.Journal, path))
+    monkeypatch.setattr(log, "JOURNAL", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.bind(path)
         logger = log.make("info", "logfmt", "journald")

@@ -35,10 +35,18 @@ def databases(monkeypatch):
             raise found[db.address]
         return found[db.address]
 
+    class Socket:
+        closed = False
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.closed = True
+
     def open_socket():
-        opened.append(SimpleNamespace(closed=False, close=lambda: setattr(sock, "closed", True)))
-        sock = opened[-1]
-        return sock
+        opened.append(Socket())
+        return opened[-1]
 
     monkeypatch.setattr(stale_ports, "Database", Database)
     monkeypatch.setattr(stale_ports.collect, "remove_stale", remove_stale)
