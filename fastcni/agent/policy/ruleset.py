@@ -97,8 +97,8 @@ class Ruleset(NftTable):
             redirect.add_chains(requests, FAMILY, TABLE, self.listeners)
         elif self.listeners:
             redirect.linger(requests, FAMILY, TABLE, self.listeners)
-        self.links = bool(state.elements[ROUTED.ports])
-        self.tunnels = has_tunnels(state.elements)
+        self.links = self.tunnels = False
+        self._complete(requests, state.elements)
         try:
             requests.commit(self.sock)
         finally:
@@ -118,22 +118,21 @@ class Ruleset(NftTable):
         transaction, a packet that arrives while the transaction ends may already find a map element that leads to a new
         chain, but no rules in that chain. The kernel would accept this packet.
         """
+        if not change:
+            return
+        requests = Transaction()
+        prepare(requests, change)
         if change.new_chains:
-            requests = Transaction()
-            prepare(requests, change)
             self._lead_to_proxy(requests, change.new_chains)
             requests.commit(self.sock)
-        if change:
             requests = Transaction()
-            if not change.new_chains:
-                prepare(requests, change)
-            fill(requests, change)
-            self._complete(requests, change.added)
-            if self.http and self.http <= {*change.gone_chains}:
-                redirect.del_chains(requests, FAMILY, TABLE)
-                redirect.linger(requests, FAMILY, TABLE, self.listeners)
-            self.http.difference_update(change.gone_chains)
-            requests.commit(self.sock)
+        fill(requests, change)
+        self._complete(requests, change.added)
+        if self.http and self.http <= {*change.gone_chains}:
+            redirect.del_chains(requests, FAMILY, TABLE)
+            redirect.linger(requests, FAMILY, TABLE, self.listeners)
+        self.http.difference_update(change.gone_chains)
+        requests.commit(self.sock)
 
     def drop(self, elements: Sequence[Element]) -> None:
         """Add elements [(set or map, key)]; elements of maps lead to `drop`. Raises NetlinkError if a map already has
@@ -147,8 +146,7 @@ class Ruleset(NftTable):
             before, after = template(name, len(key))
             requests.add(nft_elements.add_from_template, before + key + after, exclusive=name in VERDICT_MAPS,
                          acknowledged=at == last)
-        if any(name == ROUTED.ports for name, _ in elements):
-            self._complete(requests, {ROUTED.ports: {}})
+        self._complete(requests, {name: (key,) for name, key in elements})
         requests.commit(self.sock)
 
     def cut_answers(self) -> Answers:
@@ -195,7 +193,7 @@ class Ruleset(NftTable):
     def _complete(self, requests: Transaction, added: Mapping[str, Collection[bytes]]) -> None:
         """Add the rules for routed links and for tunnels when `added` has their first elements. A node without such
         elements has no such rules, because each rule costs time per packet."""
-        links, tunnels = self.links or ROUTED.ports in added, self.tunnels or has_tunnels(added)
+        links, tunnels = self.links or bool(added.get(ROUTED.ports)), self.tunnels or has_tunnels(added)
         if tunnels and not self.tunnels:
             add_tunnels(requests)
         if links and (links, tunnels) != (self.links, self.tunnels):
@@ -269,11 +267,6 @@ def set_up(requests: Requests, state: State) -> None:
         requests.add_parts(nft_elements.add_timed, FAMILY, TABLE, name, left)
     for name, pairs in pairs_told(state):
         requests.add_parts(nft_elements.add_elements, FAMILY, TABLE, name, ((key, None) for key in pairs))
-    tunnels = has_tunnels(state.elements)
-    if tunnels:
-        add_tunnels(requests)
-    if state.elements[ROUTED.ports]:
-        add_source(requests, tunnels)
 
 
 def add_node_chains(requests: Requests) -> None:
