@@ -87,14 +87,10 @@ class NftTable:
 
 def keys_of(sock: wire.Socket, family: int, table: str, name: str) -> list[bytes] | None:
     """Return the keys of the set or map `name` in the kernel; None if the set does not exist. Raises NetlinkError."""
-    try:
-        replies = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(family), f"list set {name}",
-                            nft_elements.elements_of(table, name))
-    except wire.NetlinkError as e:
-        if e.errno != ENOENT:
-            raise
-        return None
-    return [key for _, payload in replies for key, _ in nft_elements.read_elements(payload)]
+    replies = wire.dump_existing(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(family), f"list set {name}",
+                                 nft_elements.elements_of(table, name))
+    return None if replies is None else [
+        key for _, payload in replies for key, _ in nft_elements.read_elements(payload)]
 
 
 def delete_table(sock: wire.Socket, family: int, name: str) -> bool:

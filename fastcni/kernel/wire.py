@@ -333,6 +333,17 @@ def dump(sock: Socket, kind: int, header: bytes, what: str,
     raise refused.pop(0)
 
 
+def dump_existing(sock: Socket, kind: int, header: bytes, what: str,
+                  fill: Callable[[Batch], object] | None = None) -> Replies | None:
+    """Do dump(). Return None if the object whose parts are dumped does not exist (ENOENT)."""
+    try:
+        return dump(sock, kind, header, what, fill)
+    except NetlinkError as e:
+        if e.errno != ENOENT:
+            raise
+    return None
+
+
 def drain(sock: Socket, note: Callable[[int, bytes], object], lost: Callable[[], object], own: int = -1) -> None:
     """Read the notifications that wait on a socket. Call note(type, payload) for each notification, and lost() if the
     kernel has dropped notifications. Skip notifications about requests from the port `own`. Raises OSError."""

@@ -238,14 +238,9 @@ class Store:
 
     def dump(self, sock: Socket, name: str) -> list[bytes] | None:
         """Return the kernel's messages about the elements of a set; None if the set does not exist."""
-        try:
-            replies = wire.dump(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(self.family), f"list {self.table} {name}",
-                                nft_elements.elements_of(self.table, name))
-        except wire.NetlinkError as e:
-            if e.errno != ENOENT:
-                raise
-            return None
-        return [payload for _, payload in replies]
+        replies = wire.dump_existing(sock, nft.NFT_MSG_GETSETELEM, nft.nfgenmsg(self.family),
+                                     f"list {self.table} {name}", nft_elements.elements_of(self.table, name))
+        return None if replies is None else [payload for _, payload in replies]
 
     # Deleting -------------------------------------------------------------------------------------
 

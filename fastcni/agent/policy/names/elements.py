@@ -3,7 +3,6 @@ answer to this pod. The element has a timeout; a second set keeps the pair witho
 
 from __future__ import annotations
 
-from errno import ENOENT
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -45,14 +44,9 @@ def read_elements(sock: Socket, name: str) -> Iterator[tuple[bytes, int]]:
 
 def read_sets(sock: Socket) -> list[str]:
     """Return the names of the sets in the policies' table; [] if the table does not exist. Raises OSError."""
-    try:
-        each = wire.dump(sock, nft.NFT_MSG_GETSET, nft.nfgenmsg(FAMILY), f"list the sets of {TABLE}",
-                         lambda batch: batch.text(nft_elements.NFTA_SET_TABLE, TABLE))
-    except wire.NetlinkError as e:
-        if e.errno != ENOENT:
-            raise
-        return []
-    return [nft_elements.read_set_name(payload) for _, payload in each]
+    replies = wire.dump_existing(sock, nft.NFT_MSG_GETSET, nft.nfgenmsg(FAMILY), f"list the sets of {TABLE}",
+                                 lambda batch: batch.text(nft_elements.NFTA_SET_TABLE, TABLE))
+    return [nft_elements.read_set_name(payload) for _, payload in replies or ()]
 
 
 def change(sock: Socket, added: Elements, removed: Elements) -> None:
