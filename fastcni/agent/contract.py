@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 FAMILIES = (4, 6)
 
 
+def pair(network: Prefix) -> tuple[bytes, int]:
+    """Return (packed address, prefix length) of a network."""
+    return network.network_address.packed, network.prefixlen
+
+
 class ConfigurationError(ValueError):
     """An error in the network's configuration or the agent's options. The text names the key and the reason."""
 

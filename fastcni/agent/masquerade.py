@@ -23,6 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
+from fastcni.agent.contract import pair
 from fastcni.agent.nft_table import TableEvents, delete_table
 from fastcni.daemon.backoff import Backoff
 from fastcni.kernel import nft, nft_rules, uapi, wire
@@ -100,7 +101,7 @@ class Masquerade:
         self._add(batch, *nft_rules.any_mark(KUBE_PROXY_MARK), nft_rules.leave())
         masquerade = nft_rules.masquerade(NF_NAT_RANGE_PROTO_RANDOM_FULLY)
         for cluster, own in self.pairs:
-            network, subnet = parts(cluster), parts(own)
+            network, subnet = pair(cluster), pair(own)
             self._add(batch, *nft_rules.daddr_in(*subnet), nft_rules.leave())
             self._add(batch, *nft_rules.saddr_in(*subnet), *nft_rules.daddr_in(*network), nft_rules.leave())
             self._add(batch, *nft_rules.saddr_in(*network),
@@ -110,7 +111,3 @@ class Masquerade:
 
     def _add(self, batch: Batch, *expressions: nft_rules.Expression) -> None:
         nft_rules.add_rule(batch, FAMILY, TABLE, CHAIN, *expressions)
-
-
-def parts(network: Prefix) -> tuple[bytes, int]:
-    return network.network_address.packed, network.prefixlen

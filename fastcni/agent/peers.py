@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
+from fastcni.agent.contract import pair
 from fastcni.kernel import genl, uapi, wire
 from fastcni.kernel.devices import wireguard
 
@@ -29,7 +30,7 @@ ANSWER_BYTES, REQUEST_BYTES = 16 << 20, 4 << 20       # buffer for the kernel's 
 
 
 def peer_of(peer: WireguardPeer) -> Peer:
-    allowed = frozenset((each.network_address.packed, each.prefixlen) for each in peer.allowed)
+    allowed = frozenset(map(pair, peer.allowed))
     return peer.keepalive_s, allowed, (peer.endpoint.packed, peer.port), peer.preshared_key
 
 

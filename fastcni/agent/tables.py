@@ -10,6 +10,7 @@ from errno import EEXIST, ENOENT, ESRCH
 from typing import TYPE_CHECKING, TypeVar
 
 from fastcni.agent.batches import Requests
+from fastcni.agent.contract import pair
 from fastcni.agent.links import packed_mac
 from fastcni.agent.peers import peer_of, read_peers, write_peers
 from fastcni.kernel import neighbours, routing, rtnl, uapi, wire
@@ -54,8 +55,8 @@ def wanted_tables(state: State, indexes: Mapping[str, int]) -> Tables:
             found.stations[index, packed_mac(each.mac) or b""] = each.remote.packed
     for route in state.routes:
         if index := indexes.get(route.link, 0):
-            found.routes[route.destination.network_address.packed, route.destination.prefixlen] = (
-                index, route.gateway.packed if route.gateway else b"", b"", route.onlink)
+            found.routes[pair(route.destination)] = (index, route.gateway.packed if route.gateway else b"", b"",
+                                                     route.onlink)
     for peer in state.peers:
         if index := indexes.get(peer.link, 0):
             found.peers[index, peer.public_key] = peer_of(peer)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastcni.agent.egress.objects import subjects
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from fastcni.agent.egress.objects import EgressAddress, Subjects
     from fastcni.agent.policy.evaluate import Cluster
@@ -41,11 +39,14 @@ class EgressIndex:
 
     def subjects(self) -> Subjects:
         """Return {a pod's address: the EgressAddress that applies to it}."""
-        return subjects(self.documents.values(), self._members)
+        found: dict[bytes, EgressAddress] = {}
+        for _, each in sorted(self.documents.items()):
+            for key in self._groups.members(each.pods):
+                for packed in self._cluster.pods[key].addresses:
+                    if each.closed or each.of_family(packed):
+                        found.setdefault(packed, each)
+        return found
 
     def selects(self, pod: Pod) -> list[EgressAddress]:
         """Return the documents that select `pod`. The cluster's records need not have the pod yet."""
         return [each for each in self.documents.values() if each.pods.matches(pod, self._cluster.namespaces)]
-
-    def _members(self, egress_address: EgressAddress) -> Iterator[Pod]:
-        return (self._cluster.pods[key] for key in self._groups.members(egress_address.pods))

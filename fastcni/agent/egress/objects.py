@@ -20,10 +20,10 @@ from fastcni.agent.policy.cluster_policies import read_subject
 from fastcni.agent.policy.objects import PolicyError, Reader, open_document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
     from typing import Any
 
-    from fastcni.agent.policy.objects import Group, Pod
+    from fastcni.agent.policy.objects import Group
 
     Subjects = Mapping[bytes, "EgressAddress"]          # {a pod's address: the document that applies}
 
@@ -93,18 +93,6 @@ def closed_egress_address(document: Mapping[str, Any]) -> EgressAddress | None:
         return EgressAddress(name, read_subject(it.part("spec") or Reader("", {})), closed=True)
     except PolicyError:
         return None
-
-
-def subjects(documents: Iterable[EgressAddress], members: Callable[[EgressAddress], Iterable[Pod]]) -> Subjects:
-    """Return {a pod's address: the document that applies to it}. members(document): returns the pods that the document
-    selects."""
-    found: dict[bytes, EgressAddress] = {}
-    for each in sorted(documents, key=lambda one: one.name):
-        for pod in members(each):
-            for packed in pod.addresses:
-                if each.closed or each.of_family(packed):
-                    found.setdefault(packed, each)
-    return found
 
 
 def preferred(pod: bytes, addresses: Collection[bytes]) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
+from fastcni.agent.contract import pair
 from fastcni.agent.egress.routes import NextHop
 from fastcni.agent.policy.objects import Block
 from fastcni.agent.policy.ranges import of_blocks
@@ -12,7 +13,7 @@ from fastcni.agent.policy.ranges import of_blocks
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from fastcni.agent.contract import NetworkConf, Node, Prefix, Route
+    from fastcni.agent.contract import NetworkConf, Node, Route
     from fastcni.agent.policy.state import Range
 
 # Link-local, multicast and broadcast addresses: no packet to them leaves the cluster. In clouds, each node answers at
@@ -32,7 +33,7 @@ class Surroundings:
         networks = [family.network for family in conf.families.values()]
         publics = [Block((address.packed, address.max_prefixlen))
                    for node in self.nodes.values() for address in node.public.values()]
-        self.inside = ranges([*map(block, networks), *publics, *LOCAL])
+        self.inside = ranges([*(Block(pair(network)) for network in networks), *publics, *LOCAL])
         self.foreign = ranges([Block(pair(network), tuple(
             pair(subnet) for subnet in me.subnets.values() if subnet.version == network.version))
             for network in networks])
@@ -51,11 +52,3 @@ class Surroundings:
 
 def ranges(blocks: Collection[Block]) -> list[Range]:
     return [each for length in FAMILIES for each in of_blocks(blocks, length)]
-
-
-def block(network: Prefix) -> Block:
-    return Block(pair(network))
-
-
-def pair(network: Prefix) -> tuple[bytes, int]:
-    return network.network_address.packed, network.prefixlen

@@ -126,10 +126,8 @@ class CalicoRule:
         """Yield the rules of a ClusterNetworkPolicy that match the same connections as this rule. A rule with more than
         MAX_ITEMS peers or ports becomes several rules."""
         key = "from" if direction == INGRESS else "to"
-        found: list[dict[str, Any]] = []
-        for peer in self.peers if self.peers is not None else map(Block, EVERYWHERE):
-            found += [peer.cluster_peer()] if isinstance(peer, Pods) else [
-                {"networks": list(part)} for part in batched(peer.networks())]
+        found = [peer.cluster_peer() if isinstance(peer, Pods) else {"networks": peer.networks()}
+                 for peer in (self.peers if self.peers is not None else map(Block, EVERYWHERE))]
         for peers, ports in itertools.product(batched(merged(found)), list(batched(self.ports)) or [[]]):
             protocols = {"protocols": [port.cluster_protocol() for port in ports]} if ports else {}
             yield {"action": action, key: peers, **protocols}

@@ -84,10 +84,6 @@ class Process:
         if self._child.poll() is None:
             self._child.kill()                          # a hanging process does not react to other signals
             self._child.wait()
-        self.release()
-
-    def release(self) -> None:
-        """Close the descriptors of a process that has ended."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
