@@ -2,6 +2,7 @@
 root."""
 
 import socket
+import subprocess
 
 import pytest
 from unit.agent.policy.pods import ADDRESSES, NODE, ROUTED_NODE, TCP, UDP, batch, mac_of_pod
@@ -16,6 +17,8 @@ from fastcni.agent.policy.attached import Attachment
 from fastcni.agent.policy.cluster_policies import read_cluster_policy
 from fastcni.agent.policy.objects import read_policy
 from fastcni.agent.policy.ports import Port, elements
+from fastcni.agent.policy.rules import GUARD, add_guard
+from fastcni.agent.policy.ruleset import Transaction
 from fastcni.spec.address import read_ip
 from fastcni.testing.namespaces import Inside
 from fastcni.testing.witnesses import eventually
@@ -143,6 +146,19 @@ def test_without_cluster_policies_the_table_is_as_if_there_had_never_been_one(po
         policed.compiler.delete_policy(name)
     policed.rules.write(policed.compiler.take())
     assert tables() == before
+
+
+def test_while_the_tables_are_replaced_pods_begin_no_connection_to_their_own_node(policed):  # noqa: F811
+    put(policed, CLOSED)
+    requests = Transaction()
+    add_guard(requests, policed.compiler.state, 0)
+    requests.commit(policed.rules.sock)
+    listed = subprocess.run(["nft", "list", "table", "inet", GUARD], check=True, text=True, capture_output=True).stdout
+    chain = listed.partition("chain input")[2].partition("}")[0]
+    assert "hook input" in chain
+    assert all(f"ct state new {family} saddr @node{family.removeprefix('ip') or 4} drop" in chain
+               for family in ("ip", "ip6"))
+    assert ADDRESSES["a"][0] in listed.partition("set node4")[2].partition("}")[0]
 
 
 def test_no_way_through_the_chains_branches_twice(policed):  # noqa: F811
