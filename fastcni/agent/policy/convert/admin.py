@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastcni.agent.policy.cluster_policies import ACCEPT, ADMIN, BASELINE, DENY, GROUP, MAX_PRIORITY, PASS
 from fastcni.agent.policy.convert.conversion import Conversion, cluster_policy
-from fastcni.agent.policy.objects import open_document
+from fastcni.agent.policy.objects import open_document, read_protocol
 
 if TYPE_CHECKING:
     from fastcni.agent.policy.objects import Reader
@@ -67,7 +67,5 @@ def convert_port(reader: Reader) -> dict[str, Any]:
 
 
 def of_protocol(reader: Reader, port: dict[str, Any]) -> dict[str, Any]:
-    protocol = reader.get("protocol", str, "TCP")
-    if protocol not in ("TCP", "UDP", "SCTP"):
-        reader.wrong(f"expected TCP, UDP or SCTP, got {reprlib.repr(protocol)}", "protocol")
-    return {protocol.lower(): {"destinationPort": port}}
+    read_protocol(reader)           # raises PolicyError for an unknown protocol
+    return {reader.get("protocol", str, "TCP").lower(): {"destinationPort": port}}
