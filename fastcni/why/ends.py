@@ -16,9 +16,9 @@ from fastcni.kernel.rtnl import Address, Link
 from fastcni.kit.links import find
 from fastcni.kit.networks.network import RUNS_NETWORKS
 from fastcni.node.attachments.attachment import GONE, Inventory, NodeAttachment
+from fastcni.node.attachments.caches import plugins_in
 from fastcni.node.attachments.inspect import matching, similar_to
 from fastcni.node.attachments.listeners import own_addresses
-from fastcni.node.attachments.topology import plugins_in
 from fastcni.node.checks.ovs import place_of
 from fastcni.selftest import namespaces
 from fastcni.spec import address as addresses

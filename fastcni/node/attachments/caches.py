@@ -105,14 +105,20 @@ def read_ports(capability_args: Mapping[str, Any], ips: tuple[str, ...]) -> tupl
 
 def types_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the CNI types in a network list or of a single plugin. An IPAM type follows the type of its plugin."""
-    plugins = config.get("plugins")
     found: list[str] = []
-    for plugin in plugins if isinstance(plugins, list) else [config]:
-        if isinstance(plugin, dict) and plugin.get("type") == chain.KIND:
-            found += [chain.KIND, *(types_of({"plugins": plugin["plugins"]}) if "plugins" in plugin else ())]
-            continue
-        ipam = plugin.get("ipam") if isinstance(plugin, dict) else None
+    for plugin in plugins_in(config):
+        ipam = plugin.get("ipam") if plugin.get("type") != chain.KIND else None
         for section in (plugin, ipam):
             if isinstance(section, dict) and isinstance(section.get("type"), str) and section["type"]:
                 found.append(section["type"])
     return tuple(found)
+
+
+def plugins_in(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the plugins of a list or of a single configuration, and the plugins inside of `chain`."""
+    plugins = config.get("plugins")
+    for plugin in plugins if isinstance(plugins, list) else [config]:
+        if isinstance(plugin, dict):
+            yield plugin
+            if plugin is not config and isinstance(plugin.get("plugins"), list):
+                yield from plugins_in(plugin)

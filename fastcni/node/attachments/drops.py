@@ -22,7 +22,6 @@ from fastcni.spec import address as addresses
 
 ROUTED = ("bridge", "ptp", "ipvlan", "flannel")     # plugins whose pods need the host to forward their packets
 FIREWALL = "firewall"
-VALUE = 1                       # NFTA_DATA_VALUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +68,32 @@ def may_accept(payload: bytes, packed: bytes, links: Collection[str]) -> bool:
 
 def attribute(value: bytes) -> bytes:
     """Encode NFTA_DATA_VALUE as struct nlattr, without padding."""
-    return (4 + len(value)).to_bytes(2, nft.ORDER) + VALUE.to_bytes(2, nft.ORDER) + value
+    return (4 + len(value)).to_bytes(2, nft.ORDER) + nft.NFTA_DATA_VALUE.to_bytes(2, nft.ORDER) + value
 
 
 def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Iterator[Dropping]:
-    """Yield the chains FORWARD of iptables that drop. saved: {program: the lines that it printed}. members: the
-    addresses in fastcni's ipsets."""
-    for program, lines in saved.items():
+    """Yield the chains FORWARD of iptables that drop. saved: see filter_tables(). members: the addresses in fastcni's
+    ipsets."""
+    for program, table in filter_tables(saved):
         length = 16 if program.startswith("ip6") else 4
-        if "*filter" not in lines:
-            continue
-        table = lines[lines.index("*filter"):]
-        table = table[:table.index("COMMIT") if "COMMIT" in table else None]
         if not any(line.startswith(":FORWARD DROP") for line in table):
             continue
         accepted = [conditions for line in table if (conditions := accepts(line)) is not None]
         found = [it["-s"] for it in accepted if it.keys() == {"-s"}]
         if any(f"--match-set {set_of(length)} src -j ACCEPT" in line for line in table):
             found += [ip for ip in members if (":" in ip) == (length == 16)]
-        yield Dropping(f"chain FORWARD of {program.removesuffix('-save')}", length,
+        yield Dropping(f"chain FORWARD of {program}", length,
                        tuple(ipaddress.ip_network(each, strict=False) for each in found),
                        tuple(it["-i"] for it in accepted if it.keys() == {"-i"}))
+
+
+def filter_tables(saved: Mapping[str, list[str]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the table filter of each iptables as (name, lines), such as ("iptables-nft", [":FORWARD DROP [0:0]"]).
+    saved: {program: the lines that it printed}."""
+    for program, lines in saved.items():
+        if "*filter" in lines:
+            table = lines[lines.index("*filter") + 1:]
+            yield program.removesuffix("-save"), table[:table.index("COMMIT") if "COMMIT" in table else None]
 
 
 def accepts(line: str) -> dict[str, str] | None:
@@ -109,9 +113,7 @@ def accepts(line: str) -> dict[str, str] | None:
 
 def of_nftables(sock: wire.Socket) -> Iterator[Dropping]:
     """Yield the chains of an administrator's nftables tables that drop forwarded packets. Raises NetlinkError."""
-    found = [nft.read_base_chain(payload) for _, payload in
-             wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
-    for family, table, name in nftables_policies.dropping(filter(None, found)):
+    for family, table, name in nftables_policies.dropping(sock):
         rules = tuple(rulesets.rules_of(sock, family, table))
         addresses_in = tuple(ipaddress.ip_network(addresses.ip_text(packed))
                              for _, packed, _ in nftables_policies.Chain(family, table, name).read_all(sock))

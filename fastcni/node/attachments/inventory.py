@@ -9,11 +9,10 @@ could not read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fastcni.kernel import presence, uapi, wire
-from fastcni.kernel.rtnl import Link
 from fastcni.kit.datapath import pins
 from fastcni.kit.links import find
 from fastcni.node import confs
@@ -117,7 +116,8 @@ def look_at_addresses(seen: Seen, data_dir: str, read: address_dirs.Reader) -> N
 
 def look_at_links(facts: Facts) -> None:
     """Read the host's links."""
-    with_socket(facts, "links", uapi.NETLINK_ROUTE, lambda sock: facts.links.update(by_index(find.all_links(sock))))
+    with_socket(facts, "links", uapi.NETLINK_ROUTE, lambda sock: facts.links.update(
+        {link.index: link for link in find.all_links(sock)}))
     facts.sightings += links.read_links(facts.links.values())
 
 
@@ -130,10 +130,6 @@ def look_at_datapath(facts: Facts, sock: wire.Socket) -> None:
             facts.sightings.append(Sighting(MAP, f"{pins.directory(sock)}/pods-{pins.LAYOUT}",
                                             f"{ip} {RESTRICTED if pod.restricted else REDIRECTED}", addresses=(ip,),
                                             links=(link.name,), author=FASTCNI, alive=True))
-
-
-def by_index(found: list[Link]) -> Mapping[int, Link]:
-    return {link.index: link for link in found}
 
 
 def look_at_nftables(facts: Facts) -> None:

@@ -76,9 +76,7 @@ class Group:
         self.network, self.container_id = sighting.network, sighting.container_id
         self.ifname, self.cut = sighting.ifname, sighting.cut
         self.sightings: list[Sighting] = []
-        complete = bool(sighting.network and sighting.container_id and sighting.ifname and not sighting.cut)
-        self.hashes = (names.hashes(sighting.network, sighting.container_id, sighting.ifname) if complete
-                       else sighting.hashes)
+        self.hashes = exact(sighting) or sighting.hashes
 
     @property
     def key(self) -> Key:
@@ -108,7 +106,7 @@ def merge(facts: Facts) -> Inventory:
     chains, masters = facts.chains_that_drop(), masters_of(facts)
     rules: list[refusals.IptablesForward | refusals.NftChain] = [
         *refusals.of_iptables(facts.saved, facts.members), *facts.chains]
-    found = [refused(dropped(attachment(each, facts, kinds, ended), chains, masters), rules, masters, facts.refusals)
+    found = [dropped(attachment(each, facts, kinds, ended), chains, rules, masters, facts.refusals)
              for each in sorted(groups, key=lambda each: each.key)]
     return Inventory(tuple(found), tuple(unowned), tuple(dict.fromkeys(facts.unseen)))
 
@@ -242,27 +240,21 @@ def masters_of(facts: Facts) -> dict[str, str]:
     return {link.name: facts.links[link.master].name for link in facts.links.values() if link.master in facts.links}
 
 
-def dropped(attachment: NodeAttachment, chains: Sequence[drops.Dropping], masters: Mapping[str, str]) -> NodeAttachment:
-    """Return the attachment with `dropped_by`: the names of the chains that do not accept the pod's packets."""
+def dropped(attachment: NodeAttachment, chains: Sequence[drops.Dropping],
+            rules: Sequence[refusals.IptablesForward | refusals.NftChain], masters: Mapping[str, str],
+            seen: dict[str, refusals.Refusal]) -> NodeAttachment:
+    """Return the attachment with `dropped_by`: the names of the chains that do not accept the pod's forwarded packets,
+    and of the rules that drop them. Add these rules to `seen`, {name: rule}."""
     if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
         return attachment
-    links = {*attachment.links, *(masters[name] for name in attachment.links if name in masters)}
+    ways = [masters.get(name, name) for name in attachment.links]
+    links = {*attachment.links, *ways}
     found = dict.fromkeys(chain.name for chain in chains for ip in attachment.addresses
                           if not chain.lets_through(ip, links))
-    return replace(attachment, dropped_by=tuple(found)) if found else attachment
-
-
-def refused(attachment: NodeAttachment, rules: Sequence[refusals.IptablesForward | refusals.NftChain],
-            masters: Mapping[str, str], seen: dict[str, refusals.Refusal]) -> NodeAttachment:
-    """Return the attachment. Add the names of the rules that drop the pod's forwarded packets to its `dropped_by`. Add
-    these rules to `seen`, {name: rule}."""
-    if attachment.state != RUNNING or not {drops.FIREWALL, *drops.ROUTED}.intersection(attachment.plugins):
-        return attachment
-    links = [masters.get(name, name) for name in attachment.links]
-    found = {rule.name: rule for each in rules for ip in attachment.addresses for link in links
-             if (rule := each.refusal(ip, link))}
-    seen.update(found)
-    return replace(attachment, dropped_by=(*attachment.dropped_by, *found)) if found else attachment
+    refused = {rule.name: rule for each in rules for ip in attachment.addresses for link in ways
+               if (rule := each.refusal(ip, link))}
+    seen.update(refused)
+    return replace(attachment, dropped_by=(*found, *refused))
 
 
 def plugins_of(each: Group, cached: Cached | None, facts: Facts) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from fastcni.kit.links.attribute_backup import DIRECTORY as TUNING
@@ -34,8 +35,16 @@ def directories(configurations: Iterable[Any]) -> list[tuple[str, str]]:
 
 def read_directory(kind: str, directory: str, unseen: list[str]) -> Iterator[Sighting]:
     """Yield a Sighting for each file of an attachment in a directory of a plugin. kind: the plugin's CNI type."""
-    networks = {} if kind == "flannel" else marks(directory)
-    for name in listed(directory, unseen):
+    networks: dict[str, str] = {}
+    if kind != "flannel":
+        with suppress(OSError):
+            networks = {name: network for network, name in marks(directory)}
+    try:
+        names = listed(directory)
+    except OSError as e:
+        unseen.append(f"files in {directory}: {e.strerror}")
+        return
+    for name in names:
         path = os.path.join(directory, name)
         container_id, ifname = (name, "") if kind == "flannel" else split(name)
         if not is_name(container_id):
@@ -55,18 +64,17 @@ def split(name: str) -> tuple[str, str]:
     return (container_id, ifname) if name.endswith(".json") and container_id else ("", "")
 
 
-def marks(directory: str) -> dict[str, str]:
-    """Return {file name: network} of the marks that fastcni keeps next to the files in a directory."""
+def marks(directory: str) -> Iterator[tuple[str, str]]:
+    """Yield (network, file name) of the marks that fastcni keeps next to the files in a directory. Raises OSError."""
     top = os.path.join(directory, MARKS)
-    return {name: network for network in listed(top, []) for name in listed(os.path.join(top, network), [])}
+    for network in listed(top):
+        for name in listed(os.path.join(top, network)):
+            yield network, name
 
 
-def listed(directory: str, unseen: list[str]) -> list[str]:
-    """Return the sorted names in a directory; [] if the directory does not exist or cannot be read."""
+def listed(directory: str) -> list[str]:
+    """Return the names in a directory, sorted; [] if the directory does not exist. Raises OSError."""
     try:
         return sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as e:
-        unseen.append(f"files in {directory}: {e.strerror}")
         return []

@@ -22,7 +22,7 @@ from fastcni.agent.policy.rules import IPPROTO_TCP
 from fastcni.kernel import nft, nft_rules, wire
 from fastcni.kernel.uapi import IFNAMSIZ
 from fastcni.kit.firewall.forward.iptables_chain import set_of
-from fastcni.node.attachments.drops import matches
+from fastcni.node.attachments.drops import filter_tables, matches
 
 OUTSIDE = {4: ipaddress.ip_address("203.0.113.1").packed, 16: ipaddress.ip_address("2001:db8:ffff::1").packed}
 ETHER_TYPES = {4: b"\x08\x00", 16: b"\x86\xdd"}
@@ -207,9 +207,6 @@ class IptablesWalk:
 
 
 def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Iterator[IptablesForward]:
-    """Yield the chain FORWARD of each iptables that has rules. saved: {program: the lines that it printed}."""
-    for program, lines in saved.items():
-        if "*filter" in lines:
-            table = lines[lines.index("*filter") + 1:]
-            yield IptablesForward(program.removesuffix("-save"), table[:table.index("COMMIT") if "COMMIT" in table
-                                                                       else None], members)
+    """Yield the chain FORWARD of each iptables that has rules. saved: see filter_tables()."""
+    for program, table in filter_tables(saved):
+        yield IptablesForward(program, table, members)

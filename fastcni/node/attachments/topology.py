@@ -25,6 +25,7 @@ from fastcni.kit.ovs.ovs_conf import OVN_BRIDGE
 from fastcni.node import confs
 from fastcni.node.attachments import documents
 from fastcni.node.attachments.attachment import NodeAttachment
+from fastcni.node.attachments.caches import plugins_in
 from fastcni.node.attachments.inventory import Places, look
 from fastcni.node.attachments.merge import merge
 from fastcni.node.attachments.namespaces import addresses
@@ -117,13 +118,3 @@ def parent_of(attachment: NodeAttachment, links: Mapping[int, Link], by_name: Ma
         if kind == "ptp":
             return Parent(ROUTES, ROUTED)
     return Parent(UNKNOWN, NONE)
-
-
-def plugins_in(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the plugins of a list or of a single configuration, and the plugins inside of `chain`."""
-    plugins = config.get("plugins")
-    for plugin in plugins if isinstance(plugins, list) else [config]:
-        if isinstance(plugin, dict):
-            yield plugin
-            if plugin is not config and isinstance(plugin.get("plugins"), list):
-                yield from plugins_in(plugin)

@@ -12,13 +12,11 @@ from fastcni.kit.ipam.cluster.contract import DEAD
 from fastcni.node import confs
 from fastcni.node.attachments.address_dirs import cluster_dirs
 from fastcni.node.checks.denied import denied
-from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural
+from fastcni.node.checks.findings import ERROR, NEARLY, WARNING, Finding, Node, plural
 from fastcni.node.cluster.site import ClusterNetwork, ranges_of, stores_of
 from fastcni.node.cluster.state import held
 from fastcni.node.cluster.survey import Survey, node_views, survey
 from fastcni.spec import address
-
-NEARLY = 0.9
 
 
 def cluster_addresses(node: Node) -> Iterator[Finding]:

@@ -133,10 +133,8 @@ def is_there(path: str) -> bool:
     """Return whether a file exists. Return True also if this user has no permission to check."""
     try:
         os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True
+    except OSError as e:
+        return not isinstance(e, (FileNotFoundError, NotADirectoryError))
     return True
 
 

@@ -13,11 +13,10 @@ from fastcni.kit.datapath import filters, pins
 from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.attachment import RUNNING
 from fastcni.node.checks.denied import denied
-from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
+from fastcni.node.checks.findings import ERROR, NEARLY, WARNING, Finding, Node, plural, some
 from fastcni.node.own import datapath as own
 
 LOAD = "fastcni datapath load"
-NEARLY = 0.9                    # share of a map's capacity from which on the map counts as nearly full
 
 
 def datapath(node: Node) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from fastcni.node.checks.pods import PodLink, read_all
 from fastcni.runtime.parse import flattened
 from fastcni.runtime.records import NetworkList
 
+NEARLY = 0.9                    # share of a limit from which on a table, a queue or a range counts as nearly full
 ERROR, WARNING = "error", "warning"     # ADDs fail or traffic stops; both may happen, or a deleted pod left state
 
 

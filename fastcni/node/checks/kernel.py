@@ -13,7 +13,7 @@ from fastcni.kit.firewall.table import COMMENT, FAMILY, TABLE
 from fastcni.node.attachments import tables
 from fastcni.node.attachments.attachment import RUNNING, NodeAttachment
 from fastcni.node.attachments.drops import FIREWALL, ROUTED
-from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
+from fastcni.node.checks.findings import ERROR, NEARLY, WARNING, Finding, Node, plural, some
 from fastcni.runtime.parse import flattened
 
 NETLINKS = {uapi.NETLINK_ROUTE: ("rtnetlink", "links, addresses and routes", "CONFIG_NET"),
@@ -25,7 +25,6 @@ MODULES = {"bridge": ("bridge", "veth"), "ptp": ("veth",), "macvlan": ("macvlan"
 FIREWALLD = "nftables inet firewalld"       # the names of firewalld's rules contain this text
 BRIDGES = {"bridge", "flannel"}     # CNI types whose pods are connected to ports of a bridge
 MAX_BRIDGE_PORTS = 1 << 10      # BR_MAX_PORTS, net/bridge/br_private.h
-NEARLY = 0.9                    # share of a limit from which on a table counts as nearly full
 CACHES = {"IPv4": ("arp_cache", "ipv4"), "IPv6": ("ndisc_cache", "ipv6")}
 
 

@@ -19,7 +19,7 @@ from fastcni.node.checks.pods import in_namespace
 from fastcni.node.cluster.site import stores_of
 from fastcni.node.ranges import NetworkRange, ranges_of
 from fastcni.runtime.parse import flattened
-from fastcni.runtime.records import LO_IFNAME, NetworkList, PluginConf
+from fastcni.runtime.records import LO_IFNAME, NetworkList
 from fastcni.spec import address
 
 
@@ -101,14 +101,11 @@ def place_of(net: NetworkList) -> Place | None:
             segment = values.get("bridge") or OVN_BRIDGE, values.get("vlan") or 0, values.get("vxlanID")
             return Place(net, (plugin.type, *segment), False)
         if plugin.type in ("macvlan", "ipvlan", "vlan"):
-            return Place(net, (plugin.type, values.get("master"), vlan_of(plugin)), False)
+            vlan = values.get("vlanId") if plugin.type == "vlan" else None
+            return Place(net, (plugin.type, values.get("master"), vlan), False)
         if plugin.type == "ptp":
             return Place(net, (), True)
     return None
-
-
-def vlan_of(plugin: PluginConf) -> object:
-    return plugin.values.get("vlanId") if plugin.type == "vlan" else None
 
 
 def shared_networks(node: Node) -> Iterator[Finding]:

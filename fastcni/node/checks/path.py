@@ -14,7 +14,7 @@ from fastcni.node.attachments.address_dirs import sections
 from fastcni.node.attachments.attachment import RUNNING
 from fastcni.node.attachments.topology import ON_A_LINK
 from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
-from fastcni.node.checks.pods import PodLink, names_of
+from fastcni.node.checks.pods import PodLink
 from fastcni.spec import address
 
 # Flags of a bridge port: (field of Link, key of the plugin bridge, effect if another program clears the flag)
@@ -229,5 +229,5 @@ def host_ports(node: Node) -> Iterator[Finding]:
 
 def pods(found: list[PodLink]) -> str:
     """Return the pods as text, such as "pod c1/eth0" or "2 pods (c1/eth0, c2/eth0)"."""
-    names = names_of(found)
+    names = [it.name for it in found]
     return f"pod {names[0]}" if len(names) == 1 else f"{len(names)} pods ({some(names)})"

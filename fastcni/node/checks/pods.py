@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fastcni.kernel import netns, wire
@@ -149,7 +149,3 @@ def commands(attachment: NodeAttachment, sock: wire.Socket, link: Link, several:
         table = f" table {entry['table']}" if kind == checks.ROUTE and entry.get("table") else ""
         verb = "prepend" if several and not prefix else "replace"
         yield in_namespace(attachment.netns, f"route {verb} {to}{via} dev {attachment.ifname}{table}")
-
-
-def names_of(found: Sequence[PodLink]) -> list[str]:
-    return [it.name for it in found]

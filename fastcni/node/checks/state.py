@@ -24,12 +24,11 @@ from fastcni.node.attachments.attachment import (
     NodeAttachment,
 )
 from fastcni.node.attachments.caches import addresses_of, types_of
-from fastcni.node.checks.findings import ERROR, WARNING, Finding, Node, plural, some
+from fastcni.node.checks.findings import ERROR, NEARLY, WARNING, Finding, Node, plural, some
 from fastcni.node.ranges import ranges_of
 from fastcni.runtime.records import LO_IFNAME
 from fastcni.server import status
 
-NEARLY = 0.9
 LEAST_FREE_BYTES = 1 << 16      # a result and an address file take one block each, usually of 4 KiB
 IPV4, IPV6 = "IPv4", "IPv6"
 MASQUERADE_SETS, PORT_SETS = ("pods",), ("hostports", "hostip-hostports")      # sets, named without 4 or 6

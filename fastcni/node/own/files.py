@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator
 from fastcni.kit.links.attribute_backup import DIRECTORY as TUNING
 from fastcni.node.attachments.adopt import INDEX
 from fastcni.node.attachments.attachment import GONE, ORPHANED
+from fastcni.node.attachments.pod_files import MARKS, listed, marks
 from fastcni.node.own.state import OwnState
 from fastcni.plugins.host_device import DIRECTORY as HOST_DEVICE
 
-MARKS = ".fastcni"              # kit/links/attribute_backup.py: <dataDir>/.fastcni/<network>/<container>_<ifname>.json
 DIRECTORIES = (TUNING, HOST_DEVICE)
 
 
@@ -46,22 +46,6 @@ def indexes(data_dir: str) -> Iterator[str]:
         path = os.path.join(data_dir, network, INDEX)
         if os.path.lexists(path):
             yield path
-
-
-def marks(directory: str) -> Iterator[tuple[str, str]]:
-    """Yield (network, file name) of the marks of backups below a directory."""
-    top = os.path.join(directory, MARKS)
-    for network in listed(top):
-        for name in listed(os.path.join(top, network)):
-            yield network, name
-
-
-def listed(directory: str) -> list[str]:
-    """Return the names in a directory, sorted; [] if the directory does not exist. Raises OSError."""
-    try:
-        return sorted(os.listdir(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def remove(paths: Collection[str], directories: Collection[str] = DIRECTORIES) -> list[str]:

@@ -28,7 +28,6 @@ from fastcni.kit.firewall.table import TABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
 
     from fastcni._netlink import Batch
     from fastcni.kit.call.request import Request
@@ -72,19 +71,16 @@ class Chain(Addresses):
         return f"nftables chain {self.table} {self.name} drops by policy, and does not let the pod through"
 
 
-def dropping(found: Iterable[tuple[int, str, str, str, int, int]]) -> list[tuple[int, str, str]]:
-    """Return (family, table, chain) of each base chain, see nft.read_base_chain(), that drops forwarded packets by its
-    policy. Leave out chains of fastcni and iptables."""
-    return [(family, table, name) for family, table, name, kind, hook, policy in found
+def dropping(sock: wire.Socket) -> list[tuple[int, str, str]]:
+    """Return (family, table, chain) of each base chain of this host that drops forwarded packets by its policy. Leave
+    out chains of fastcni and iptables."""
+    found = [nft.read_base_chain(payload) for _, payload in
+             wire.dump(sock, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
+    return [(family, table, name) for family, table, name, kind, hook, policy in filter(None, found)
             if (kind, hook, policy) == ("filter", nft.NF_INET_FORWARD, nft.NF_DROP) and family in LENGTHS
             and table != TABLE and (family == nft.NFPROTO_INET or name != "FORWARD")]
 
 
 def chains(req: Request) -> list[Chain]:
     """Return the chains of this host whose policy drops forwarded packets."""
-    def ask() -> list[tuple[int, str, str]]:
-        found = [nft.read_base_chain(payload) for _, payload in
-                 wire.dump(req.mode.firewall, nft.NFT_MSG_GETCHAIN, nft.nfgenmsg(0), "list nftables chains")]
-        return dropping(filter(None, found))
-
-    return [Chain(*each) for each in req.mode.recall(("nftables", ""), ask)]
+    return [Chain(*each) for each in req.mode.recall(("nftables", ""), lambda: dropping(req.mode.firewall))]
