@@ -137,9 +137,7 @@ class LocalSpace:
             if space is None or not space.state.node:
                 return
             space.times.note_confirmed(True)
-            state = space.state.copy()
-            state.epoch, state.boot = node.epoch, node.boot_id
-            state.note_history(history)
+            state = space.state.copy(epoch=node.epoch, boot=node.boot_id, history=space.state.later_history(history))
             if state.to_dict() != space.state.to_dict():
                 space.save(state)
 

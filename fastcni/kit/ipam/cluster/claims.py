@@ -121,7 +121,10 @@ def _provide(req: Request, attachment: Attachment, store: Store) -> None:
     if attachment.sticky or ip_claims.wanted(attachment):
         check_hold(store, attachment.keys, req.warn, joined, fully=True)
         joined = True                           # this ADD has asked the store
-    ip_claims.begin(req, attachment, store, me, bool(state.later))
+    if state.later:
+        ip_claims.finish_later(store, attachment.keys, req.warn, attachment)
+    if attachment.sticky:
+        ip_claims.give_sticky(req, attachment, store, me)
     claimed: list[Block] = []
     for _ in range(MAX_BLOCKS):
         known = give_claimed(req, attachment, store, claimed)
@@ -226,9 +229,7 @@ def confirm(store: Store, keys: Keys, warn: Warn) -> None:
     with MadeSpace(keys, warn) as space:
         space.times.note_confirmed(True)
         if now[1] > space.state.history[1]:     # after a restore, the revision is lower
-            state = space.state.copy()
-            state.note_history(now)
-            space.save(state)
+            space.save(space.state.copy(history=space.state.later_history(now)))
     if state.later:
         ip_claims.finish_later(store, keys, warn)
 
@@ -382,8 +383,7 @@ def note_in(space: Space, blocks: Sequence[Block], now: History | None) -> bool:
         return True
     if restored(space.state.history, now):
         return False
-    new = space.state.copy()
-    new.note_history(now)
+    new = space.state.copy(history=space.state.later_history(now))
     for block in blocks:
         new.add_block(block.cidr, block.epoch, block.since)
     space.save(new)

@@ -55,15 +55,6 @@ POLL_S = 0.05
 SHARE_TRIES = 3         # attempts to claim an address in a block that no node has
 
 
-def begin(req: Request, attachment: Attachment, store: Store, me: Node, later: bool) -> None:
-    """Begin an ADD: release or keep the IPClaims of State.later, and give the pod its sticky addresses. later:
-    State.later is not empty."""
-    if later:
-        finish_later(store, attachment.keys, req.warn, attachment)
-    if attachment.sticky:
-        give_sticky(req, attachment, store, me)
-
-
 def wanted(attachment: Attachment) -> bool:
     """Return whether the attachment lacks an address that needs no block of this node, see give()."""
     return any(attachment.asked.wanted[i] is not None or

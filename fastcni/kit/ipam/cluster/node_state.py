@@ -51,7 +51,7 @@ class State:
     """The content of blocks.json. To change a State, copy() it, change the copy, and Space.save() the copy.
 
     node, epoch, boot   as of the last join. node is "" if this node has not joined
-    store, history      key_of() of the store's settings, and the last History of this store, see note_history()
+    store, history      key_of() of the store's settings, and the last History of this store, see later_history()
     grid                {"4": prefix length of a block, "6": ...}
     blocks              {cidr: Own}: the blocks out of which this node gives addresses
     lost                cidrs of blocks that this node has lost. Pods with an address in such a block keep the address
@@ -108,9 +108,10 @@ class State:
             setattr(new, name, value)
         return new
 
-    def note_history(self, now: History) -> None:
-        """Replace `history` by a later result of the store's history(), if the store was not restored since."""
-        self.history = now[0], now[1], max(now[2], self.history[2])
+    def later_history(self, now: History) -> History:
+        """Return the value of `history` after a later result of the store's history(), if the store was not restored
+        since."""
+        return now[0], now[1], max(now[2], self.history[2])
 
     def add_block(self, cidr: str, epoch: int, since: float) -> None:
         """Add a block of this node. Give it a free place in the table of released addresses."""
@@ -200,7 +201,6 @@ class SpaceFiles(AddressFiles):
         return container + b"\r\n" + ifname
 
     def create(self, name: str, owner: bytes) -> bytes | None:
-        self.changed = True
         return super().create(name, owner + self.more)
 
     def replace(self, name: str, owner: bytes) -> None:
@@ -312,9 +312,11 @@ class Space(Store):
         name = address.ip_text(packed)
         network, pod, marks = self.files.note(name)
         if IP_CLAIM in marks or STICKY in marks:
-            self.end_ip_claim(name, owner, KEPT_STATE if STICKY in marks else "")
+            container, _, ifname = owner.decode().partition("\r\n")
+            entry = {"address": name, "container": container, "ifname": ifname,
+                     "to": KEPT_STATE if STICKY in marks else ""}
+            self.save(self.state.copy(later=[*self.state.later, entry]))
         if STICKY in marks and self.state.own_block(packed):
-            ifname = owner.partition(b"\r\n")[2].decode()
             self.hand_over(packed, owner, kept_owner(pod, ifname), more_lines(network, pod))
             return True
         self.drop_file(packed, owner)
@@ -322,13 +324,6 @@ class Space(Store):
 
     def network_of(self, name: str) -> str:
         return self.files.note(name)[0] or self.network
-
-    def end_ip_claim(self, name: str, owner: bytes, to: str) -> None:
-        """Add an IP claim to State.later. to: "" if the store has to release the claim, "kept" to keep the claim for
-        the pod."""
-        container, _, ifname = owner.decode().partition("\r\n")
-        entry = {"address": name, "container": container, "ifname": ifname, "to": to}
-        self.save(self.state.copy(later=[*self.state.later, entry]))
 
     def drop_file(self, packed: bytes, owner: bytes) -> None:
         """Remove the file of an address of `owner`, and record the time."""
