@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from fastcni.daemon.log import Logger
+    from fastcni.dhcp.flags import Flags
 
     Waiter = Callable[[str, "Client | None"], object]    # called with (why there is no lease or "", the client)
 
     class World(Protocol):
         """The methods by which a client uses its environment. Times are seconds of CLOCK_BOOTTIME."""
 
-        settings: Settings
+        flags: Flags
         log: Logger
 
         def now(self) -> float: ...
@@ -69,17 +70,6 @@ MAX_MESSAGE_BYTES = 1500        # the value of option 57, Maximum DHCP Message S
 
 class LinkGone(Exception):
     """The pod's namespace or link does not exist. The exception has the error text of the reference plugin."""
-
-
-class Settings:
-    """The daemon's flags that clients use: timeout_s, resend_max_s, resend_timeout_s, broadcast."""
-
-    __slots__ = ("broadcast", "resend_max_s", "resend_timeout_s", "timeout_s")
-
-    def __init__(self, timeout_s: float = 10.0, resend_max_s: float = 62.0, resend_timeout_s: float = 208.0,
-                 broadcast: bool = False) -> None:
-        self.timeout_s, self.resend_max_s, self.resend_timeout_s = timeout_s, resend_max_s, resend_timeout_s
-        self.broadcast = broadcast
 
 
 class Ear:
@@ -228,7 +218,7 @@ class Client:
     def _given_up(self) -> bool:
         """Return whether the attempt has lasted so long that the ADD has failed. A pod that has lost a lease tries
         again without limit."""
-        if self.waiters and self.world.now() - (self.began or 0.0) >= self.world.settings.resend_timeout_s:
+        if self.waiters and self.world.now() - (self.began or 0.0) >= self.world.flags.resendtimeout:
             self._fail(rpc.NO_MORE_TRIES)
             return not self.lost
         return False
@@ -399,7 +389,7 @@ class Client:
         """Send a message of type `kind`, DISCOVER or REQUEST, and set the timer for the next message."""
         when = self.world.now() + self._wait()
         if self.waiters:                # an ADD must fail before its plugin's timeout
-            when = min(when, (self.began or 0.0) + self.world.settings.resend_timeout_s)
+            when = min(when, (self.began or 0.0) + self.world.flags.resendtimeout)
         self.world.schedule(self, when)
         try:
             if self.sock is None:
@@ -411,11 +401,11 @@ class Client:
     def _wait(self) -> float:
         """Return the seconds until the next try: first the short waits of QUICK_WAITS_S, then the flag `timeout`,
         doubled each time up to the flag `resendmax`."""
-        settings, late = self.world.settings, self.tries - len(QUICK_WAITS_S)
+        flags, late = self.world.flags, self.tries - len(QUICK_WAITS_S)
         if late < 0:
-            wait = min(QUICK_WAITS_S[self.tries], settings.timeout_s)
+            wait = min(QUICK_WAITS_S[self.tries], flags.timeout)
         else:
-            wait = min(settings.timeout_s * 2 ** min(late, 16), settings.resend_max_s)
+            wait = min(flags.timeout * 2 ** min(late, 16), flags.resendmax)
         return wait * (0.9 + 0.2 * self.world.random())
 
     def _not_sent(self, e: OSError) -> None:
@@ -433,7 +423,7 @@ class Client:
         for code, content in ((packets.ADDRESS, wanted), (packets.SERVER_ID, server)):
             if content != packets.NO_ADDRESS:
                 options[code] = content
-        broadcast = (self.world.settings.broadcast or self.shared) and ciaddr == packets.NO_ADDRESS
+        broadcast = (self.world.flags.broadcast or self.shared) and ciaddr == packets.NO_ADDRESS
         return packets.encode(packets.Message(packets.BOOTREQUEST, self.xid, self.mac, options, ciaddr=ciaddr,
                                               flags=packets.BROADCAST_FLAG if broadcast else 0))
 

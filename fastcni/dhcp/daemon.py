@@ -15,7 +15,6 @@ import time
 from fastcni.daemon import listening
 from fastcni.daemon.stop_signals import UNUSED_SIGNALS, stop_signals
 from fastcni.dhcp import flags as flag
-from fastcni.dhcp.client import Settings
 from fastcni.dhcp.daemon_log import Log
 from fastcni.dhcp.engine import Engine
 from fastcni.dhcp.lease_files import LeaseFiles
@@ -51,8 +50,7 @@ class Daemon:
             self.listening = listening.make(path, open_to_all=False, kind=socket.SOCK_STREAM)
         self.files = LeaseFiles(flags.hostprefix + flags.statedir)
         self.loop = Loop(log)
-        settings = Settings(flags.timeout, flags.resendmax, flags.resendtimeout, flags.broadcast)
-        self.engine = Engine(self.loop, self.files, settings, log, flags.hostprefix)
+        self.engine = Engine(self.loop, self.files, flags, log)
         self.thread: threading.Thread | None = None
 
     def run(self) -> None:

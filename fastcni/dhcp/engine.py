@@ -9,7 +9,7 @@ import time
 
 from fastcni.dhcp import client_states as states
 from fastcni.dhcp import frames, links, packets
-from fastcni.dhcp.client import Client, Ear, LinkGone, Settings
+from fastcni.dhcp.client import Client, Ear, LinkGone
 from fastcni.dhcp.closer import Closer
 from fastcni.dhcp.lease import Lease, Owner, result_of
 from fastcni.dhcp.lease_files import LeaseFiles, Saved
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from fastcni.daemon.log import Logger
     from fastcni.dhcp.client import Waiter
+    from fastcni.dhcp.flags import Flags
 
 
 CHECK_S = 30.0                  # seconds between searches for pods that no longer exist
@@ -39,8 +40,8 @@ class Engine:
     of its clients: client.World describes the methods that clients call.
     """
 
-    def __init__(self, loop: Loop, files: LeaseFiles, settings: Settings, log: Logger, root: str = "") -> None:
-        self.loop, self.files, self.settings, self.log, self.root = loop, files, settings, log, root
+    def __init__(self, loop: Loop, files: LeaseFiles, flags: Flags, log: Logger) -> None:
+        self.loop, self.files, self.flags, self.log, self.root = loop, files, flags, log, flags.hostprefix
         self.home = netns.open_own()
         self.clients: dict[bytes, Client] = {}
         self.former: dict[bytes, Saved] = {}

@@ -37,8 +37,6 @@ IN_FILE, IN_SNAME = 1, 2        # bits of OVERLOAD
 
 # MESSAGE_TYPE
 DISCOVER, OFFER, REQUEST, DECLINE, ACK, NAK, RELEASE = range(1, 8)
-NAMES = {DISCOVER: "discover", OFFER: "offer", REQUEST: "request", DECLINE: "decline", ACK: "ack", NAK: "nak",
-         RELEASE: "release"}
 NO_ADDRESS = bytes(4)
 
 

@@ -1,7 +1,10 @@
 """A World without sockets, files and real time. It records the client's actions, and a test sets its clock."""
 
+from unit.dhcp.server import NAMES
+
 from fastcni.dhcp import packets
-from fastcni.dhcp.client import Client, LinkGone, Settings
+from fastcni.dhcp.client import Client, LinkGone
+from fastcni.dhcp.flags import Flags
 from fastcni.dhcp.lease import Owner
 from fastcni.kit.dhcp.dhcp_conf import client_id
 
@@ -29,8 +32,9 @@ class Clock:
     the client's file would contain. answers: the answers to waiting plugins. gone: whether the pod's link is missing.
     broken: an OSError for each send. unbound: an OSError for the socket at the address."""
 
-    def __init__(self, **settings):
-        self.settings, self.log = Settings(**settings), Log()
+    def __init__(self, broadcast=False):
+        self.flags, self.log = Flags(), Log()
+        self.flags.broadcast = broadcast
         self.time, self.done, self.sent, self.answers = 1000.0, [], [], []
         self.kept, self.gone = None, False
         self.broken = self.unbound = None
@@ -66,7 +70,7 @@ class Clock:
             raise self.broken
         message = packets.decode(data)
         self.sent.append(message)
-        self.done.append(f"{packets.NAMES[message.kind]} {client.sock}")
+        self.done.append(f"{NAMES[message.kind]} {client.sock}")
 
     def probe(self, client, wanted):
         self.done.append("probe")

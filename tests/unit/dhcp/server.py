@@ -14,6 +14,7 @@ from fastcni.dhcp import frames, packets
 from fastcni.kernel import netns
 from fastcni.testing.namespaces import add_netns, delete_netns, run
 
+NAMES = dict(enumerate(("discover", "offer", "request", "decline", "ack", "nak", "release"), 1))     # of RFC 2132, 9.6
 SERVER = "10.77.0.1"
 ETH_P_IP = 0x0800
 
@@ -118,7 +119,7 @@ class Server:
             message = packets.decode(frames.payload(packet, False))
             answer = None if self.silent else self._answer(message)
             with self.changed:
-                self.heard.append((packets.NAMES[message.kind], message))
+                self.heard.append((NAMES[message.kind], message))
                 self.ways.append((socket.inet_ntoa(packet[12:16]), socket.inet_ntoa(packet[16:20])))
                 self.changed.notify_all()
             if answer:
