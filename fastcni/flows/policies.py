@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from fastcni.agent.policy.in_kernel.decisions import DIRECTIONS, OF_PORTS
-from fastcni.agent.policy.objects import EGRESS
+from fastcni.agent.policy.in_kernel.decisions import OF_PORTS
+from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.rules import EGRESS_CHAIN, FORWARD_CHAIN, INGRESS_CHAIN, TO_NODE_CHAIN
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
 from fastcni.kernel import nft, nft_rules, wire
 from fastcni.kit import policies
@@ -17,6 +18,7 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+DIRECTIONS = {FORWARD_CHAIN: EGRESS, EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS, TO_NODE_CHAIN: EGRESS}
 KEPT_S = 5.0                    # seconds after which a name is looked up again, because policies change
 MAX_KEPT = 4096                 # the most names in the cache
 
@@ -29,8 +31,8 @@ class Policies:
         self.known: dict[Hashable, tuple[float, str]] = {}
 
     def restricting(self, family: int, chain: str, source: bytes, destination: bytes) -> str:
-        """Return the names of the policies that restrict the pod for which the base chain `chain` drops a packet. The
-        pod is the source if the chain is for egress, the destination if it is for ingress."""
+        """Return the names of the policies that restrict the pod for which the chain `chain` (Drop.base) drops a
+        packet. The pod is the source if the chain is for egress, the destination if it is for ingress."""
         direction = DIRECTIONS.get(chain) if family == FAMILY else None
         direction = direction or OF_PORTS.get((family, chain), "")
         packed = source if direction == EGRESS else destination

@@ -10,7 +10,9 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
+from fastcni.agent.policy.rules import EGRESS_CHAIN, INGRESS_CHAIN
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
+from fastcni.agent.policy.state import POD_CHAINS
 from fastcni.flows import packets
 from fastcni.flows.flow import FIREWALL, ISOLATION, POLICY
 from fastcni.flows.table import ASKED, PREFIX, name
@@ -31,7 +33,8 @@ ISOLATING_CHAINS = (iptables.STAGE_1, iptables.STAGE_2)
 
 
 class Drop(NamedTuple):
-    """A packet that a chain drops. base: the base chain that jumped to `chain`. handle: the handle of the rule; 0 if
+    """A packet that a chain drops. base: the base chain that led to `chain`; in the table of policies, the chain
+    `egress` or `ingress` if the base chain led to `chain` through it. handle: the handle of the rule; 0 if
     the chain's policy drops the packet."""
 
     packet: Packet
@@ -65,13 +68,13 @@ class Asking(NamedTuple):
 
 
 class Followed:
-    """A packet whose trace messages arrive. base: the last base chain. allowed: (chain, handle) of the policies' rules
-    that accepted the packet."""
+    """A packet whose trace messages arrive. base: as in Drop. returned: (chain, handle) of the last rule of policies
+    that returned. allowed: (chain, handle) of the policies' rules that accepted the packet."""
 
-    __slots__ = ("packet", "base", "allowed")
+    __slots__ = ("allowed", "base", "packet", "returned")
 
     def __init__(self, packet: Packet) -> None:
-        self.packet, self.base = packet, ""
+        self.packet, self.base, self.returned = packet, "", ("", 0)
         self.allowed: list[tuple[str, int]] = []
 
 
@@ -99,8 +102,8 @@ class Traces:
         if trace.verdict == nft.NF_DROP:
             del self.followed[trace.id]
             return Drop(followed.packet, trace.family, trace.table, trace.chain, followed.base, trace.handle)
-        if trace.verdict == nft.NF_ACCEPT and trace.handle and trace.family == FAMILY and trace.table == TABLE:
-            self._allow(followed, trace)
+        if trace.handle and trace.family == FAMILY and trace.table == TABLE:
+            self._note_policy(followed, trace)
         return None
 
     def _begin(self, trace: Trace) -> None:
@@ -116,10 +119,21 @@ class Traces:
             followed = self.followed[trace.id] = Followed(packet)
         followed.base = trace.chain
 
-    def _allow(self, followed: Followed, trace: Trace) -> None:
-        if trace.chain == followed.base:       # a base chain has no rules of policies
-            return
-        followed.allowed.append((trace.chain, trace.handle))
+    def _note_policy(self, followed: Followed, trace: Trace) -> None:
+        """Read the verdict of a rule in the table of policies. A rule for ingress accepts the packet. A rule for egress
+        marks the packet and returns; a rule of the pod's chain then goes to the chain ALLOWED. Pass also returns, but
+        sets no mark (rules.py)."""
+        if trace.chain in (EGRESS_CHAIN, INGRESS_CHAIN):
+            followed.base = trace.chain
+        elif trace.verdict == nft.NFT_RETURN:
+            followed.returned = trace.chain, trace.handle
+        elif trace.verdict == nft.NFT_GOTO and trace.chain.startswith(POD_CHAINS):
+            self._allow(followed, *followed.returned)
+        elif trace.verdict == nft.NF_ACCEPT and trace.chain != followed.base:      # no policy's rule is there
+            self._allow(followed, trace.chain, trace.handle)
+
+    def _allow(self, followed: Followed, chain: str, handle: int) -> None:
+        followed.allowed.append((chain, handle))
         if len(self.allowed) >= MAX_PACKETS:
             self.allowed.clear()
         self.allowed[followed.packet._replace(source_port=None)] = monotonic() + ALLOWED_S, followed.allowed

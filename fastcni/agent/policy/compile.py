@@ -25,6 +25,7 @@ from fastcni.agent.policy.state import (
     LINK,
     LINK_LOCAL,
     NODE_MAPS,
+    POD_CHAINS,
     PORT_SETS,
     PREFIXES,
     TIER_CHAINS,
@@ -425,7 +426,7 @@ class Compiler:
 @lru_cache(maxsize=1 << 12)
 def all_of(direction: str, names: tuple[str, ...]) -> str:
     """Return the name of the chain that jumps to the chains `names`."""
-    return f"all-{PREFIXES[direction]}-{short_hash(*names)}"
+    return f"{POD_CHAINS}{PREFIXES[direction]}-{short_hash(*names)}"
 
 
 def elements_of_node(name: str, selector: Selector, node: Node | None) -> Iterator[Element]:

@@ -339,9 +339,9 @@ def udp_ports(both: bytes) -> Rule:
 
 
 def egress_rules() -> Iterator[Rule]:
-    """Yield the rule that accepts DHCP requests of pods; in the chain `egress`, this rule comes before the maps.
+    """Yield the rule that allows DHCP requests of pods; in the chain `egress`, this rule comes before the maps.
     ingress_rules() has the rule for the answers."""
-    yield *udp_ports(FROM_CLIENT), *nft_rules.saddr(4), of_set(DHCP4), accept()
+    yield *udp_ports(FROM_CLIENT), *nft_rules.saddr(4), of_set(DHCP4), leave()
 
 
 def ingress_rules() -> Iterator[Rule]:

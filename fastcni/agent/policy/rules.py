@@ -1,26 +1,27 @@
 """Build the nftables rules that enforce policies. `nft list table inet fastcni-policy` prints them as
 
-    chain egress {
+    chain forward {
         type filter hook forward priority filter; policy accept;
         meta nfproto ipv4 ct state established accept
         ip6 hoplimit 255 icmpv6 jump on-link                        (neighbours, between ports of a bridge)
         ip6 daddr & ffc0:: @link6 drop
         ip6 saddr & ffc0:: @link6 goto reports
         ct state established accept
+        jump egress
+        jump ingress
+    }
+    chain egress {
         ct state related jump errors
         ip saddr . ip daddr @self4 accept                           (a pod, through a service, to itself)
         ip saddr . ip daddr . meta l4proto . th sport . th dport @cut4 update @cut4 { ... } drop
         ip saddr . ip daddr . meta l4proto @cut-any4 update @cut-any4 { ... } drop
         tcp flags & (fin | syn | rst | ack) != syn jump midstream
         icmp type echo-reply jump midstream                         (and icmpv6)
-        udp sport 68 udp dport 67 ip saddr @dhcp4 accept            (pods whose addresses come from DHCP)
+        udp sport 68 udp dport 67 ip saddr @dhcp4 return            (pods whose addresses come from DHCP)
         ip saddr vmap @out4
     }
     chain ingress {
-        type filter hook forward priority filter + 1; policy accept;
-        ct state established accept
         ct state related jump errors-in
-        ip6 hoplimit 255 icmpv6 jump on-link
         ip saddr . ip daddr @self4 accept
         udp sport 67 udp dport 68 ip daddr @dhcp4 accept
         oifname @shut-links oifname . ip daddr != @from4 drop       (of a link that is no port of a bridge)
@@ -38,6 +39,16 @@
     }
     chain all-in-... { jump in-...; jump in-...; drop }              (pods with the same policies share it)
     chain in-... { ip saddr @g4-... tcp dport 80 accept comment "shop/web ingress[0]" }
+    chain all-out-... {
+        meta mark set meta mark & 0xf7ffffff
+        jump out-...
+        meta mark & 0x08000000 != 0 goto allowed
+        drop
+    }
+    chain out-... {
+        ip daddr @g4-... tcp dport 80 meta mark set meta mark | 0x08000000 return comment "shop/web egress[0]"
+    }
+    chain allowed { meta mark set meta mark & 0xf7ffffff }
 
 and the same rules for IPv6. If cluster policies apply to a pod, the pod's chain is one of
 
@@ -59,7 +70,7 @@ While cluster policies restrict packets from pods to their own node, the table a
         ip6 saddr & ffc0:: == fe80:: iifname @links goto reports
         ip6 saddr & ffc0:: == fe80:: ether saddr @pod-macs goto reports
         ct state related jump errors
-        udp sport 68 udp dport 67 ip saddr @dhcp4 accept
+        udp sport 68 udp dport 67 ip saddr @dhcp4 return
         ip saddr vmap @node4
     }
     chain from-node {
@@ -72,9 +83,11 @@ While cluster policies restrict packets from pods to their own node, the table a
 port_rules.py has the chains that check packets from a pod's port, and the chains for ICMP errors. NetworkPolicies need
 only the hook `forward`, because NetworkPolicies always allow traffic between a pod and its own node.
 
-A packet that `egress` accepts comes to `ingress`. If one chain did the work of both, each egress rule would lead to all
-ingress chains. Older kernels follow each of these paths in the loop check below: with 500 policies, one ADD took 17 s
-on Linux 6.1 with an emulated processor. With two chains an ADD takes 8 ms on the same kernel and processor.
+A packet that `egress` allows comes to `ingress`. nftables has no verdict that returns over two chains, so an egress
+rule marks the packet (http/marks.py), and the pod's chain tests and clears the mark after each policy. The verdict
+accept in two base chains would need no mark, but packets of known connections would pass both base chains: a datagram
+takes 2 to 4% more. If each egress rule led to the ingress chains, older kernels would follow each of these paths in the
+loop check below: with 500 policies, one ADD took 17 s on Linux 6.1 with an emulated processor.
 
 For each element and rule that leads to a chain, the kernel checks all chains for loops when the transaction ends. With
 500 policies this check takes nearly 1 ms. So an ADD waits only for elements that lead to `drop`, which take a tenth of
@@ -102,7 +115,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import port_rules
 from fastcni.agent.policy.http import expressions, marks
-from fastcni.agent.policy.objects import INGRESS
+from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.ports import POD_MACS, ROUTED
 from fastcni.agent.policy.state import (
     ACCEPT,
@@ -162,11 +175,12 @@ if TYPE_CHECKING:
 FAMILY = nft.NFPROTO_INET
 GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"    # see add_guard()
 COMMENT = "fastcni: network policies of pods"
-EGRESS_CHAIN, INGRESS_CHAIN, MIDSTREAM, REPORTS = "egress", "ingress", "midstream", "reports"
-BASE_CHAINS = {EGRESS_CHAIN: nft.NF_IP_PRI_FILTER, INGRESS_CHAIN: nft.NF_IP_PRI_FILTER + 1}     # {chain: priority}
+FORWARD_CHAIN, EGRESS_CHAIN, INGRESS_CHAIN = "forward", "egress", "ingress"
+ALLOWED, MIDSTREAM, REPORTS = "allowed", "midstream", "reports"
+CHAINS = (EGRESS_CHAIN, INGRESS_CHAIN, ALLOWED, MIDSTREAM, REPORTS)             # the permanent chains without a hook
 TO_NODE_CHAIN, FROM_NODE_CHAIN = "to-node", "from-node"
 NODE_CHAINS = {TO_NODE_CHAIN: nft.NF_INET_LOCAL_IN, FROM_NODE_CHAIN: nft.NF_INET_LOCAL_OUT}     # {chain: hook}
-VERDICTS = {ACCEPT: accept, DROP: drop, RETURN: leave}
+VERDICTS = {DROP: drop, RETURN: leave}
 CUT, CUT_ANY = "cut", "cut-any"         # prefixes of sets of dropped answers: with ports; without ports
 CUT_MS = 120_000                # like net.netfilter.nf_conntrack_udp_timeout_stream: the lifetime of a UDP flow
 SET_ID = 1                      # the ID of all sets, because the kernel finds sets by name
@@ -177,27 +191,24 @@ ECHO_REPLY, ECHO_REPLY6 = b"\0", b"\x81"          # linux/icmp.h, linux/icmpv6.h
 MLD_QUERY, MLD_DONE, MLD2_REPORT, ONE_HOP = b"\x82", b"\x84", b"\x8f", b"\1"
 
 
-def permanent_rules(of_known: Rule = ()) -> Iterator[tuple[str, Rule]]:
-    """Yield (chain, rule) for the chains that always exist. of_known: the condition that matches packets of known
-    connections; without it, `ct state established`."""
+def permanent_rules() -> Iterator[tuple[str, Rule]]:
+    """Yield (chain, rule) for the chains that always exist."""
     from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
                           for address in (nft_rules.saddr, nft_rules.daddr))
-    known = (*(of_known or nft_rules.established()), accept())
-    yield EGRESS_CHAIN, (*port_rules.of_family(4), *known)         # in IPv6 the link-local rules come first
-    yield EGRESS_CHAIN, port_rules.to_neighbours()
-    yield EGRESS_CHAIN, (*to_link, drop())
-    yield EGRESS_CHAIN, (*from_link, go_to(REPORTS))
+    known = (*nft_rules.established(), accept())
+    yield FORWARD_CHAIN, (*port_rules.of_family(4), *known)        # in IPv6 the link-local rules come first
+    yield FORWARD_CHAIN, port_rules.to_neighbours()
+    yield FORWARD_CHAIN, (*to_link, drop())
+    yield FORWARD_CHAIN, (*from_link, go_to(REPORTS))
     for kinds in ((MLD_QUERY, MLD_DONE), (MLD2_REPORT, MLD2_REPORT)):
         yield REPORTS, (*l4proto(IPPROTO_ICMPV6), payload(nft_rules.ICMPV6_TYPE), between(*kinds),
                         payload(nft_rules.IP6_HOP_LIMIT), compare(ONE_HOP), *nft_rules.daddr(16), mask(MULTICAST6),
                         compare(MULTICAST6), accept())
     yield REPORTS, (drop(),)
-    yield EGRESS_CHAIN, known
-    yield EGRESS_CHAIN, (*nft_rules.related(), jump(port_rules.ERRORS))
-    yield INGRESS_CHAIN, known
-    yield INGRESS_CHAIN, (*nft_rules.related(), jump(port_rules.ERRORS_IN))
-    yield INGRESS_CHAIN, port_rules.to_neighbours()
-    for chain in BASE_CHAINS:
+    yield FORWARD_CHAIN, known
+    for chain, errors in ((EGRESS_CHAIN, port_rules.ERRORS), (INGRESS_CHAIN, port_rules.ERRORS_IN)):
+        yield FORWARD_CHAIN, (jump(chain),)
+        yield chain, (*nft_rules.related(), jump(errors))
         for length in LENGTHS:
             yield chain, (*pair(length, SADDRS[length], DADDRS[length]), accept())
     for length in LENGTHS:
@@ -216,6 +227,7 @@ def permanent_rules(of_known: Rule = ()) -> Iterator[tuple[str, Rule]]:
             yield MIDSTREAM, (*pair(length, field, field), drop())
         yield EGRESS_CHAIN, (*nft_rules.saddr(length), verdict_of(f"{OUT}{VERSIONS[length]}", SET_ID))
         yield INGRESS_CHAIN, (*nft_rules.daddr(length), verdict_of(f"{IN}{VERSIONS[length]}", SET_ID))
+    yield ALLOWED, expressions.set_mark(marks.ALLOWED, False)
 
 
 def node_rules() -> Iterator[tuple[str, Rule]]:
@@ -269,14 +281,27 @@ def cut_sets() -> dict[str, tuple[int, ...]]:
 
 def rules_of(chain: Chain) -> Iterator[tuple[Rule, str]]:
     """Yield (rule, comment) for each rule of a chain: its jumps, its final drop, its lines."""
+    if chain.jumps and chain.direction == EGRESS:
+        yield expressions.set_mark(marks.ALLOWED, False), ""
     for name in chain.jumps:
         yield (jump(name),), ""
+        if chain.direction == EGRESS:
+            yield (*nft_rules.any_mark(marks.ALLOWED), go_to(ALLOWED)), ""
     if chain.jumps and chain.closed:
         yield (drop(),), ""
     for line in chain.lines:
-        verdict = ((*expressions.set_mark(marks.IN if chain.direction == INGRESS else marks.OUT), accept())
-                   if line.verdict == PROXY else (VERDICTS[line.verdict](),))
-        yield (*conditions(line, chain.direction), *verdict), line.comment
+        yield (*conditions(line, chain.direction), *verdict(line.verdict, chain.direction)), line.comment
+
+
+def verdict(name: str, direction: str) -> Rule:
+    """Return the verdict `name` of a rule, and the marks that it sets: in the direction EGRESS, a rule that accepts a
+    packet lets the chain `ingress` decide next."""
+    of_proxy = (marks.IN if direction == INGRESS else marks.OUT) if name == PROXY else 0
+    if name not in (ACCEPT, PROXY):
+        return (VERDICTS[name](),)
+    if direction == EGRESS:
+        return *expressions.set_mark(marks.ALLOWED | of_proxy), leave()
+    return *(expressions.set_mark(of_proxy) if of_proxy else ()), accept()
 
 
 def conditions(line: Line, direction: str) -> Rule:

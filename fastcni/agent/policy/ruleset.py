@@ -248,15 +248,14 @@ def set_up(requests: Requests, state: State) -> None:
     for name, types in rules.cut_sets().items():
         requests.add(nft_elements.add_set, FAMILY, TABLE, name, types, set_id=rules.SET_ID,
                      timeout_ms=rules.CUT_MS)
-    for name, priority in rules.BASE_CHAINS.items():
-        requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=nft.NF_INET_FORWARD,
-                     priority=priority)
+    requests.add(nft.add_base_chain, FAMILY, TABLE, rules.FORWARD_CHAIN, kind="filter", hook=nft.NF_INET_FORWARD,
+                 priority=nft.NF_IP_PRI_FILTER)
     for length, name in port_rules.ERROR_SETS.items():
         requests.add(nft_elements.add_set, FAMILY, TABLE, name, (ADDRESS_TYPES[length],), set_id=rules.SET_ID,
                      size=port_rules.ERROR_SOURCES, timeout_ms=port_rules.ERRORS_TIMEOUT_MS)
     for base in port_rules.BASE_CHAINS:
         add_base_chain(requests, base)
-    for family, name in (*port_rules.CHAINS, (FAMILY, rules.MIDSTREAM), (FAMILY, rules.REPORTS)):
+    for family, name in (*port_rules.CHAINS, *((FAMILY, name) for name in rules.CHAINS)):
         requests.add(nft.add_chain, family, TABLE, name)
     for family, name, rule in (*port_rules.permanent_rules(), *((FAMILY, *each) for each in rules.permanent_rules())):
         requests.add(nft_rules.add_rule, family, TABLE, name, *rule)

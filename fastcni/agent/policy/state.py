@@ -42,6 +42,7 @@ NODE_MAPS = {f"{TO_NODE}{version}" for version in VERSIONS.values()}
 FORWARDERS = "forwarders"       # a set that exists with NODE_MAPS: the agent's ports for redirected DNS queries
 VERDICT_MAPS = MAPS | NODE_MAPS
 TIER_CHAINS = ("admin-", "baseline-")           # prefixes of the chains of cluster policies
+POD_CHAINS = "all-"             # prefix of the chains of pods
 HTTP_CHAINS = "http-"           # prefix of the chains with rules that match HTTP requests
 ACCEPT, DROP, RETURN, PROXY = "accept", "drop", "return", "proxy"          # PROXY: lead the packet to HAProxy
 PERMANENT = {LINK, *MAPS, *(f"self{version}" for version in VERSIONS.values()), *PORT_SETS}

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from fastcni.kernel.nft_rules import Expression
 
 
-def set_mark(bits: int) -> tuple[Expression, ...]:
-    """Return `meta mark set meta mark or <bits>`. Attributes: NFTA_META_KEY 2, _SREG 3."""
-    return meta(NFT_META_MARK), set_bits(bits), ("meta", lambda b: b.be32(2, NFT_META_MARK).be32(3, NFT_REG_1))
+def set_mark(bits: int, on: bool = True) -> tuple[Expression, ...]:
+    """Return `meta mark set meta mark or <bits>`. If `on` is False, the expressions clear the bits. Attributes:
+    NFTA_META_KEY 2, _SREG 3."""
+    return meta(NFT_META_MARK), set_bits(bits, on), ("meta", lambda b: b.be32(2, NFT_META_MARK).be32(3, NFT_REG_1))
 
 
 def set_ct_mark(bits: int) -> tuple[Expression, ...]:
@@ -20,12 +21,13 @@ def set_ct_mark(bits: int) -> tuple[Expression, ...]:
     return ct(NFT_CT_MARK), set_bits(bits), ("ct", lambda b: b.be32(2, NFT_CT_MARK).be32(4, NFT_REG_1))
 
 
-def set_bits(bits: int) -> Expression:
-    """Return the expression that sets `bits` in register 1: register = (register & ~bits) ^ bits.
+def set_bits(bits: int, on: bool = True) -> Expression:
+    """Return the expression that sets `bits` in register 1: register = (register & ~bits) ^ bits. If `on` is False, the
+    expression clears the bits.
 
     Attributes: NFTA_BITWISE_SREG 1, _DREG 2, _LEN 3, _MASK 4, _XOR 5.
     """
-    kept, added = ((each & 0xFFFFFFFF).to_bytes(4, nft.ORDER) for each in (~bits, bits))
+    kept, added = ((each & 0xFFFFFFFF).to_bytes(4, nft.ORDER) for each in (~bits, bits if on else 0))
     return "bitwise", lambda b: (b.be32(1, NFT_REG_1).be32(2, NFT_REG_1).be32(3, 4)
                                  .nest(4).raw(nft.NFTA_DATA_VALUE, kept).end()
                                  .nest(5).raw(nft.NFTA_DATA_VALUE, added).end())

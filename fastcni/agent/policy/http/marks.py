@@ -2,4 +2,5 @@
 
 OUT, IN = 1 << 24, 1 << 25      # packet mark: egress (OUT) or ingress (IN) rules allow only proxied connections
 PROXIED = 1 << 26               # packet mark: to a socket of the proxy. Connection mark: the proxy is one end
+ALLOWED = 1 << 27               # packet mark, only while the chain `egress` decides: a rule allows the packet
 EITHER = OUT | IN               # connection mark, client to proxy: the directions whose rules decide on the requests

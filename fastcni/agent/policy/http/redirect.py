@@ -2,13 +2,13 @@
 
 The rules exist while a pod has HTTP rules. `nft list table inet fastcni-policy` prints
 
-    chain http-out-... { ip daddr @g4-... tcp dport 80 meta mark set meta mark | 0x01000000 accept }
+    chain http-out-... { ip daddr @g4-... tcp dport 80 meta mark set meta mark | 0x09000000 return }
     chain proxy-egress {
         type filter hook prerouting priority dstnat + 10; policy accept;
         meta l4proto != tcp accept
         tcp flags & (syn | ack) != syn ct state established accept
         fib daddr type local accept                                 (the pod's own node)
-        ...                                                         (the rules of the chain `egress`)
+        jump egress
     }
     chain proxy-ingress { type filter hook prerouting priority dstnat + 11; ... }
     chain proxy-divert {
@@ -32,7 +32,7 @@ The rules exist while a pod has HTTP rules. `nft list table inet fastcni-policy`
         tcp flags & (syn | ack) != syn ct state established accept
         fib saddr type local accept                                 (packets of the node itself)
         ct mark set ct mark | 0x04000000
-        ...                                                         (the rules of the chain `egress`)
+        jump egress
     }
     chain proxy-out-ingress { type filter hook output priority filter + 1; ... }
 
@@ -115,8 +115,7 @@ def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
     # conntrack counts the first packet from a reused port as a packet of the previous, established connection. So these
     # conditions exclude first packets (NO_SYN).
     known = *NO_SYN, *nft_rules.established()
-    judged = list(rules.permanent_rules(known))
-    for name, source in JUDGED.items():
+    for name, chain in JUDGED.items():
         yield name, (*NOT_TCP, accept())
         yield name, (*known, accept())
         if name in (OUT_EGRESS, OUT_INGRESS):
@@ -124,9 +123,7 @@ def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
             yield name, expressions.set_ct_mark(PROXIED)
         else:
             yield name, (*nft_rules.to_local_address(), accept())
-        for chain, rule in judged:
-            if chain == source:
-                yield name, rule
+        yield name, (rules.jump(chain),)
     for rule in divert_rules(listeners):
         yield DIVERT, rule
     yield FORWARD, (*nft_rules.any_ct_mark(PROXIED), drop())

@@ -13,7 +13,7 @@ from fastcni.agent.policy.http.redirect import BASE_CHAINS as TO_PROXY
 from fastcni.agent.policy.in_kernel import nft_read, nft_walk
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.ports import BRIDGED, ETHER_TYPES, MACS, ROUTED
-from fastcni.agent.policy.rules import EGRESS_CHAIN, INGRESS_CHAIN, TO_NODE_CHAIN
+from fastcni.agent.policy.rules import EGRESS_CHAIN, FORWARD_CHAIN, INGRESS_CHAIN, TO_NODE_CHAIN
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
 from fastcni.kernel import nft, nft_rules, uapi, wire
 from fastcni.kernel.uapi import IFNAMSIZ
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.in_kernel.nft_read import Table
     from fastcni.agent.policy.in_kernel.nft_walk import Outcome
 
-DIRECTIONS = {EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS, TO_NODE_CHAIN: EGRESS}
+DIRECTIONS = {EGRESS: INGRESS_CHAIN, INGRESS: EGRESS_CHAIN}     # {direction: the chain of the other direction}
 OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_rules.SOURCE): EGRESS,
             (nft.NFPROTO_BRIDGE, port_rules.ARRIVING): INGRESS}
 HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_LOCAL_IN, nft.NF_INET_FORWARD,
@@ -82,7 +82,9 @@ def read() -> list[Table]:
 
 def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to_node: bool = False) -> dict[str,
                                                                                                              Decision]:
-    """Return {name: decision} for each base chain, as if all other base chains accepted the packet.
+    """Return {name: decision} for each base chain, as if all other base chains accepted the packet. The base chain
+    `forward` of the policies has two decisions: one as if the chain `ingress` accepted the packet, and one as if the
+    chain `egress` did.
 
     bypass: why no chain of the family inet sees the packet; "" if these chains see it. to_node: whether a pod sends the
     packet to its own node. A connection through the HTTP proxy counts as allowed: the chains of TO_PROXY use the same
@@ -101,17 +103,20 @@ def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to
                     table.family == FAMILY and passes_by(chain.hook, to_node)):
                 continue
             direction = OF_PORTS.get((table.family, name)) if table.name == TABLE else None
-            if direction is None:
-                found[(DIRECTIONS.get(name, "") if own else "") or f"{table} {name}"] = (
+            if own and name == FORWARD_CHAIN:
+                for decides, other in DIRECTIONS.items():
+                    found[decides] = passed or follow(table.without_rules(other), name, packet)
+            elif direction is None:
+                found[EGRESS if own and name == TO_NODE_CHAIN else f"{table} {name}"] = (
                     passed or follow(table, name, packet))
             elif own or all((ports.source, ports.destination)):         # bridges forward from port to port
                 at_ports[direction] = passed or follow(table, name, packet)
         if own:
-            for name, direction in () if to_node else DIRECTIONS.items():
-                found.setdefault(direction, Decision(True, f"table {table} has no chain {name} with a hook"))
+            for direction in () if to_node else DIRECTIONS:
+                found.setdefault(direction, Decision(True, f"table {table} has no chain {FORWARD_CHAIN} with a hook"))
     absent = "no policy restricts what pods send to this node" if to_node else (
         f"there is no table {nft.FAMILIES[FAMILY]} {TABLE}")
-    for direction in DIRECTIONS.values():
+    for direction in DIRECTIONS:
         found.setdefault(direction, Decision(True, absent))
     return found | {direction: one for direction, one in at_ports.items()
                     if not one.allowed and found[direction].allowed}

@@ -100,6 +100,12 @@ class Table:
     def __str__(self) -> str:
         return f"{nft.FAMILIES.get(self.family, self.family)} {self.name}"
 
+    def without_rules(self, chain: str) -> Table:
+        """Return a table that differs from this table in one chain: `chain` has no rules."""
+        it = Table(self.family, self.name)
+        it.chains, it.sets = {**self.chains, chain: Chain(None, 0, nft.NF_ACCEPT)}, self.sets
+        return it
+
 
 def read_tables(sock: Socket, wanted: Callable[[int, str], bool]) -> list[Table]:
     """Read the tables for which wanted(family, name) is true. The result is the state at one moment.

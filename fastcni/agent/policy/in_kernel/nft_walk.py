@@ -50,7 +50,8 @@ class Packet:
 
 class Outcome:
     """The result of walk(). code: NF_ACCEPT or NF_DROP. chain, comment: the chain and comment of the rule that decided;
-    if the base chain's policy decided, the base chain and "". missed: [(map, key)] of the maps that had no element for
+    if the base chain's policy decided, those of the last rule that set a mark and returned; without such a rule, the
+    base chain and "". missed: [(map, key)] of the maps that had no element for
     the packet."""
 
     __slots__ = ("chain", "code", "comment", "missed")
@@ -62,10 +63,9 @@ class Outcome:
 def walk(table: Table, base: str, packet: Packet) -> Outcome:
     """Return the Outcome of the base chain `base` for a packet. Raises Unknown."""
     walker = _Walker(table, packet)
+    walker.allowed = base, ""
     decided = walker.run(base)
-    if decided:
-        return Outcome(*decided, walker.missed)
-    return Outcome(table.chains[base].policy, base, "", walker.missed)
+    return Outcome(*(decided or (table.chains[base].policy, *walker.allowed)), walker.missed)
 
 
 def refuses(table: Table, base: str, packet: Packet) -> tuple[bool, str, int] | None:
@@ -84,10 +84,12 @@ def refuses(table: Table, base: str, packet: Packet) -> tuple[bool, str, int] | 
 
 class _Walker:
     def __init__(self, table: Table, packet: Packet) -> None:
-        self.table, self.packet, self.steps = table, packet, STEPS
+        self.table, self.steps = table, STEPS
+        self.packet = Packet(packet.meta, packet.headers, packet.ct)    # a copy, because rules set the packet's mark
         self.registers = bytearray(REGISTER_BYTES)
         self.verdict: Verdict | None = None
         self.missed: list[tuple[str, bytes]] = []
+        self.allowed = "", ""                   # (chain, comment) of the last rule that set a mark and returned
 
     def run(self, name: str) -> tuple[int, str, str] | None:
         """Return (code, chain, comment) of the rule that decides; None if the packet gets to the end of the chain."""
@@ -98,6 +100,8 @@ class _Walker:
             if verdict.code in (nft.NF_ACCEPT, nft.NF_DROP):
                 return verdict.code, name, rule.comment
             if verdict.code == nft.NFT_RETURN:
+                if any(each == "meta" and 3 in fields for each, fields in rule.expressions):
+                    self.allowed = name, rule.comment
                 return None
             if verdict.code not in (nft.NFT_JUMP, nft.NFT_GOTO):
                 raise Unknown(f"verdict {verdict.code} of a rule in chain {name}")

@@ -130,16 +130,47 @@ def test_random_policies(policed, policies, values):
 
 def test_no_way_through_the_chains_branches_twice(policed):
     """The loop check of older kernels, such as 6.1, follows each path from a base chain. Two verdict maps on one path
-    would multiply the paths."""
+    would multiply the paths: a chain to which `egress` leads must not lead to `ingress`."""
     policed.put(*CASES["both ends"], *CASES["named"], labels={"a": {"app": "web"}, "b": {"app": "db"}})
     listed = json.loads(subprocess.run(["nft", "-j", "list", "table", "inet", "fastcni-policy"], check=True,
                                        stdout=subprocess.PIPE).stdout)["nftables"]
     base = {it["chain"]["name"] for it in listed if "hook" in it.get("chain", ())}
     leading = {(it["rule"]["chain"], kind) for it in listed if "rule" in it for each in it["rule"]["expr"]
                for kind in ("vmap", "jump", "goto") if kind in each}
-    assert base == {"egress", "ingress"}
+    assert base == {"forward"}
     assert {chain for chain, kind in leading if kind == "vmap"} == {"egress", "ingress"}
-    assert {chain[:3] for chain, _ in leading if chain not in base} == {"all", "err", "lin"}
+    assert {chain[:3] for chain, _ in leading if chain not in base} == {"all", "err", "lin", "egr", "ing"}
+    targets = {(it["rule"]["chain"], each[kind]["target"]) for it in listed if "rule" in it
+               for each in it["rule"]["expr"] for kind in ("jump", "goto") if kind in each}
+    assert {chain for chain, target in targets if target in ("egress", "ingress")} == base
+
+
+def test_marks_of_other_programs_allow_nothing_and_other_bits_stay(policed):
+    """Egress rules use one bit of the packet's mark. Another program sets this bit and a second one."""
+    subprocess.run(["nft", "-f", "-"], check=True, text=True, input="""
+        table inet others {
+            counter kept { }
+            counter changed { }
+            chain before { type filter hook prerouting priority mangle; meta mark set 0x08000010; }
+            chain behind {
+                type filter hook postrouting priority mangle; iif lo accept
+                ct state new meta mark 0x00000010 counter name kept
+                ct state new meta mark != 0x00000010 ip saddr 10.0.0.0/16 tcp dport 80 counter name changed
+            }
+        }
+        """)
+    to_db = {"to": [{"podSelector": app("db")}]}
+    policed.put({"podSelector": {}, "policyTypes": ["Egress"]},
+                {"podSelector": app("web"), "policyTypes": ["Egress"], "egress": [{**to_db, "ports": [{"port": 80}]}]},
+                {"podSelector": app("web"), "policyTypes": ["Egress"], "egress": [{**to_db, "ports": [{"port": 79}]}]},
+                labels={"a": {"app": "web"}, "b": {"app": "db"}, "c": {"app": "web"}, "d": {"app": "web"}})
+    asked = pairs((TCP,), (80, 81))
+    assert set() < policed.check(asked) < asked
+    listed = json.loads(subprocess.run(["nft", "-j", "list", "counters", "table", "inet", "others"], check=True,
+                                       stdout=subprocess.PIPE).stdout)["nftables"]
+    packets = {it["counter"]["name"]: it["counter"]["packets"] for it in listed if "counter" in it}
+    assert packets["kept"] > 0
+    assert packets["changed"] == 0
 
 
 def read_policy_here(policy):

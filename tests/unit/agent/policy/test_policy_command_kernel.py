@@ -92,8 +92,9 @@ def test_a_policy_that_no_longer_exists_is_named(running, node, asked):     # no
 @pytest.mark.parametrize("lines, text", [
     ([f"delete table inet {TABLE}"], f"there is no table inet {TABLE}"),
     (["flush ruleset"], "there is no table"),
-    ([f"flush chain inet {TABLE} ingress"], f"no rule of chain ingress of table inet {TABLE} drops the packet"),
-    ([f"flush chain inet {TABLE} ingress", f"delete chain inet {TABLE} ingress"], "has no chain ingress with a hook"),
+    ([f"flush chain inet {TABLE} ingress"], f"no rule of chain forward of table inet {TABLE} drops the packet"),
+    ([f"flush chain inet {TABLE} forward"], f"no rule of chain forward of table inet {TABLE} drops the packet"),
+    ([f"flush chain inet {TABLE} forward", f"delete chain inet {TABLE} forward"], "has no chain forward with a hook"),
     ([f"flush map inet {TABLE} in4", f"flush map inet {TABLE} in6"], "does not have"),
     ([f"insert rule inet {TABLE} ingress accept"], "no rule of chain ingress")], ids=lambda each: "; ".join(each)
     if isinstance(each, list) else "")
@@ -194,7 +195,7 @@ def test_a_pod_that_is_closed_until_its_rules_are_written_is_denied(running, ask
     run("nft", "delete element", "inet", TABLE, "in4", f"{{ {ADDRESSES['b'][0]} }}")
     run("nft", "add element", "inet", TABLE, "in4", f"{{ {ADDRESSES['b'][0]} : drop }}")
     kernel = differs(asked("a"))
-    assert kernel == {"allowed": False, "text": "chain ingress drops the packet"}
+    assert kernel == {"allowed": False, "text": "chain ingress, to which chain forward leads, drops the packet"}
     running.start()
 
 
