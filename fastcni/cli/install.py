@@ -137,11 +137,8 @@ def document(done: "Installed", written: Sequence[str], dry_run: bool) -> dict[s
 
 
 def program_document(program: "Program | None") -> dict[str, Any] | None:
-    if program is None:
-        return None
-    found = {"kind": program.kind, "version": program.version, "size": program.size, "target": program.target,
-             "interpreter": program.interpreter, "python": program.python, "core": program.core}
-    return {key: value for key, value in found.items() if value != ""}
+    keys = ("kind", "version", "size", "target", "interpreter", "python", "core")
+    return {key: value for key in keys if (value := getattr(program, key)) != ""} if program else None
 
 
 def program_documents(programs: Mapping[str, "Program | None"]) -> list[dict[str, Any]]:

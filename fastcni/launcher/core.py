@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-from collections.abc import Iterator
 
 from fastcni.launcher.modules import read
 
@@ -56,36 +55,22 @@ class Elf:
         return [(0, head), *((at, PAGE_BYTES) for at in sorted(starts))]
 
 
-class Core:
-    """The properties by which the launcher recognises a python_core.elf.
-
-    size: the file's size in bytes. modified_ns: the file's modification time in ns since 1970; with 0 the launcher
-    accepts each time. parts: the parts of the file that the digest covers, as (offset, bytes).
-    """
-
-    __slots__ = ("digest", "modified_ns", "parts", "size")
-
-    def __init__(self, path: str, modified_ns: int | None = None) -> None:
-        """Read the file at `path`. modified_ns: a time to use instead of the file's modification time. Raises
-        PackError, OSError."""
-        image = read(path)
-        self.size = len(image)
-        self.modified_ns = os.stat(path).st_mtime_ns if modified_ns is None else modified_ns
-        self.parts = Elf(image).before_main()
-        self.digest = digest(image, self.parts)
-
-    def fields(self) -> Iterator[int]:
-        """Yield the fields of struct config: size, time, digest, and MAX_PARTS pairs."""
-        yield from (self.size, self.modified_ns, self.digest)
-        for part in [*self.parts, *[(0, 0)] * MAX_PARTS][:MAX_PARTS]:
-            yield from part
+def fields_of(path: str, *, with_time: bool) -> tuple[int, ...]:
+    """Return the fields of struct config by which the launcher recognises the python_core.elf at `path`: size in bytes,
+    modification time in ns since 1970, digest, and MAX_PARTS pairs (offset, bytes) of the parts that the digest covers.
+    with_time: whether the launcher checks the time; otherwise the time is 0. Raises PackError, OSError."""
+    image = read(path)
+    parts = Elf(image).before_main()
+    pairs = [*parts, *[(0, 0)] * MAX_PARTS][:MAX_PARTS]
+    return (len(image), os.stat(path).st_mtime_ns if with_time else 0, digest(image, parts),
+            *(number for pair in pairs for number in pair))
 
 
 def is_installed(path: str, fields: tuple[int, ...]) -> bool:
-    """Return whether the launcher would accept the file at `path` as the python_core.elf with these Core.fields().
+    """Return whether the launcher would accept the file at `path` as the python_core.elf with these fields_of().
     Raises PackError, OSError."""
     try:
-        return tuple(Core(path, modified_ns=None if fields[1] else 0).fields()) == fields
+        return fields_of(path, with_time=bool(fields[1])) == fields
     except (struct.error, StopIteration):       # not an ELF program
         return False
 

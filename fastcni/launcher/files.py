@@ -3,9 +3,13 @@ files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def replace(directory: str, names: Iterable[str], write: Callable[[str, str], None]) -> list[str]:
@@ -28,10 +32,8 @@ def replace(directory: str, names: Iterable[str], write: Callable[[str, str], No
         return list(staged)
     finally:
         for temporary in staged.values():
-            try:
+            with suppress(FileNotFoundError):           # the usual case: the file was renamed
                 os.unlink(temporary)
-            except FileNotFoundError:
-                pass                    # the temporary file no longer exists, because it was renamed
 
 
 def write(path: str, data: bytes, mode: int) -> None:
@@ -42,6 +44,18 @@ def write(path: str, data: bytes, mode: int) -> None:
         os.fchmod(file.fileno(), mode)
         file.flush()
         os.fsync(file.fileno())
+
+
+def link(path: str, new: str) -> bool:
+    """Give a file, or a symbolic link, the second name `new`. Return False if the file system has no hard links. Raises
+    OSError."""
+    try:
+        os.link(path, new, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        return False
+    return True
 
 
 def sync(path: str) -> None:

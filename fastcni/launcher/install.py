@@ -6,9 +6,7 @@ launcher/replaced.py keeps the programs of other projects that the plugin files 
 from __future__ import annotations
 
 import _frozen_importlib_external
-import _imp
 import ast
-import errno
 import os
 import subprocess
 import sys
@@ -181,7 +179,7 @@ def checked_interpreter(path: str) -> str:
         raise InstallError(f"{path} does not run with -I -S: {error.stderr.strip()}") from error
     except (OSError, subprocess.SubprocessError, ValueError, SyntaxError) as error:
         raise InstallError(f"{path} does not run with -I -S: {error}") from error
-    ours = [_frozen_importlib_external.MAGIC_NUMBER, _imp.extension_suffixes()[0]]
+    ours = [_frozen_importlib_external.MAGIC_NUMBER, interpreters.suffix()]
     if build != ours:
         raise InstallError(
             f"the interpreter {path} is another Python ({build[1]}) than fastcni is built for ({ours[1]}); "
@@ -197,14 +195,8 @@ def plugin_files(image: bytes) -> Callable[[str, str], None]:
 
     def write(_: str, path: str) -> None:
         nonlocal first
-        if first:
-            try:
-                os.link(first, path)
-                return
-            except OSError as error:
-                if error.errno not in (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS):
-                    raise
-        files.write(path, image, 0o755)
-        first = first or path
+        if not (first and files.link(first, path)):
+            files.write(path, image, 0o755)
+            first = first or path
 
     return write

@@ -25,7 +25,6 @@ The bootstrap text contains offsets into this file, so that the launcher and Pyt
 from __future__ import annotations
 
 import _frozen_importlib_external
-import _imp
 import hashlib
 import importlib
 import io
@@ -42,7 +41,7 @@ from fastcni import plugins
 from fastcni.kit.call.deadlines import ANSWER_S, QUICK_ANSWER_S, UNREAD_S
 from fastcni.launcher import interpreters, modules
 from fastcni.launcher.closure import modules_of
-from fastcni.launcher.core import LIBRARIES_BYTES, NO_CORE, Core, libraries_of
+from fastcni.launcher.core import LIBRARIES_BYTES, NO_CORE, fields_of, libraries_of
 from fastcni.launcher.interpreters import version
 from fastcni.launcher.modules import LEAVES, LIBRARY, Module, PackError, read
 from fastcni.launcher.parts import Division, divide
@@ -109,7 +108,7 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
     others = list(alternatives)
     first, *rest = [core_path or core, interpreter, *others] if core else [interpreter, *others]
     pythons = interpreters.as_list(first, rest)
-    described = Core(core, modified_ns=0 if core_path else None).fields() if core else NO_CORE
+    described = fields_of(core, with_time=not core_path) if core else NO_CORE
     elf = read(os.path.join(HERE, "launcher.elf"))
     own = modules.own({plugin.kind: plugin.module for plugin in third_party})
     theirs = {plugin.kind: modules_of(plugin, own) for plugin in third_party}
@@ -137,7 +136,7 @@ def pack(interpreter: str, deadlines: Sequence[float] = DEADLINES, third_party: 
                       for number, (group, _) in enumerate(division.together, 1)]
         for group, numbers in division.together:
             late_index |= dict.fromkeys(group, ("group", [late_parts[number] for number in numbers], 0))
-        index |= {name: ("elsewhere", name + _imp.extension_suffixes()[0], 0) for name in BORROWED}
+        index |= {name: ("elsewhere", name + interpreters.suffix(), 0) for name in BORROWED}
         parts = add_parts(out, image, own, division)
         late_index |= {name: ("group", parts[kind], 0) for name, kind in division.alone.items()}
         contents = index, marshal.dumps(late_index), modules.extensions(), packed(own, every), parts
@@ -267,7 +266,7 @@ def configured(image: bytes, pythons: Sequence[str], bootstrap: bytes, server: S
 
 def read_config(head: bytes) -> tuple[str, str, str, tuple[int, ...]]:
     """Read the first bytes of a plugin file. Return the path of its interpreter, the interpreter's version, and the
-    path and Core.fields() of its python_core.elf. Missing values are "" or ()."""
+    path and core.fields_of() of its python_core.elf. Missing values are "" or ()."""
     at = head.find(CONFIG_MAGIC)
     if at < 0 or len(head) < at + CONFIG.size:
         return "", "", "", ()

@@ -20,7 +20,6 @@ from fastcni.launcher import files
 
 DIRECTORY = ".fastcni-replaced"
 TEMPORARY = re.compile(r"\.fastcni-[0-9a-f]{16}-.+")        # see files.replace()
-NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def directory(bin_dir: str) -> str:
@@ -68,12 +67,8 @@ def keep(bin_dir: str, name: str) -> None:
 def link_or_copy(path: str, new: str) -> None:
     """Give a file, or a symbolic link, the second name `new`. If the file system has no hard links, copy the file.
     Raises OSError."""
-    try:
-        os.link(path, new, follow_symlinks=False)
+    if files.link(path, new):
         return
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
     shutil.copy2(path, new, follow_symlinks=False)
     found = os.lstat(path)
     os.chown(new, found.st_uid, found.st_gid, follow_symlinks=False)

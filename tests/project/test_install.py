@@ -82,7 +82,7 @@ def test_bin_dir_that_is_a_file_is_an_error_with_its_name(tmp_path):
 
 
 def test_file_system_without_hard_links_gets_copies(tmp_path, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refuse)

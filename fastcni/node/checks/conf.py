@@ -115,7 +115,7 @@ def damaged_plugins(directory: str, names: list[str]) -> Iterator[Finding]:
 
 def core_findings(path: str, fields: tuple[int, ...], interpreter: str, whose: str, again: str) -> Iterator[Finding]:
     """Yield a finding if python_core.elf does not exist, is not the installed file, or is of another build than the
-    interpreter. fields: Core.fields() of the plugin files. whose: the plugin files, as text. again: the command that
+    interpreter. fields: core.fields_of() of the plugin files. whose: the plugin files, as text. again: the command that
     writes the plugin files. Raises PermissionError if this user may not read the file.
     """
     slower = "one-shot requests start the interpreter, and take longer"
