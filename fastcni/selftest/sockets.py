@@ -7,6 +7,7 @@ import selectors
 import socket
 import threading
 import time
+from contextlib import suppress
 
 from fastcni.selftest import namespaces
 
@@ -84,17 +85,16 @@ def bind() -> tuple[socket.socket, socket.socket]:
     kernel has no IPv6."""
     for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
-            listening = socket.socket(family, socket.SOCK_STREAM)
+            listening, datagrams = socket.socket(family, socket.SOCK_STREAM), socket.socket(family, socket.SOCK_DGRAM)
         except OSError:
             continue
-        if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listening.bind((everywhere, 0))
+        port = 0
+        for sock in (listening, datagrams):
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind((everywhere, port))
+            port = sock.getsockname()[1]
         listening.listen(64)
-        datagrams = socket.socket(family, socket.SOCK_DGRAM)
-        if family == socket.AF_INET6:
-            datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        datagrams.bind((everywhere, listening.getsockname()[1]))
         return listening, datagrams
     raise OSError("the kernel has neither IPv4 nor IPv6")
 
@@ -122,19 +122,23 @@ def datagram(namespace: int, address: str, port: int, packet_bytes: int, seconds
 
     packet_bytes: the packet's length with its IP header; no router may fragment it. Raises OSError; errno is EMSGSIZE
     if the MTU of a link on the path is too small."""
+    size = packet_bytes - HEADERS[family_of(address)]
+    return answer(namespace, address, port, bytes(size), seconds) == str(size).encode()
+
+
+def answer(namespace: int, address: str, port: int, request: bytes, seconds: float) -> bytes:
+    """Send a request by UDP, and a second time if no answer comes within half of `seconds`. Return the answer; b"" if
+    there is none. No router may fragment the request. Raises OSError."""
     family = family_of(address)
-    size = packet_bytes - HEADERS[family]
     with namespaces.call(namespace, lambda: socket.socket(family, socket.SOCK_DGRAM)) as sock:
         forbid_fragments(sock, family)
         sock.settimeout(seconds / 2)
         sock.connect((address, port))
         for _ in range(2):
-            try:
-                sock.send(bytes(size))
-                return sock.recv(100) == str(size).encode()
-            except TimeoutError:
-                continue
-    return False
+            with suppress(TimeoutError):
+                sock.send(request)
+                return sock.recv(MAX_DATAGRAM)
+    return b""
 
 
 def forbid_fragments(sock: socket.socket, family: int) -> None:
@@ -148,16 +152,7 @@ def forbid_fragments(sock: socket.socket, family: int) -> None:
 def answers_dns(namespace: int, address: str, seconds: float) -> bool:
     """Return whether a name server answers a query for the root's name servers (RFC 1035) by UDP. Raises OSError."""
     query = b"fc" + bytes.fromhex("0100 0001 0000 0000 0000") + bytes.fromhex("00 0002 0001")
-    with namespaces.call(namespace, lambda: socket.socket(family_of(address), socket.SOCK_DGRAM)) as sock:
-        sock.settimeout(seconds / 2)
-        sock.connect((address, 53))
-        for _ in range(2):
-            try:
-                sock.send(query)
-                return sock.recv(MAX_DATAGRAM)[:2] == query[:2]
-            except TimeoutError:
-                continue
-    return False
+    return answer(namespace, address, 53, query, seconds)[:2] == query[:2]
 
 
 def rate(namespace: int, address: str, server: Server, seconds: float) -> float:

@@ -19,7 +19,6 @@ from fastcni.testing.fake_sockets import message
 if TYPE_CHECKING:
     from fastcni.testing.fake_node import NodeSocket
 
-CREATE = 0x400
 MAX_PORTS = 1023                # the most ports that a bridge may have
 
 
@@ -74,7 +73,7 @@ class Links(Routing):
         found = attributes(payload, 16)
         info = attributes(found.get(uapi.IFLA_LINKINFO, b""))
         changed, wanted = number(payload[12:16]), number(payload[8:12])
-        if flags & CREATE:
+        if flags & uapi.NLM_F_CREATE:
             name, kind = text(found[uapi.IFLA_IFNAME]), text(info[uapi.IFLA_INFO_KIND])
             if number(found.get(uapi.IFLA_NUM_TX_QUEUES, b"\1")) == 0:
                 raise Refused(EINVAL)

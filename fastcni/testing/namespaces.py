@@ -14,7 +14,6 @@ import struct
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator
-from types import TracebackType
 
 import pytest
 
@@ -58,8 +57,7 @@ class Inside:
         if self.name:
             enter(f"/run/netns/{self.name}")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         _setns(self.home, "the test's own namespace")
         os.close(self.home)
 
@@ -123,20 +121,17 @@ def _setns(fd: int, name: str) -> None:
 @pytest.fixture
 def host_netns() -> Iterator[str]:
     """Run the test's thread in a new namespace, which stands for the host's. Yield the namespace's name, for ip(8)."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     name = f"fcni-host-{uuid.uuid4().hex[:8]}"
     add_netns(name)
     try:
-        enter(f"/run/netns/{name}")
-        set_lo_up()
-        for forwarding in FORWARDING:           # a new namespace may inherit the machine's values of these sysctls
-            if os.path.exists(f"/proc/sys/net/{forwarding}"):
-                with open(f"/proc/sys/net/{forwarding}", "w", encoding="ascii") as file:
-                    file.write("0")
-        yield name
+        with Inside(name):
+            set_lo_up()
+            for forwarding in FORWARDING:           # a new namespace may inherit the machine's values of these sysctls
+                if os.path.exists(f"/proc/sys/net/{forwarding}"):
+                    with open(f"/proc/sys/net/{forwarding}", "w", encoding="ascii") as file:
+                        file.write("0")
+            yield name
     finally:
-        _setns(home, "the test's own namespace")
-        os.close(home)
         delete_netns(name)
 
 

@@ -111,10 +111,10 @@ def source_nat(path: Path) -> Fault | None:
                          f"{link.name if link else 'the default route'}, and no answer came",
                          do=f"fastcni explain {ip}")
     if seen == path.sent_from:
-        network = path.source.attachment.network if path.source.attachment else ""
         wants = any(it.get("ipMasq") for it in path.source.plugins())
-        do = "fastcni restore" if wants else (f'set "ipMasq": true in the configuration of {network}, delete the pod '
-                                              "and add it again; or give the outside hosts a route to the pods")
+        do = "fastcni restore" if wants else (
+            f'set "ipMasq": true in the configuration of {path.source.network}, delete the pod and add it again; or '
+            "give the outside hosts a route to the pods")
         return Fault("NAT", f"the packet leaves the node with the pod's own address {addresses.ip_text(seen)}, and no "
                      f"answer from {path.target.text} came back"
                      + (": the masquerade of ipMasq is missing" if wants else ": the network has no ipMasq"),
@@ -189,13 +189,13 @@ def outside(path: Path) -> Fault | None:
         return None
     link = path.leaves_by()
     device = link.name if link else "the uplink"
+    refused = path.probe is not None and path.probe.outcome == REFUSED
     if path.switch:
-        end, answered = path.source, path.probe is not None and path.probe.outcome == REFUSED
+        end = path.source
         return Fault("outside host", f"the packet left {end.name} by {path.switch}, and "
-                     + (f"{path.target.text} answered that no process listens on port {path.port}" if answered else
+                     + (f"{path.target.text} answered that no process listens on port {path.port}" if refused else
                         f"no answer from {path.target.text} came"),
                      do=f"check that host, or see `{end.enter}tcpdump -ni {end.ifname} host {path.target.text}`")
-    refused = path.probe is not None and path.probe.outcome == REFUSED
     answer = "that the port is unreachable (ICMP)" if path.protocol == "udp" else "with a reset"
     what = (f"the packet left this node by {device}, and {path.target.text} answered {answer}: no process listens on "
             f"port {path.port} there" if refused else

@@ -60,15 +60,9 @@ def describe(path: Path, seen: Seen) -> Fault:
     does, then = queues.sentence(event.queue, end)
     what = (f"{'the answer' if seen.reply else 'the packet'} is {does} by "
             f"{'the policy' if event.kind == nft_trace.NFT_TRACETYPE_POLICY else 'a rule'} of chain {event.chain} "
-            f"({family} {event.table}){place_of(end, seen)}{then}")
+            f"({family} {event.table}){f' inside of {end.name}' if end else ''}{then}")
     fault = Fault(name, what, rule.text, f"{owner} ({where}{comment})")
     return replace(fault, do=remedy(path, seen, rule, owner, end))
-
-
-def place_of(end: End | None, seen: Seen) -> str:
-    if end is None:
-        return ""
-    return f" inside of {end.name}"
 
 
 def hop_name(seen: Seen, table: str) -> str:

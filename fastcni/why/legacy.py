@@ -73,12 +73,7 @@ def dropped(before: Counters, after: Counters, hook: str, packet: Packet) -> Ite
     chain = BUILT_IN.get(hook, "")
     grown = [(after[key] - before.get(key, 0), key) for key in after if after[key] > before.get(key, 0)]
     for _, (table, line) in sorted(grown, key=lambda it: (it[1][1].startswith(":"), it[0])):
-        if line.startswith(":"):
-            if line == f":{chain} DROP":
-                yield table, line
-        elif excludes(line, packet, chain):
-            continue
-        else:
+        if line == f":{chain} DROP" or not (line.startswith(":") or excludes(line, packet, chain)):
             yield table, line
 
 

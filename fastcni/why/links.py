@@ -26,11 +26,17 @@ def prefix(path: Path, end: End) -> str:
 
 
 def add_routes(end: End) -> str:
-    """Return shell commands that add the routes of the pod's ADD again, because a link that goes down loses its routes.
-    """
-    commands = [f"{end.enter}ip route replace {it['dst']}" + (f" via {it['gw']}" if it.get("gw") else "")
-                + f" dev {end.ifname}" for it in with_gateways(end)]
-    return "".join(f" && {command}" for command in commands)
+    """Return the end of a shell command that sets a link up: a link that goes down loses its routes."""
+    found = replace_routes(end)
+    return f" && {found}" if found else ""
+
+
+def replace_routes(end: End, v6: bool | None = None) -> str:
+    """Return a shell command that adds the routes of the pod's ADD again. v6: only routes of IPv6 (True) or of IPv4
+    (False); None: all routes."""
+    wanted = [it for it in with_gateways(end) if v6 in (None, ":" in it["dst"])]
+    return " && ".join(f"{end.enter}ip route replace {it['dst']}" + (f" via {it['gw']}" if it["gw"] else "")
+                       + f" dev {end.ifname}" for it in wanted)
 
 
 def with_gateways(end: End) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ from fastcni.kit.links import find
 from fastcni.spec import address as addresses
 from fastcni.why import layer2, packet_path
 from fastcni.why.ends import BRIDGE, NODE, PARENT, POD, End
-from fastcni.why.links import with_gateways
+from fastcni.why.links import replace_routes, with_gateways
 from fastcni.why.path import Path, setting
 from fastcni.why.report import Fault
 
@@ -32,8 +32,7 @@ def best_route(sock: wire.Socket, packed: bytes) -> Route | None:
     """Return the route with the longest prefix that contains an address, in all tables but the table local."""
     found = [route for _, payload in wire.dump(sock, uapi.RTM_GETROUTE, rtmsg(rtnl.family_of(packed), 0),
                                                "list routes") if (route := rtnl.read_route(payload))]
-    fitting = [it for it in found if it.table != uapi.RT_TABLE_LOCAL and (not it.prefix or addresses.network(
-        it.dst, it.prefix) == addresses.network(packed, it.prefix))]
+    fitting = [it for it in found if it.table != uapi.RT_TABLE_LOCAL and holds(it.dst, it.prefix, packed)]
     return max(fitting, key=lambda it: it.prefix, default=None)
 
 
@@ -91,10 +90,8 @@ def pod_route(path: Path) -> Fault | None:
         return None
     to = path.asked_text
     if way.errno == ENETUNREACH:
-        wanted = [it for it in with_gateways(end) if (":" in it["dst"]) == path.v6]
-        commands = " && ".join(f"{end.enter}ip route replace {it['dst']}" + (f" via {it['gw']}" if it["gw"] else "")
-                               + f" dev {end.ifname}" for it in wanted)
-        why, do = ("", commands) if wanted else no_route(end, path.v6)
+        commands = replace_routes(end, path.v6)
+        why, do = ("", commands) if commands else no_route(end, path.v6)
         return Fault("pod route", f"{end.name} has no route to {to}{why}", do=do)
     errno = way.errno or packet_path.way(end.sock, path.asked, source=end.packed).errno
     if errno:
@@ -261,10 +258,8 @@ def target_route(path: Path) -> Fault | None:
         return None
     if found := refused("target route", target.name, target, target.sock, target.packed, back):
         return found
-    wanted = [it for it in with_gateways(target) if (":" in it["dst"]) == path.v6]
-    commands = " && ".join(f"{target.enter}ip route replace {it['dst']}" + (f" via {it['gw']}" if it["gw"] else "")
-                           + f" dev {target.ifname}" for it in wanted)
     return Fault("target route", f"{target.name} has no route back to {addresses.ip_text(back)}",
-                 do=commands or "give the network's ipam a route to it, delete the pod and add it again")
+                 do=replace_routes(target, path.v6) or
+                 "give the network's ipam a route to it, delete the pod and add it again")
 
 
