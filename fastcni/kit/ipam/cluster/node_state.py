@@ -31,7 +31,6 @@ from fastcni.spec.errors import IO_FAILURE, CniError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Any
 
     from fastcni.kit.ipam.cluster.conf import Keys
@@ -252,7 +251,6 @@ class Space(Store):
         try:
             self._open_state()
         except OSError as e:
-            self.times.close()
             self._close()
             raise CniError(IO_FAILURE, f"open {self.files.path}/{DIRECTORY}: {e.strerror} (errno {e.errno})") from None
         except BaseException:
@@ -260,11 +258,9 @@ class Space(Store):
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def _close(self) -> None:
         self.times.close()
-        self.times.directory = -1
-        super().__exit__(kind, error, trace)
+        super()._close()
 
     def _is_of_another_kind(self) -> bool:
         self.index.plain = False        # host-local may have used the directory before

@@ -51,7 +51,7 @@ class Released:
     def close(self) -> None:
         if self.fd >= 0:
             posix.close(self.fd)
-            self.fd, self.first = -1, b""
+        self.directory, self.fd, self.first = -1, -1, b""
 
     def confirmed(self) -> float:
         """Return the CLOCK_BOOTTIME, in seconds, at which the store last confirmed this node; 0: not in this boot."""

@@ -1,6 +1,9 @@
 """Nodes of a cluster whose store is unavailable or was restored, and nodes that were declared dead."""
 
+import errno
 import json
+import os
+import posix
 from ipaddress import ip_address, ip_network
 from types import SimpleNamespace
 
@@ -337,6 +340,21 @@ def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkey
     assert {one.cidr for one in store_of(a).blocks(node="a")} == blocks
     a.add({"range": "10.77.0.0/24"}, "c4")      # with a claim, the node also reports ended pods to the store
     assert [(one.state, one.pod) for one in store_of(a).ip_claims()] == [(KEPT, "ns/db-0")]
+
+
+def test_a_full_disk_after_a_reboot_leaves_no_descriptor_open(a, monkeypatch):
+    """Once, the table of released addresses stayed open if the first request after a reboot could not write to it."""
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    a.add(NET, "c1")
+    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
+    monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(posix, "pwrite", full)
+        a.add(NET, "c2")
+    opened = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+    assert not {path for path in opened if path.startswith(str(a.root)) and path.endswith("/released")}
 
 
 def open_as_host_local(node, how):
