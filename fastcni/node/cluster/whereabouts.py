@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,25 +57,15 @@ def read_given(source: Source) -> list[Given]:
     A reservation counts also without an entry in a pool, because whereabouts can leave an address in that state (issue
     712 of whereabouts).
     """
-    given = {(it.space, it.address, it.pod): it for it in reserved(source)}
-    pooled = list(in_pools(source))
+    reserved = [given_of(it.network, it, f"OverlappingRangeIPReservation {it.name}")
+                for it in source.found.reservations]
+    pooled = [given_of(pool.network, it, f"IPPool {pool.name}")
+              for pool in source.found.pools for it in pool.allocations]
+    given = {(it.space, it.address, it.pod): it for it in reserved}
     for it in pooled:
         given.pop((it.space, it.address, it.pod), None)
     unique = {(it.space, it.address, it.pod, it.ifname): it for it in [*pooled, *given.values()]}
     return sorted(unique.values(), key=lambda it: (it.space, it.address.version, int(it.address)))
-
-
-def in_pools(source: Source) -> Iterator[Given]:
-    """Yield each address in the IPPools."""
-    for pool in source.found.pools:
-        for it in pool.allocations:
-            yield given_of(pool.network, it, f"IPPool {pool.name}")
-
-
-def reserved(source: Source) -> Iterator[Given]:
-    """Yield each address in the OverlappingRangeIPReservations."""
-    for it in source.found.reservations:
-        yield given_of(it.network, it, f"OverlappingRangeIPReservation {it.name}")
 
 
 def given_of(network: str, allocation: Allocation | Reservation, where: str) -> Given:

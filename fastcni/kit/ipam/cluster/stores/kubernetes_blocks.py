@@ -38,7 +38,7 @@ class BlockObjects:
                 if all(getattr(record, key) == value for key, value in chosen.items())]
 
     def get_block(self, space: str, cidr: str) -> Object | None:
-        return self.api.get(block_path(space, cidr))
+        return self.api.get(f"{BASE}/{BLOCKS}/{block_name(space, cidr)}")
 
     def set_block(self, document: Object, **fields: Any) -> Object:
         """Write `fields` into an IPBlock, if it is still as read."""
@@ -58,7 +58,7 @@ class BlockObjects:
         """Remove an IPBlock, if it is still as read, with its IPUse. If the block has claims, the IPBlock stays: a
         node's block becomes SHARED, and a SHARED block does not change. Return whether the block has changed."""
         block = to_record(BLOCKS, document)
-        use = self.api.get(use_path(block))
+        use = self.api.get(f"{BASE}/{USES}/{block_name(block.space, block.cidr)}")
         document = self.set_draining(document, True)
         after = states.give_back(block, bool(self.list_of(CLAIMS, space=block.space, block=block.cidr)))
         if after is block:
@@ -100,14 +100,6 @@ def block_of(document: Object | None, space: str, cidr: str) -> Block:
 
 def path_of(plural: str, document: Object) -> str:
     return f"{BASE}/{plural}/{document['metadata']['name']}"
-
-
-def block_path(space: str, cidr: str) -> str:
-    return f"{BASE}/{BLOCKS}/{block_name(space, cidr)}"
-
-
-def use_path(block: Block) -> str:
-    return f"{BASE}/{USES}/{block_name(block.space, block.cidr)}"
 
 
 def version_of(document: Object) -> str:
