@@ -185,10 +185,8 @@ def write(value: Any, indent: int = 0, sort: bool = False) -> bytes:
     Raises TypeError for other types (subclasses are allowed), ValueError for NaN and infinity.
     """
     parts: list[str] = []
-    if indent:
-        put_value(value, parts.append, ": ", "\n", " " * indent, sort)
-    else:
-        put_value(value, parts.append, ":", "", "", sort)
+    colon, line = (": ", "\n") if indent else (":", "")
+    put_value(value, parts.append, colon, line, " " * indent, sort)
     text = "".join(parts)
     for raw, escape in ESCAPES:
         if raw in text:

@@ -153,10 +153,9 @@ class Request:
         CniError 8."""
         if "netns" not in self.fds:
             try:
-                if self.opened:                     # leave_mount() has closed the first descriptor
-                    self.fds["netns"] = namespace_of(self.opened[0].fileno())
-                    return self.fds["netns"]
-                self.fds["netns"] = self.mode.open_netns(self.netns)
+                # If a socket is open, leave_mount() has closed the first descriptor
+                self.fds["netns"] = (namespace_of(self.opened[0].fileno()) if self.opened
+                                     else self.mode.open_netns(self.netns))
             except netns.NotNamespace:
                 raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": unknown FS magic on '
                                f'"{self.netns}": not a network namespace') from None

@@ -93,15 +93,12 @@ def set_up(batch: Batch, items: Sequence[Item]) -> Batch:
     """
     nft.add_table(batch, FAMILY, TABLE, COMMENT)
     set_ids = add_sets(batch)
+    nft.add_chain(batch, FAMILY, TABLE, LOOKUPS)
+    for chain, hook in HOOKS.items():
+        nft.add_base_chain(batch, FAMILY, TABLE, chain, kind="nat", hook=hook, priority=nft.NF_IP_PRI_NAT_DST + 1)
+    nft.add_base_chain(batch, FAMILY, TABLE, POSTROUTING, kind="nat", hook=nft.NF_INET_POST_ROUTING,
+                       priority=nft.NF_IP_PRI_NAT_SRC - 1)
     for chain in (LOOKUPS, *HOOKS, POSTROUTING):
-        if chain in HOOKS:
-            nft.add_base_chain(batch, FAMILY, TABLE, chain, kind="nat", hook=HOOKS[chain],
-                               priority=nft.NF_IP_PRI_NAT_DST + 1)
-        elif chain == POSTROUTING:
-            nft.add_base_chain(batch, FAMILY, TABLE, chain, kind="nat", hook=nft.NF_INET_POST_ROUTING,
-                               priority=nft.NF_IP_PRI_NAT_SRC - 1)
-        else:
-            nft.add_chain(batch, FAMILY, TABLE, chain)
         nft_rules.flush_chain(batch, FAMILY, TABLE, chain)
     for chain, *rule in rules(set_ids):
         nft_rules.add_rule(batch, FAMILY, TABLE, chain, *rule)
