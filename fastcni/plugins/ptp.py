@@ -13,7 +13,7 @@ from fastcni.kit.call.conf import (
     read_own_dns,
     read_requested_mac,
 )
-from fastcni.kit.call.pod import Pod, interface
+from fastcni.kit.call.pod import Pod, PodLink, interface
 from fastcni.kit.call.undo import every, steps_of
 from fastcni.kit.firewall.masquerade import keys as masquerade
 from fastcni.kit.links import find, remove, routed, veth
@@ -25,7 +25,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fastcni.kernel.rtnl import Link
     from fastcni.kit.call.option import Option
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
@@ -45,20 +44,7 @@ class Conf:
     ipv6: bool                  # whether the pod's link has IPv6
     enable_dad: bool
     datapath: str               # see read_datapath()
-    options: list[Option[Conf, Pair]]           # the optional features that the keys enable, in the order of ADD
-
-
-class Pair:
-    """The pod's veth pair and the result. Implements PodLink of kit/call/option.py."""
-
-    __slots__ = ("pod", "host", "inside", "result")
-
-    host: Link
-    inside: Link
-    result: dict[str, Any]
-
-    def __init__(self, pod: Pod) -> None:
-        self.pod = pod
+    options: list[Option[Conf, PodLink]]           # the optional features that the keys enable, in the order of ADD
 
 
 def read(req: Request) -> Conf:
@@ -105,7 +91,7 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
                            "ptp routes everything through the host end; ipam has to name a gateway")
     check_families(conf.ipv6, result)
     forwarding.enable(req.mode, result)
-    link = Pair(Pod(req))
+    link = PodLink(Pod(req))
     host, inside = link.host, link.inside = veth.add(req, link.pod, undo, mtu=conf.mtu, ipv6=conf.ipv6,
                                                      mac=read_requested_mac(req, strict=False))
     link.result = result
@@ -138,7 +124,7 @@ def check(req: Request, conf: Conf) -> None:
     from fastcni.kit.links import checks
 
     ipam.check(req)
-    link = Pair(Pod(req))
+    link = PodLink(Pod(req))
     link.result = checks.prev_result(req, "ptp: Required prevResult missing")
     inside = link.inside = checks.veth_in_pod(req, link.pod, link.result)
     host = find.link(link.pod.host, index=inside.peer)

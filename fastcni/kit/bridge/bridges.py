@@ -6,13 +6,13 @@ from errno import EEXIST, EOPNOTSUPP, EXFULL
 
 from fastcni._netlink import Batch
 from fastcni.kernel import rtnl, uapi, wire
+from fastcni.kit.call.pod import PodLink
 from fastcni.kit.links import announced, change, find, veth
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
 
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
@@ -25,21 +25,18 @@ if TYPE_CHECKING:
 MAX_PORTS = 1023                # net/bridge/br_private.h: BR_PORT_BITS is 10, and no port has the number 0
 
 
-class Port:
-    """The pod's veth pair, whose host end is a port of `bridge`. It is a PodLink of kit/call/option.py.
+class Port(PodLink):
+    """The pod's veth pair, whose host end is a port of `bridge`.
 
     mac             the MAC of the pod's link, None: a random MAC
     vlan_interface  the host's interface in the pod's VLAN, if the gateway's addresses are on it
     """
 
-    __slots__ = ("pod", "host", "inside", "result", "bridge", "mac", "vlan_interface", "is_up")
-
-    host: Link
-    inside: Link
+    __slots__ = ("bridge", "mac", "vlan_interface", "is_up")
 
     def __init__(self, pod: Pod, bridge: Link, mac: bytes | None = None) -> None:
-        self.pod, self.bridge, self.mac, self.is_up = pod, bridge, mac, False
-        self.result: dict[str, Any] = {}
+        self.pod, self.result = pod, {}
+        self.bridge, self.mac, self.is_up = bridge, mac, False
         self.vlan_interface: Link | None = None
 
     def wait_until_up(self) -> None:

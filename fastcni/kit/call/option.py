@@ -13,25 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol, TypeVar
 
-    from fastcni.kernel.rtnl import Link
-    from fastcni.kit.call.pod import Pod
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
     C_contra = TypeVar("C_contra", contravariant=True)      # the plugin's Conf
-    L_contra = TypeVar("L_contra", contravariant=True)      # its PodLink
-
-    class PodLink(Protocol):
-        """The pod's veth pair during ADD or CHECK.
-
-        host, inside  the ends of the pair
-        result        ADD: the result so far; CHECK: prevResult
-        """
-
-        pod: Pod
-        host: Link
-        inside: Link
-        result: dict[str, Any]
+    L_contra = TypeVar("L_contra", contravariant=True)      # PodLink of kit/call/pod.py, or a subclass
 
     class Option(Protocol[C_contra, L_contra]):
         """An option whose state disappears together with the pod's link."""

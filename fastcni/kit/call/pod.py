@@ -8,6 +8,8 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
     from fastcni.kit.call.request import Request
@@ -44,6 +46,23 @@ class Pod:
     def enter(self) -> netns.inside:
         """Run the body of `with pod.enter():` in the pod's namespace."""
         return netns.inside(self.req.open_netns(), self.home)
+
+
+class PodLink:
+    """The pod's veth pair during ADD or CHECK.
+
+    host, inside  the ends of the pair
+    result        ADD: the result so far; CHECK: prevResult
+    """
+
+    __slots__ = ("pod", "host", "inside", "result")
+
+    host: Link
+    inside: Link
+    result: dict[str, Any]
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
 
 
 def interface(link: Link, sandbox: str = "") -> dict[str, str]:

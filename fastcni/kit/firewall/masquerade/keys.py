@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any, Protocol
 
-    from fastcni.kit.call.option import PodLink
+    from fastcni.kit.call.pod import PodLink
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall import contract

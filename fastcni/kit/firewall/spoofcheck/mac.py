@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
-    from fastcni.kit.call.option import PodLink
+    from fastcni.kit.call.pod import PodLink
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
     from fastcni.kit.firewall.elements import Item, Store
