@@ -14,13 +14,10 @@ from fastcni.spec.errors import CniError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any, Protocol
+    from typing import Any
 
+    from fastcni.kernel.wire import Socket
     from fastcni.kit.call.mode import Mode
-
-    class Closable(Protocol):
-        def close(self) -> None: ...
-        def fileno(self) -> int: ...
 
 MAX_STDIN_BYTES = 32 << 20      # enough for a GC that names 200,000 valid attachments
 # The limit of the values in a configuration. A list or an object takes 60 bytes of memory or more, but only two bytes
@@ -72,7 +69,7 @@ class Request:
         self._stdin: bytes | None = stdin
         self.name, self.version = name, version
         self.fds: dict[str, int] = {}
-        self.opened: list[Closable] = []
+        self.opened: list[Socket] = []
         self.warnings: list[str] = []
         self.links: list[tuple[int, str]] | None = None
         self.released: list[dict[str, str]] = []
