@@ -95,7 +95,4 @@ def keys_of(sock: wire.Socket, family: int, table: str, name: str) -> list[bytes
 
 def delete_table(sock: wire.Socket, family: int, name: str) -> bool:
     """Delete a table. Return whether the table existed. Raises NetlinkError."""
-    _, refused = wire.attempt(sock, nft.stop(nft.del_table(nft.start(Batch()), family, name)))
-    there = not refused
-    wire.raise_first(refused, (ENOENT,))
-    return there
+    return wire.succeeds(sock, nft.stop(nft.del_table(nft.start(Batch()), family, name)), (ENOENT,))

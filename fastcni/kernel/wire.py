@@ -196,6 +196,14 @@ def raise_first(refused: list[NetlinkError], harmless: Collection[int] = ()) -> 
         raise found.pop(0)
 
 
+def succeeds(sock: Socket, batch: Batch, harmless: Collection[int]) -> bool:
+    """Do exchange(), and return whether the kernel answered without an error."""
+    _, refused = attempt(sock, batch)
+    done = not refused
+    raise_first(refused, harmless)
+    return done
+
+
 def attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[NetlinkError]]:
     """Do exchange(), but return the errors: ([(type, payload)], [NetlinkError])."""
     started = perf_counter_ns()

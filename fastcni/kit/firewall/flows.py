@@ -61,7 +61,7 @@ def forget_untranslated(req: Request, ports: Sequence[Port]) -> None:
         some, batch = ports[at:at + wire.MAX_ASKED], Batch()
         for port in some:
             conntrack.forget_untranslated(batch, *port)
-        if not known(req, batch):
+        if not wire.succeeds(req.mode.firewall, batch, (EINVAL,)):      # Linux before 6.8 answers EINVAL
             for port in some:
                 forget_each(req, port, lambda flow: not flow.nat)
 
@@ -69,22 +69,14 @@ def forget_untranslated(req: Request, ports: Sequence[Port]) -> None:
 def forget_translated(req: Request, pod: dict[int, tuple[bytes, int]], protocols: Iterable[int]) -> None:
     for length, (packed, _) in pod.items():
         for protocol in protocols:
-            if length == 16 or not known(req, conntrack.forget_translated(Batch(), protocol, packed)):
+            if length == 16 or not wire.succeeds(
+                    req.mode.firewall, conntrack.forget_translated(Batch(), protocol, packed), (EINVAL,)):
                 forget_each(req, (FAMILIES[length], protocol), lambda flow: flow.replier == packed)    # noqa: B023
 
 
 def forget_at_node(req: Request, ports: Iterable[Port]) -> None:
     for port in ports:
         forget_each(req, port, lambda flow: is_local(req, flow.destination))
-
-
-def known(req: Request, batch: Batch) -> bool:
-    """Send the batch of requests. Return False if the kernel does not support them (Linux before 6.8)."""
-    _, refused = wire.attempt(req.mode.firewall, batch)
-    if not refused:
-        return True
-    wire.raise_first(refused, (EINVAL,))
-    return False
 
 
 def forget_each(req: Request, what: tuple[int, ...], wanted: Callable[[Any], bool]) -> None:

@@ -47,10 +47,8 @@ def remove_tables(mode: Mode) -> list[str]:
         batch = nft.start(Batch(), generation)
         for family in families:
             nft.del_table(batch, family, TABLE)
-        _, refused = wire.attempt(mode.firewall, nft.stop(batch))
-        if not refused:
+        if wire.succeeds(mode.firewall, nft.stop(batch), (ERESTART, ENOENT)):
             return [f"nftables table {nft.FAMILIES[family]} {TABLE}" for family in families]
-        wire.raise_first(refused, (ERESTART, ENOENT))
     return []
 
 
@@ -66,10 +64,8 @@ def remove_from_policies(mode: Mode) -> list[str]:
         batch = nft.start(Batch())
         for name in store.sets:
             nft_elements.del_set(batch, store.family, store.table, name)
-        _, refused = wire.attempt(mode.firewall, nft.stop(batch))
-        if not refused:
+        if wire.succeeds(mode.firewall, nft.stop(batch), (ENOENT, EBUSY)):      # EBUSY: an administrator's rule uses it
             removed.append(f"nftables sets {SETS}* in {nft.FAMILIES[store.family]} {store.table}")
-        wire.raise_first(refused, (ENOENT, EBUSY))          # EBUSY: an administrator's rule uses the set
     return removed
 
 

@@ -295,7 +295,7 @@ class Kernel:
     def __init__(self, monkeypatch, kind):
         self.forgets = kind != "none"
         if kind == "old":
-            monkeypatch.setattr(flows, "known", lambda *_: False)
+            monkeypatch.setattr(flows.wire, "succeeds", lambda *_: False)
         elif kind == "none":
             monkeypatch.setattr(flows, "with_warning", lambda *_: None)
 

@@ -119,10 +119,7 @@ def has_set(sock: Socket, length: int) -> bool:
     _, refused = wire.attempt(sock, ipset.get_match(Batch(), length))
     if refused:
         return False
-    _, refused = wire.attempt(sock, ipset.create(Batch(), set_of(length), length, MAX_MEMBERS))
-    there = not refused
-    wire.raise_first(refused, NO_SET)
-    return there
+    return wire.succeeds(sock, ipset.create(Batch(), set_of(length), length, MAX_MEMBERS), NO_SET)
 
 
 def add_rules(found: Rules, admin_chain: str, wanted: Sequence[str]) -> None:
