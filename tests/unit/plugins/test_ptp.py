@@ -251,7 +251,8 @@ def test_check_reports_the_change(node, pod, conf, what):
 
 def test_check_needs_a_prev_result_and_a_veth(node, pod, conf):
     result = node.add(conf, pod)
-    assert "ptp: Required prevResult missing" in node.refused("CHECK", conf, pod)["msg"]
+    error = node.refused("CHECK", conf, pod)
+    assert (error["code"], error["msg"]) == (999, "ptp: Required prevResult missing")
     mac = result["interfaces"][1]["mac"]
     run("ip", "link", "del", "eth0", netns=pod)
     run("ip", "link", "add", "name", "eth0", "address", mac, "type", "ifb", netns=pod)
