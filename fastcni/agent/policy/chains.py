@@ -71,39 +71,32 @@ class Compiled:
         verdict = VERDICTS[rule.action] if isinstance(rule, OrderedRule) else PROXY if requests else ACCEPT
         for length, peer in self._peers(rule):
             for of_ports in self._ports(rule, length):
-                yield Line(peer=peer, comment=comment, verdict=verdict, requests=requests,
-                           **{"length": length, **of_ports})    # type: ignore[arg-type]
-        for length, domain in self._domains(rule):
-            for of_ports in self._ports(rule, length):
-                yield Line(domain=domain, comment=comment, verdict=verdict,
-                           **{"length": length, **of_ports})    # type: ignore[arg-type]
+                yield Line(comment=comment, verdict=verdict, requests=requests,
+                           **{"length": length, **peer, **of_ports})    # type: ignore[arg-type]
 
-    def _domains(self, rule: Rule) -> Iterator[tuple[int, str]]:
-        """Yield (address length, set of pairs) for each domain name of the rule."""
-        for length in LENGTHS:
-            for peer in rule.peers:
-                if isinstance(peer, Domain):
-                    self.domains[name := domain_set(peer, length)] = peer
-                    yield length, name
-
-    def _peers(self, rule: Rule) -> Iterator[tuple[int, str]]:
-        """Yield (address length, set of peers) for the rule's peers that are no domain names; (0, "") if the rule has
-        no peers."""
+    def _peers(self, rule: Rule) -> Iterator[tuple[int, dict[str, str]]]:
+        """Yield (address length, the field of a Line that compares the peer) for each set of the rule's peers, the sets
+        of domain names last; (0, {}) if the rule has no peers."""
         if not rule.peers:
-            yield 0, ""
+            yield 0, {}
         blocks = [peer for peer in rule.peers if isinstance(peer, Block)]
         for length in LENGTHS:
             for peer in rule.peers:
                 if isinstance(peer, Group):
                     name = group_set(peer, length)
                     self.groups[name] = peer
-                    yield length, name
+                    yield length, {"peer": name}
                 elif isinstance(peer, Nodes):
                     name = f"k{VERSIONS[length]}-{short_hash(peer.labels.identity())}"
                     self.nodes[name] = peer.labels
-                    yield length, name
+                    yield length, {"peer": name}
             if found := ranges.of_blocks(blocks, length):
-                yield length, self._constant(f"b{VERSIONS[length]}", Set("block", length, found))
+                yield length, {"peer": self._constant(f"b{VERSIONS[length]}", Set("block", length, found))}
+        for length in LENGTHS:
+            for peer in rule.peers:
+                if isinstance(peer, Domain):
+                    self.domains[name := domain_set(peer, length)] = peer
+                    yield length, {"domain": name}
 
     def _ports(self, rule: Rule, length: int) -> Iterator[dict[str, object]]:
         """Yield the fields of a Line that compare protocol and port, one dict for each Line. length: the length of the

@@ -338,10 +338,10 @@ def udp_ports(both: bytes) -> Rule:
     return *l4proto(IPPROTO_UDP), payload(TH_PORTS), compare(both)
 
 
-def egress_rules() -> Iterator[Rule]:
-    """Yield the rule that allows DHCP requests of pods; in the chain `egress`, this rule comes before the maps.
+def dhcp_requests() -> Rule:
+    """Return the rule that allows DHCP requests of pods; in the chain `egress`, this rule comes before the maps.
     ingress_rules() has the rule for the answers."""
-    yield *udp_ports(FROM_CLIENT), *nft_rules.saddr(4), of_set(DHCP4), leave()
+    return *udp_ports(FROM_CLIENT), *nft_rules.saddr(4), of_set(DHCP4), leave()
 
 
 def ingress_rules() -> Iterator[Rule]:

@@ -218,8 +218,7 @@ def permanent_rules() -> Iterator[tuple[str, Rule]]:
                          jump(MIDSTREAM))
     for number, reply in ((port_rules.IPPROTO_ICMP, ECHO_REPLY), (IPPROTO_ICMPV6, ECHO_REPLY6)):
         yield EGRESS_CHAIN, (*l4proto(number), payload(nft_rules.ICMPV6_TYPE), compare(reply), jump(MIDSTREAM))
-    for rule in port_rules.egress_rules():
-        yield EGRESS_CHAIN, rule
+    yield EGRESS_CHAIN, port_rules.dhcp_requests()
     for rule in port_rules.ingress_rules():
         yield INGRESS_CHAIN, rule
     for length in LENGTHS:
@@ -244,8 +243,7 @@ def node_rules() -> Iterator[tuple[str, Rule]]:
     yield TO_NODE_CHAIN, (*from_link, meta(NFT_META_IIFNAME), in_set(ROUTED.ports, SET_ID), go_to(REPORTS))
     yield TO_NODE_CHAIN, (*from_link, payload(ETHER_SADDR), in_set(POD_MACS, SET_ID), go_to(REPORTS))
     yield TO_NODE_CHAIN, (*nft_rules.related(), jump(port_rules.ERRORS))
-    for rule in port_rules.egress_rules():
-        yield TO_NODE_CHAIN, rule
+    yield TO_NODE_CHAIN, port_rules.dhcp_requests()
     yield FROM_NODE_CHAIN, known
     for length in LENGTHS:
         yield TO_NODE_CHAIN, (*nft_rules.saddr(length), verdict_of(f"{TO_NODE}{VERSIONS[length]}", SET_ID))

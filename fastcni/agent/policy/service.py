@@ -61,7 +61,6 @@ LINKS_S = 1.0                   # seconds before the next attempt to list links,
 RETRY_S = 1.0                   # seconds before the next attempt, after the kernel has rejected a transaction
 BRIDGED_S = 1.0                 # seconds between two reads of the sysctls of bridges; each read takes 30 us
 WATCHED = ((FAMILY, TABLE), (BRIDGE_FAMILY, TABLE), (FAMILY, FLOWTABLE))
-GENERATION = (nft.NFT_MSG_NEWGEN, nft.NFT_MSG_GETGEN)
 
 
 @dataclass(frozen=True)
@@ -343,8 +342,7 @@ class Policies:
 
     def _note(self, kind: int, payload: bytes) -> None:
         """Set `stale` if the notification is another program's change of a table of policies."""
-        if kind not in GENERATION and nft.read_table_name(payload) in WATCHED:
-            self.stale = True
+        self.stale = self.stale or nft.read_table_name(payload) in WATCHED      # of NEWGEN, the family is 0
 
     def _note_dropped(self) -> None:
         self.stale = True
