@@ -172,7 +172,7 @@ if TYPE_CHECKING:
 
     Rule = tuple[Expression, ...]
 
-FAMILY = nft.NFPROTO_INET
+FAMILY, TABLE = nft.NFPROTO_INET, "fastcni-policy"
 GUARD, GUARD_CHAIN, GUARD_INPUT = "fastcni-policy-guard", "forward", "input"    # see add_guard()
 COMMENT = "fastcni: network policies of pods"
 FORWARD_CHAIN, EGRESS_CHAIN, INGRESS_CHAIN = "forward", "egress", "ingress"

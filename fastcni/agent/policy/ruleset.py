@@ -20,7 +20,7 @@ from fastcni.agent.policy.http import redirect
 from fastcni.agent.policy.names.addresses import DOMAIN_SETS, elements_left, pairs_told, set_told
 from fastcni.agent.policy.ports import BRIDGED as BRIDGED_PORTS
 from fastcni.agent.policy.ports import FAST, MAX_FAST, ON_BRIDGES, ROUTED
-from fastcni.agent.policy.rules import COMMENT, FAMILY, GUARD, add_guard, replace_table
+from fastcni.agent.policy.rules import COMMENT, FAMILY, GUARD, TABLE, add_guard, replace_table
 from fastcni.agent.policy.state import HTTP_CHAINS, LINK, NODE_MAPS, PORT_SETS, VERDICT_MAPS, Set, State, difference
 from fastcni.kernel import nft, nft_elements, nft_rules, sysctl, uapi, wire
 from fastcni.kernel.nft_elements import (
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     Answers = Mapping[str, list[bytes]]     # {set: keys}
 
-TABLE = "fastcni-policy"
 BRIDGE_FAMILY = nft.NFPROTO_BRIDGE                              # a second table TABLE has this family
 NAMES = "fastcni-names"         # the table of names/redirect.py
 FLOWTABLE = "fastcni-flowtable"                                 # the table of flowtable.py
@@ -94,9 +93,9 @@ class Ruleset(NftTable):
         put_answers(requests, kept)
         self.http = {name for name in state.chains if name.startswith(HTTP_CHAINS)}
         if self.http:
-            redirect.add_chains(requests, FAMILY, TABLE, self.listeners)
+            redirect.add_chains(requests, self.listeners)
         elif self.listeners:
-            redirect.linger(requests, FAMILY, TABLE, self.listeners)
+            redirect.divert(requests, redirect.reopening_rules(self.listeners))
         self.links = self.tunnels = False
         self._complete(requests, state.elements)
         try:
@@ -129,8 +128,8 @@ class Ruleset(NftTable):
         fill(requests, change)
         self._complete(requests, change.added)
         if self.http and self.http <= {*change.gone_chains}:
-            redirect.del_chains(requests, FAMILY, TABLE)
-            redirect.linger(requests, FAMILY, TABLE, self.listeners)
+            redirect.del_chains(requests)
+            redirect.divert(requests, redirect.reopening_rules(self.listeners))
         self.http.difference_update(change.gone_chains)
         requests.commit(self.sock)
 
@@ -205,18 +204,18 @@ class Ruleset(NftTable):
         proxy."""
         new = {name for name in new_chains if name.startswith(HTTP_CHAINS)}
         if new and not self.http:
-            redirect.add_chains(requests, FAMILY, TABLE, self.listeners)
+            redirect.add_chains(requests, self.listeners)
         self.http |= new
 
     def divert(self, listeners: redirect.Listeners) -> None:
         """Lead connections for the HTTP proxy to `listeners`; if `listeners` is empty, drop these connections. If, in
-        addition, no rule matches HTTP requests, delete the chain that redirect.linger() has left."""
+        addition, no rule matches HTTP requests, delete the chain DIVERT, which only had reopening_rules()."""
         self.listeners = dict(listeners)
         requests = Transaction()
         if self.http:
-            redirect.divert(requests, FAMILY, TABLE, listeners)
+            redirect.divert(requests, redirect.divert_rules(listeners))
         elif not listeners:
-            redirect.del_chains(requests, FAMILY, TABLE, (redirect.DIVERT,))
+            redirect.del_chains(requests, (redirect.DIVERT,))
         requests.commit(self.sock)
 
     def remove(self) -> bool:

@@ -75,6 +75,7 @@ from fastcni._netlink import Batch
 from fastcni.agent.policy import rules
 from fastcni.agent.policy.http import expressions, start_haproxy
 from fastcni.agent.policy.http.marks import EITHER, PROXIED
+from fastcni.agent.policy.rules import FAMILY, TABLE
 from fastcni.kernel import nft, nft_rules, routing, wire
 from fastcni.kernel.nft_rules import NFT_CMP_NEQ, NFT_META_MARK, accept, compare, drop, mask, meta
 from fastcni.kernel.uapi import AF_INET, AF_INET6
@@ -159,39 +160,33 @@ def word(number: int) -> bytes:
     return number.to_bytes(4, nft.ORDER)
 
 
-def add_chains(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
+def add_chains(requests: Requests, listeners: Listeners) -> None:
     """Add BASE_CHAINS with their rules. The chain DIVERT may already exist."""
     for name in BASE_CHAINS:
-        add_chain(requests, family, table, name)
+        add_chain(requests, name)
     for name, rule in chain_rules(listeners):
-        requests.add(nft_rules.add_rule, family, table, name, *rule)
+        requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
 
 
-def add_chain(requests: Requests, family: int, table: str, name: str) -> None:
+def add_chain(requests: Requests, name: str) -> None:
     """Add the base chain `name` if it is missing, and delete its rules."""
     hook, priority = BASE_CHAINS[name]
-    requests.add(nft.add_base_chain, family, table, name, kind="filter", hook=hook, priority=priority)
-    requests.add(nft_rules.flush_chain, family, table, name)
+    requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=hook, priority=priority)
+    requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
 
 
-def divert(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
-    """Replace the rules of the chain DIVERT."""
-    requests.add(nft_rules.flush_chain, family, table, DIVERT)
-    for rule in divert_rules(listeners):
-        requests.add(nft_rules.add_rule, family, table, DIVERT, *rule)
+def divert(requests: Requests, replacement: Iterable[Rule]) -> None:
+    """Replace the rules of the chain DIVERT. replacement: divert_rules(), or reopening_rules() after the last HTTP
+    rule was removed."""
+    add_chain(requests, DIVERT)
+    for rule in replacement:
+        requests.add(nft_rules.add_rule, FAMILY, TABLE, DIVERT, *rule)
 
 
-def linger(requests: Requests, family: int, table: str, listeners: Listeners) -> None:
-    """Replace the rules of the chain DIVERT by those of reopening_rules()."""
-    add_chain(requests, family, table, DIVERT)
-    for rule in reopening_rules(listeners):
-        requests.add(nft_rules.add_rule, family, table, DIVERT, *rule)
-
-
-def del_chains(requests: Requests, family: int, table: str, names: Iterable[str] = tuple(BASE_CHAINS)) -> None:
+def del_chains(requests: Requests, names: Iterable[str] = tuple(BASE_CHAINS)) -> None:
     for write in (nft_rules.flush_chain, nft.del_chain):
         for name in names:
-            requests.add(write, family, table, name)
+            requests.add(write, FAMILY, TABLE, name)
 
 
 # -- routing -----------------------------------------------------------------------------------------------------------
