@@ -66,11 +66,6 @@ class Requests:
         os.makedirs(os.path.dirname(os.path.dirname(self.path)), exist_ok=True)
         return listening.make(self.path, open_to_all=False, kind=socket.SOCK_STREAM)
 
-    @property
-    def lost(self) -> bool:
-        """Return whether another program has removed the socket's file."""
-        return self.listening.lost
-
     def listen_again(self) -> None:
         """Make the socket again, so that new callers can connect. Raises OSError, ListenError."""
         former, self.listening = self.listening, self._listen()

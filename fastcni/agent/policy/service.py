@@ -304,7 +304,7 @@ class Policies:
 
     def _see_directory(self) -> None:
         """Write the pods' records and listen again, if another program has removed the agent's directory."""
-        if os.path.isdir(self.settings.state) and not self.requests.lost:
+        if os.path.isdir(self.settings.state) and not self.requests.listening.lost:
             return
         before = self.unreachable
         try:
@@ -312,7 +312,7 @@ class Policies:
             for it in self.compiler.attachments.values():
                 if it.sequence:         # 0: the record is damaged or lost; a file would hide the fault
                     attached.keep(self.settings.state, it)
-            if self.requests.lost:
+            if self.requests.listening.lost:
                 self.requests.listen_again()
             self.unreachable = ""
             self.log.warning("agent_directory_restored", directory=os.path.dirname(self.settings.state))

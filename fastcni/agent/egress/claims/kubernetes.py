@@ -36,20 +36,15 @@ GRACE_S = 0.1           # seconds to wait after a lease's end: the holder's kern
 
 
 class Seen:
-    """The last version of a Lease that this node has seen, and the monotonic time when it arrived."""
+    """The last version of a Lease that this node has seen. holder: the node that holds the Lease, or "". revision: the
+    resourceVersion. at: the monotonic time when the version arrived."""
 
-    __slots__ = ("document", "at")
+    __slots__ = ("at", "document", "holder", "revision")
 
     def __init__(self, document: Object) -> None:
         self.document, self.at = document, monotonic()
-
-    @property
-    def holder(self) -> str:
-        return str((self.document.get("spec") or {}).get("holderIdentity") or "")
-
-    @property
-    def revision(self) -> str:
-        return str(self.document["metadata"]["resourceVersion"])
+        self.holder = str((document.get("spec") or {}).get("holderIdentity") or "")
+        self.revision = str(document["metadata"]["resourceVersion"])
 
 
 class Kubernetes:

@@ -59,16 +59,13 @@ class Process:
                                            cwd=directory,
                                            pass_fds=tuple(descriptors), start_new_session=True,
                                            env={"PATH": os.environ.get("PATH", os.defpath)})
+        self.pid = self._child.pid
         try:
-            self.descriptor = os.pidfd_open(self._child.pid)
+            self.descriptor = os.pidfd_open(self.pid)
         except BaseException:
             self._child.kill()
             self._child.wait()
             raise
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     @property
     def ended(self) -> str:
