@@ -191,7 +191,6 @@ class Underlay:
     """The link through which this node reaches the other nodes."""
 
     name: str
-    index: int
     mtu: int
     addresses: Mapping[int, Address]            # the node's own address of each family, the source of tunnel packets
     public: Mapping[int, Address]               # the published address: the node's own, or a NAT router's

@@ -63,7 +63,7 @@ def choose(options: Options, families: Sequence[int]) -> Underlay:
             raise ConfigurationError(f'link "{chosen.name}" has no IPv{family} address; iface names another link')
     found = {family: it for family, it in own.items() if it}
     addresses_of = {family: it.ip for family, it in found.items()}
-    return Underlay(chosen.name, chosen.index, chosen.mtu, addresses_of, addresses_of | dict(options.public_ip),
+    return Underlay(chosen.name, chosen.mtu, addresses_of, addresses_of | dict(options.public_ip),
                     {family: it.network for family, it in found.items()})
 
 

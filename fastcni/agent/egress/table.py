@@ -63,7 +63,6 @@ MARKING, TRANSLATE, CHECK, LEAVING = "mark", "translate", "check", "leaving"
 BASE_CHAINS = {MARKING: ("filter", nft.NF_INET_PRE_ROUTING, nft.NF_IP_PRI_NAT_DST + 1),
                TRANSLATE: ("nat", nft.NF_INET_POST_ROUTING, nft.NF_IP_PRI_NAT_SRC - 1),
                CHECK: ("filter", nft.NF_INET_POST_ROUTING, nft.NF_IP_PRI_NAT_SRC + 1)}
-PLAIN, RANGES = ("subjects", "ways", "to"), ("foreign", "inside")
 SET_ID = 1
 SEND_BYTES, ACK_BYTES = 16 << 20, 16 << 20
 

@@ -79,7 +79,7 @@ def test_without_a_default_route_there_is_no_link(node):
 # -- the public address belongs to a router in front of the node ------------------------------------------------------
 
 OWN, PUBLIC = ip_address("192.0.2.1"), ip_address("203.0.113.1")
-BEHIND = Underlay("eth0", 2, 1500, {4: OWN}, {4: PUBLIC}, {4: ip_network("192.0.2.0/24")})
+BEHIND = Underlay("eth0", 1500, {4: OWN}, {4: PUBLIC}, {4: ip_network("192.0.2.0/24")})
 
 
 @pytest.mark.parametrize("kind", ["vxlan", "ipip"])
@@ -91,7 +91,7 @@ def test_a_tunnel_is_sent_from_the_own_address(tmp_path, kind):
 
 def test_others_derive_the_mac_of_the_public_address(tmp_path):
     mine = open_backend(conf(), BEHIND, str(tmp_path), publishes=False)
-    other = open_backend(conf(), Underlay("eth0", 2, 1500, {4: ip_address("198.51.100.2")},
+    other = open_backend(conf(), Underlay("eth0", 1500, {4: ip_address("198.51.100.2")},
                                           {4: ip_address("198.51.100.2")}, {4: ip_network("198.51.100.0/24")}),
                          str(tmp_path), publishes=False)
     state = other.state(record(2, "vxlan", {}), [record(1, "vxlan", {}, public={4: PUBLIC})])

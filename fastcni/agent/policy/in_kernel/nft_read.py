@@ -49,10 +49,10 @@ class Chain:
     """A chain and its rules. hook: the hook number of a base chain; None for a chain without a hook. policy: NF_ACCEPT
     or NF_DROP."""
 
-    __slots__ = ("hook", "policy", "priority", "rules")
+    __slots__ = ("hook", "policy", "rules")
 
-    def __init__(self, hook: int | None, priority: int, policy: int) -> None:
-        self.hook, self.priority, self.policy = hook, priority, policy
+    def __init__(self, hook: int | None, policy: int) -> None:
+        self.hook, self.policy = hook, policy
         self.rules: list[Rule] = []
 
 
@@ -103,7 +103,7 @@ class Table:
     def without_rules(self, chain: str) -> Table:
         """Return a table that differs from this table in one chain: `chain` has no rules."""
         it = Table(self.family, self.name)
-        it.chains, it.sets = {**self.chains, chain: Chain(None, 0, nft.NF_ACCEPT)}, self.sets
+        it.chains, it.sets = {**self.chains, chain: Chain(None, nft.NF_ACCEPT)}, self.sets
         return it
 
 
@@ -148,9 +148,8 @@ def _read_chain(payload: bytes) -> Chain:
     fields = attributes(payload, 4)
     hook = attributes(fields.get(nft.NFTA_CHAIN_HOOK, b""))
     if nft.NFTA_HOOK_HOOKNUM not in hook:
-        return Chain(None, 0, nft.NF_ACCEPT)
+        return Chain(None, nft.NF_ACCEPT)
     return Chain(int.from_bytes(hook[nft.NFTA_HOOK_HOOKNUM], "big"),
-                 int.from_bytes(hook[nft.NFTA_HOOK_PRIORITY], "big", signed=True),
                  int.from_bytes(fields.get(nft.NFTA_CHAIN_POLICY, b"\1"), "big"))
 
 

@@ -111,7 +111,8 @@ class Kubernetes:
         self._wakeup = Wakeup()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(follow,), name="policies", daemon=True)
-                         for follow in (self._follow, self._follow_pods, self._follow_other_pods, self._follow_nodes,
+                         for follow in (partial(self._watch, ALWAYS, self._stop.is_set), self._follow_pods,
+                                        self._follow_other_pods, self._follow_nodes,
                                         *(partial(self._follow_crd, path) for path in OF_CRDS))]
         former = kept.read() if kept else None
         self.former = former is not None
@@ -185,9 +186,6 @@ class Kubernetes:
         except BaseException as e:
             self._fault = e
             self._wakeup.wake()
-
-    def _follow(self) -> None:
-        self._watch(ALWAYS, self._stop.is_set)
 
     def _follow_pods(self) -> None:
         """Watch the pods of this node; watch all pods if the API server has no Node with this node's name."""
