@@ -7,7 +7,6 @@ a peer that moves.
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
@@ -36,7 +35,7 @@ def peer_of(peer: WireguardPeer) -> Peer:
 
 def set_key(index: int, private_key: bytes, port: int) -> None:
     """Set the private key and the UDP port of the wireguard link with this interface index. Raises NetlinkError."""
-    with closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
+    with wire.open_socket(uapi.NETLINK_GENERIC) as sock:
         family = genl.family_id(sock, wireguard.FAMILY)
         wire.exchange(sock, wireguard.set_device(Batch(), family, index, private_key, port))
 
@@ -48,7 +47,7 @@ def read_peers(indexes: Collection[int], written: Peers) -> dict[tuple[int, byte
     found: dict[tuple[int, bytes], Peer] = {}
     if not indexes:
         return found
-    with closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
+    with wire.open_socket(uapi.NETLINK_GENERIC) as sock:
         family = genl.family_id(sock, wireguard.FAMILY)
         for index in indexes:
             for key, (keepalive, allowed, end, preshared) in wireguard.read_device(sock, family, index).peers.items():
@@ -65,7 +64,7 @@ def write_peers(have: Peers, want: Peers) -> list[NetlinkError]:
     if not changed and not gone:
         return []
     requests = Requests()
-    with closing(wire.open_socket(uapi.NETLINK_GENERIC)) as sock:
+    with wire.open_socket(uapi.NETLINK_GENERIC) as sock:
         wire.set_buffer_size(sock, ANSWER_BYTES)
         wire.set_request_size(sock, REQUEST_BYTES)
         family = genl.family_id(sock, wireguard.FAMILY)

@@ -9,7 +9,6 @@ route is chosen. The node publishes `public_ip`, which may be the address of a r
 from __future__ import annotations
 
 import re
-from contextlib import closing
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_interface
 from typing import TYPE_CHECKING
@@ -48,7 +47,7 @@ class Options:
 def choose(options: Options, families: Sequence[int]) -> Underlay:
     """Return the underlay, which has an address of each family in `families`. Raises ConfigurationError if no link
     matches, or the link has no address of a family."""
-    with closing(wire.open_socket()) as sock:
+    with wire.open_socket() as sock:
         links = [link for link in find.all_links(sock) if not link.flags & LOOPBACK]
         addresses = {link.index: list(interfaces(sock, link.index)) for link in links}
         chosen = next(candidates(sock, options, families, links, addresses), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from errno import EADDRNOTAVAIL, EEXIST, ENODEV, ENOENT
 
 from fastcni._netlink import Batch
@@ -102,7 +102,7 @@ def look_up(owner: Owner, root: str, home: int, mac: bytes = b"") -> Link:
 
 
 def usable_link(ifname: str, mac: bytes = b"") -> Link:
-    with closing(wire.open_socket()) as sock:
+    with wire.open_socket() as sock:
         link = find_link(sock, ifname, mac)
         if not link.up:
             change.link(sock, link.index, up=True, what=f'failed to set "{ifname}" UP')
@@ -112,7 +112,7 @@ def usable_link(ifname: str, mac: bytes = b"") -> Link:
 def has_address(link: Link, packed: bytes) -> bool:
     """Return whether a link of this namespace has an IPv4 address. bind(2) cannot check this: it accepts any address if
     the namespace has no address, or if the sysctl ip_nonlocal_bind is set. Raises OSError."""
-    with closing(wire.open_socket()) as sock:
+    with wire.open_socket() as sock:
         return any(found.packed == packed for found in find.addresses(sock, link.index, (uapi.AF_INET,)))
 
 
@@ -151,7 +151,7 @@ def listen_from_address(owner: Owner, root: str, home: int, mac: bytes, xid: int
 def assign(owner: Owner, root: str, home: int, lease: Lease, result: dict[str, Any]) -> None:
     """Set the address and the routes of a result on the pod's link. An existing address or route is no error. Raises
     the errors of look_up()."""
-    with inside(owner, root, home), closing(wire.open_socket()) as sock:
+    with inside(owner, root, home), wire.open_socket() as sock:
         link = find_link(sock, owner.ifname, lease.mac)
         batch = rtnl.new_address(Batch(), link.index, lease.address, lease.prefix,
                                  broadcast=configure.broadcast(lease.address, lease.prefix), what="add the address")
@@ -165,7 +165,7 @@ def assign(owner: Owner, root: str, home: int, lease: Lease, result: dict[str, A
 def unassign(owner: Owner, root: str, home: int, lease: Lease) -> None:
     """Remove the lease's address from the pod's link; the kernel removes the routes of the address. Raises the errors
     of inside()."""
-    with inside(owner, root, home), closing(wire.open_socket()) as sock:
+    with inside(owner, root, home), wire.open_socket() as sock:
         link = find_link(sock, owner.ifname, lease.mac)
         batch = rtnl.del_address(Batch(), link.index, lease.address, lease.prefix, what="delete the address")
         raise_first(batch, sock, EADDRNOTAVAIL, ENODEV)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ def kept_mac(directory: str, name: str) -> str:
 
 
 def present_mac(name: str) -> str:
-    with closing(wire.open_socket()) as sock:
+    with wire.open_socket() as sock:
         link = find.link(sock, name)
     return link.mac if link else ""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from base64 import b64decode, b64encode
-from contextlib import closing
 from pathlib import Path
 
 from fastcni._netlink import Batch
@@ -44,7 +43,7 @@ def new() -> bytes:
 def public(private: bytes) -> bytes:
     """Return the public key for the key `private`. Raises ConfigurationError if the kernel has no WireGuard, and
     NetlinkError."""
-    with closing(wire.open_socket()) as sock, closing(wire.open_socket(uapi.NETLINK_GENERIC)) as generic:
+    with wire.open_socket() as sock, wire.open_socket(uapi.NETLINK_GENERIC) as generic:
         try:
             remove(sock, PROBE)         # an agent that was killed in this function has left the link
             wire.exchange(sock, rtnl.new_link(Batch(), PROBE, "wireguard", None))

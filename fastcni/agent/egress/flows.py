@@ -8,7 +8,6 @@ the new source NAT. A TCP connection continues if the new source address and por
 from __future__ import annotations
 
 from bisect import bisect_right
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import cut
@@ -29,7 +28,7 @@ def end(pods: Mapping[bytes, bytes], inside: Sequence[Range]) -> int:
     """
     if not pods:
         return 0
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+    with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
         found = [flow for flow in conntrack.list_flows(sock, pods) if pods.get(flow.source, flow.translated)
                  != flow.translated and not within(flow.destination, inside)]
         cut.delete(sock, found)

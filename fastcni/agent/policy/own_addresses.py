@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 from fastcni.kernel import rtnl, uapi, wire
 
 FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
@@ -11,6 +9,6 @@ FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 
 def node_addresses() -> set[bytes]:
     """Return all addresses, packed, in the calling thread's network namespace. Raises OSError."""
-    with closing(wire.open_socket()) as sock:
+    with wire.open_socket() as sock:
         return {rtnl.read_address(payload).packed for family in FAMILIES for _, payload in wire.dump(
             sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, 0), "list addresses")}

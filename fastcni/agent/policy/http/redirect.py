@@ -67,7 +67,6 @@ On a bridge with br_netfilter, packets of the bridge's ports lose the socket tha
 
 from __future__ import annotations
 
-from contextlib import closing
 from errno import EAFNOSUPPORT, EEXIST, ENOENT, EOPNOTSUPP, ESRCH
 from typing import TYPE_CHECKING
 
@@ -208,5 +207,5 @@ def exchange(families: Iterable[int], delete: bool, harmless: Collection[int]) -
     for family in families:
         routing.mark_rule(batch, family, PROXIED, ROUTE_TABLE, delete=delete)
         routing.local_default(batch, family, ROUTE_TABLE, wire.index_of("lo"), delete=delete)
-    with closing(wire.open_socket()) as sock:
+    with wire.open_socket() as sock:
         wire.exchange(sock, batch, harmless)

@@ -3,7 +3,6 @@ family inet sees packets from port to port of a bridge. The kernel does not noti
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch, attributes
@@ -40,7 +39,7 @@ def on_one_bridge(ports: Ports, length: int) -> bool:
     length: the address length, bytes."""
     if not (ports.source and ports.destination):
         return False
-    with closing(wire.open_socket()) as sock:
+    with wire.open_socket() as sock:
         links = [find.link(sock, name.rstrip(b"\0").decode()) for name in (ports.source, ports.destination)]
         source, destination = (link.master if link else 0 for link in links)
         return bool(source) and source == destination and not switched_on(sock, source, length)

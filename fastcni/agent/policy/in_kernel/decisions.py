@@ -4,7 +4,6 @@ the decision of the policies."""
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,7 +75,7 @@ NO_PORTS = Ports()
 def read() -> list[Table]:
     """Read all tables whose names begin with "fastcni-policy". Raises OSError; errno is EPERM if the process may not
     read nftables."""
-    with closing(wire.open_socket(uapi.NETLINK_NETFILTER)) as sock:
+    with wire.open_socket(uapi.NETLINK_NETFILTER) as sock:
         return nft_read.read_tables(sock, lambda family, name: name.startswith(TABLE))
 
 
