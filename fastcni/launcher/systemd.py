@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 UNIT_DIR = "/etc/systemd/system"
 NEXT = "systemctl daemon-reload && systemctl enable --now fastcni.socket fastcni-reinstall.path"
 WRITTEN_BY = "# Written by `fastcni install --systemd`"
+HEADER = f"{WRITTEN_BY}, which overwrites it. Put changes into {{unit}}.d/*.conf.\n"
 STOP_S = 120                    # systemd's own limit for fastcni.service is 90 s
 PROBE = "import fastcni.cli.serve, fastcni.server.service"
 
 SOCKET = """\
-# Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni.socket.d/*.conf.
 [Unit]
 Description=Socket of the fastcni server
 Documentation=https://www.cni.dev/docs/spec/
@@ -49,7 +49,6 @@ WantedBy=sockets.target
 """
 
 SERVICE = """\
-# Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni.service.d/*.conf.
 [Unit]
 Description=fastcni server: answers CNI plugins from one warm process
 Documentation=https://www.cni.dev/docs/spec/
@@ -123,7 +122,6 @@ Also=fastcni.socket
 # A path unit starts the repeated install. Unlike a hook of a package manager, a path unit works for all distributions
 # and for interpreters without a package, and cannot make a package manager fail.
 REINSTALL_PATH = """\
-# Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni-reinstall.path.d/*.conf.
 [Unit]
 Description=Watch the Python that runs the fastcni plugins
 Documentation=https://www.cni.dev/docs/spec/
@@ -136,7 +134,6 @@ PathChanged={interpreter}
 WantedBy=multi-user.target
 """
 REINSTALL_SERVICE = """\
-# Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni-reinstall.service.d/*.conf.
 [Unit]
 Description=Write the fastcni plugins again, because their Python has changed
 Documentation=https://www.cni.dev/docs/spec/
@@ -194,9 +191,13 @@ def install_units(unit_dir: str | os.PathLike[str] = UNIT_DIR,
             texts |= systemd_dhcp.texts(command_line([os.path.join(plugins.bin_dir, "dhcp"), "daemon"]))
     if dry_run:
         return [os.path.join(unit_dir, name) for name in texts]
+
+    def write(name: str, path: str) -> None:
+        files.write(path, (HEADER.format(unit=name) + texts[name]).encode(), 0o644)
+
     try:
         make_directories(unit_dir, 0o755)
-        return files.replace(unit_dir, texts, lambda name, path: files.write(path, texts[name].encode(), 0o644))
+        return files.replace(unit_dir, texts, write)
     except OSError as error:
         raise InstallError(f"write systemd units into {unit_dir}: {error}") from error
 

@@ -9,7 +9,6 @@ NAMES = ("fastcni-dhcp.socket", "fastcni-dhcp.service")
 CAPABILITIES = ("CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE")
 
 SOCKET = """\
-# Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni-dhcp.socket.d/*.conf.
 [Unit]
 Description=Socket of the fastcni dhcp daemon
 Documentation=https://www.cni.dev/plugins/current/ipam/dhcp/
@@ -24,7 +23,6 @@ WantedBy=sockets.target
 """
 
 SERVICE = """\
-# Written by `fastcni install --systemd`, which overwrites it. Put changes into fastcni-dhcp.service.d/*.conf.
 [Unit]
 Description=fastcni dhcp daemon: leases the addresses of pods, and renews them
 Documentation=https://www.cni.dev/plugins/current/ipam/dhcp/

@@ -226,6 +226,14 @@ def test_a_reinstall_repeats_the_arguments_of_the_install(tmp_path):
         Installed("/bin", "/usr/bin/python3", {}, []), "/units", (), ["/bin/true"])["fastcni-reinstall.service"]
 
 
+def test_each_unit_names_the_directory_for_changes_in_its_first_line(tmp_path):
+    plugins = Installed(str(tmp_path / "bin"), "/usr/bin/python3", {}, [])
+    for path in map(Path, systemd.install_units(tmp_path / "units", ["/bin/true"], plugins, dhcp=True)):
+        assert path.read_text().splitlines()[:2] == [
+            "# Written by `fastcni install --systemd`, which overwrites it. Put changes into "
+            f"{path.name}.d/*.conf.", "[Unit]"]
+
+
 def test_a_dry_run_names_the_units_and_writes_none(tmp_path):
     plugins = Installed(str(tmp_path / "bin"), "/usr/bin/python3", {}, [])
     paths = systemd.install_units(tmp_path / "units", ["/bin/true"], plugins, dry_run=True)
