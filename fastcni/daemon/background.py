@@ -118,6 +118,17 @@ class Worker:
         return job
 
 
+def enter_home(home: int, thread: str, log: Logger) -> bool:
+    """Let the calling thread, which has just started, enter the server's network namespace. If the thread cannot, log
+    the reason and return False. home: a descriptor of the namespace. thread: the thread's name in the log."""
+    try:
+        netns.ensure(home)
+    except netns.Lost as e:
+        log.warning("no_thread", thread=thread, why=str(e))
+        return False
+    return True
+
+
 def start_thread(thread: Thread, log: Logger) -> bool:
     """Start a thread. If Python cannot start it, log the reason and return False; call start_thread() again later."""
     try:

@@ -7,7 +7,6 @@ namespace that its pod is linked to, because several host namespaces may share o
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from fastcni import plugins
 from fastcni._netlink import Batch
@@ -117,7 +116,7 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
             if is_older(cache, it, deleted_at(it)):
                 break
             try:
-                restore_one(kind, {**environ, **variables(it)}, stdin, mode)
+                restore_one(kind, {**environ, **Call("CHECK", it.runtime_conf(), None, NOWHERE).env()}, stdin, mode)
             except CniError as e:
                 failed.append(Failure(it, kind, e))
     failed += [Failure(UNREAD, "", CniError(errors.DECODING_FAILURE, why), path) for path, why in unread]
@@ -207,7 +206,3 @@ def network_of(attachment: Attachment) -> NetworkList:
 
 def restores(plugin: PluginConf) -> bool:
     return plugin.type in plugins.BUILT_IN and hasattr(plugins.load(plugin.type), "restore")
-
-
-def variables(attachment: Attachment) -> dict[str, Any]:
-    return Call("CHECK", attachment.runtime_conf(), None, NOWHERE).env()

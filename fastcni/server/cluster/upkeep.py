@@ -18,9 +18,8 @@ from threading import Event, Lock, Thread
 from time import monotonic, sleep
 from typing import Any
 
-from fastcni.daemon.background import start_thread
+from fastcni.daemon.background import enter_home, start_thread
 from fastcni.daemon.log import RateLimited
-from fastcni.kernel import netns
 from fastcni.kit.ipam.cluster import stores
 from fastcni.server.cluster.member import NEVER, Member
 from fastcni.server.cluster.pods import Pods
@@ -122,10 +121,7 @@ class ClusterUpkeep:
         return [member.status(now) for member in list(self.members.values())]
 
     def _work(self) -> None:
-        try:
-            netns.ensure(self.home)
-        except netns.Lost as e:
-            self.log.warning("no_thread", thread="cluster", why=str(e))
+        if not enter_home(self.home, "cluster", self.log):
             return
         while not self.stopping:
             self.event.wait(self._pause())

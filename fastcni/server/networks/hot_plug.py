@@ -11,9 +11,8 @@ import select
 from threading import Event, Lock, Thread
 from time import monotonic
 
-from fastcni.daemon.background import start_thread
+from fastcni.daemon.background import enter_home, start_thread
 from fastcni.handle import UPDATE
-from fastcni.kernel import netns
 from fastcni.kit.networks.changes import make_plan
 from fastcni.kit.networks.chosen import ANNOTATIONS
 from fastcni.kit.networks.keys import BIN_DIR, read_keys
@@ -99,10 +98,7 @@ class HotPlug:
     # The thread
 
     def _run(self) -> None:
-        try:
-            netns.ensure(self.home)
-        except netns.Lost as e:
-            self.log.warning("no_thread", thread="hot-plug", why=str(e))
+        if not enter_home(self.home, "hot-plug", self.log):
             return
         self.compare_all()
         while not self.stopping.is_set():

@@ -7,8 +7,7 @@ from typing import Generic, TypeVar
 
 from fastcni.clients.away import Away
 from fastcni.clients.kubernetes_watch import follow, key_of
-from fastcni.daemon.background import start_thread
-from fastcni.kernel import netns
+from fastcni.daemon.background import enter_home, start_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,10 +65,7 @@ class Watch(Generic[T]):
             self.thread.join(STOP_S)
 
     def _run(self) -> None:
-        try:
-            netns.ensure(self.home)
-        except netns.Lost as e:
-            self.log.warning("no_thread", thread=f"watch of {self.path}", why=str(e))
+        if not enter_home(self.home, f"watch of {self.path}", self.log):
             return
         while not self.stopping.is_set():
             self._listed_keys = set()
