@@ -99,10 +99,13 @@ class Traces:
         followed = self.followed.get(trace.id)
         if followed is None:
             return None
+        of_policies = trace.family == FAMILY and trace.table == TABLE
+        if of_policies and trace.chain in (EGRESS_CHAIN, INGRESS_CHAIN):
+            followed.base = trace.chain
         if trace.verdict == nft.NF_DROP:
             del self.followed[trace.id]
             return Drop(followed.packet, trace.family, trace.table, trace.chain, followed.base, trace.handle)
-        if trace.handle and trace.family == FAMILY and trace.table == TABLE:
+        if trace.handle and of_policies:
             self._note_policy(followed, trace)
         return None
 
@@ -123,9 +126,7 @@ class Traces:
         """Read the verdict of a rule in the table of policies. A rule for ingress accepts the packet. A rule for egress
         marks the packet and returns; a rule of the pod's chain then goes to the chain ALLOWED. Pass also returns, but
         sets no mark (rules.py)."""
-        if trace.chain in (EGRESS_CHAIN, INGRESS_CHAIN):
-            followed.base = trace.chain
-        elif trace.verdict == nft.NFT_RETURN:
+        if trace.verdict == nft.NFT_RETURN:
             followed.returned = trace.chain, trace.handle
         elif trace.verdict == nft.NFT_GOTO and trace.chain.startswith(POD_CHAINS):
             self._allow(followed, *followed.returned)

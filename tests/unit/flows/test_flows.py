@@ -43,6 +43,25 @@ POLICIES = """
                        "from": [{"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "vault"}}}}]
                        }]}}
 """
+# web may connect to ports 80 and 81, but by a cluster policy not to port 99.
+OF_BOTH_DIRECTIONS = """
+---
+{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "out-80", "namespace": "shop"},
+ "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Egress"],
+          "egress": [{"ports": [{"port": 80}]}]}}
+---
+{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "out-81", "namespace": "shop"},
+ "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Egress"],
+          "egress": [{"ports": [{"port": 81}]}]}}
+---
+{"apiVersion": "policy.networking.k8s.io/v1alpha2", "kind": "ClusterNetworkPolicy", "metadata": {"name": "passing"},
+ "spec": {"tier": "Admin", "priority": 2,
+          "subject": {"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "web"}}}},
+          "egress": [{"name": "no 99", "action": "Deny", "protocols": [{"tcp": {"destinationPort": {"number": 99}}}],
+                      "to": [{"pods": {"namespaceSelector": {}, "podSelector": {}}}]},
+                     {"action": "Pass", "to": [{"pods": {"namespaceSelector": {}, "podSelector": {}}}]}]}}
+"""
+OF_NO_POD = "10.73.99.9"        # an address that a route leads to the link of vault
 
 
 class Node:
@@ -147,11 +166,11 @@ def node(host_netns, tmp_path, bin_dir):
 
 
 @contextlib.contextmanager
-def agent(node):
-    """Run an agent with POLICIES in the context."""
+def agent(node, policies=POLICIES):
+    """Run an agent with these policies in the context."""
     directory, nodes = node.directory / "policies", node.directory / "nodes.json"
     directory.mkdir()
-    (directory / "policies.yaml").write_text(POLICIES)
+    (directory / "policies.yaml").write_text(policies)
     nodes.write_text("""{"Network": "10.72.0.0/16", "Backend": {"Type": "host-gw"}, "nodes": []}""")
     process = subprocess.Popen(
         [sys.executable, "-m", "fastcni", "agent", "--nodes", nodes, "--policies", directory, "--folder",
@@ -193,6 +212,30 @@ def test_policies_are_named_with_their_pods_and_verdicts(node, pod_netns):
                 assert short(following.to(web, 90)) == ("allowed", "", "", "tcp", "shop/vault", "shop/web")
                 assert short(following.to(web, 99)) == ("dropped", "policy", "admin ingress[0] (no vault)", "tcp",
                                                         "shop/vault", "shop/web")
+
+
+def test_both_directions_are_named_of_pods_with_several_policies(node, pod_netns):
+    """All pods have policies of both directions. A cluster policy passes the packets of web on to two NetworkPolicies,
+    of which one allows port 80 and the other one port 81."""
+    policy = {"type": "policy", "agentSocketPath": str(node.agent_socket)}
+    node.configure("net", policy)
+    node.configure("routed", policy, kind="ptp", ranges=[[{"subnet": "10.73.0.0/24"}], [{"subnet": "fd00:73::/64"}]])
+    pods = {name: pod_netns() for name in ("web", "db", "vault")}
+    with agent(node, POLICIES + OF_BOTH_DIRECTIONS):
+        for name, netns in pods.items():
+            node.add("routed" if name == "vault" else "net", netns, name, f"app:{name}")
+        db, vault = (node.addresses[name][0] for name in ("db", "vault"))
+        route = json.loads(run("ip", "-j", "route", "get", vault))[0]
+        run("ip", "route", "add", OF_NO_POD, "dev", route["dev"])
+        with Following(node) as following, contextlib.ExitStack() as sockets:
+            for address, port, expected in (
+                    (db, 80, ("allowed", "shop/out-80, shop/db")), (db, 81, ("dropped", "shop/db")),
+                    (db, 82, ("dropped", "shop/out-80, shop/out-81")),
+                    (db, 99, ("dropped", "passing egress[0] (no 99)")), (vault, 80, ("dropped", "shop/closed")),
+                    (OF_NO_POD, 80, ("dropped", ""))):          # once: shop/out-80, shop/out-81
+                sockets.enter_context(send(pods["web"], address, port))
+                found = following.to(address, port)
+                assert (found["verdict"], found["policy"]) == expected
 
 
 def test_why_nothing_may_be_shown_is_said_at_the_start(node, pod_netns):
