@@ -83,7 +83,7 @@ def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to
                                                                                                              Decision]:
     """Return {name: decision} for each base chain, as if all other base chains accepted the packet. The base chain
     `forward` of the policies has two decisions: one as if the chain `ingress` accepted the packet, and one as if the
-    chain `egress` did.
+    chain `egress` let the packet go on to `ingress`.
 
     bypass: why no chain of the family inet sees the packet; "" if these chains see it. to_node: whether a pod sends the
     packet to its own node. A connection through the HTTP proxy counts as allowed: the chains of TO_PROXY use the same
@@ -105,6 +105,8 @@ def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to
             if own and name == FORWARD_CHAIN:
                 for decides, other in DIRECTIONS.items():
                     found[decides] = passed or follow(table.without_rules(other), name, packet)
+                if not found[INGRESS].allowed and (both := follow(table, name, packet)).allowed:
+                    found[INGRESS] = both           # a rule of the chain `egress` accepts: the packet skips `ingress`
             elif direction is None:
                 found[EGRESS if own and name == TO_NODE_CHAIN else f"{table} {name}"] = (
                     passed or follow(table, name, packet))

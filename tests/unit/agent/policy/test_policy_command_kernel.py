@@ -96,6 +96,7 @@ def test_a_policy_that_no_longer_exists_is_named(running, node, asked):     # no
     ([f"flush chain inet {TABLE} forward"], f"no rule of chain forward of table inet {TABLE} drops the packet"),
     ([f"flush chain inet {TABLE} forward", f"delete chain inet {TABLE} forward"], "has no chain forward with a hook"),
     ([f"flush map inet {TABLE} in4", f"flush map inet {TABLE} in6"], "does not have"),
+    ([f"insert rule inet {TABLE} egress accept"], "no rule of chain egress"),
     ([f"insert rule inet {TABLE} ingress accept"], "no rule of chain ingress")], ids=lambda each: "; ".join(each)
     if isinstance(each, list) else "")
 def test_after_a_flush_the_command_says_that_the_kernel_lets_all_through(running, node, asked, lines, text):   # noqa: F811
