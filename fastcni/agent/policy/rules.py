@@ -193,8 +193,7 @@ MLD_QUERY, MLD_DONE, MLD2_REPORT, ONE_HOP = b"\x82", b"\x84", b"\x8f", b"\1"
 
 def permanent_rules() -> Iterator[tuple[str, Rule]]:
     """Yield (chain, rule) for the chains that always exist."""
-    from_link, to_link = ((*address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID))
-                          for address in (nft_rules.saddr, nft_rules.daddr))
+    from_link, to_link = map(link_local, (nft_rules.saddr, nft_rules.daddr))
     known = (*nft_rules.established(), accept())
     yield FORWARD_CHAIN, (*port_rules.of_family(4), *known)        # in IPv6 the link-local rules come first
     yield FORWARD_CHAIN, port_rules.to_neighbours()
@@ -227,6 +226,11 @@ def permanent_rules() -> Iterator[tuple[str, Rule]]:
         yield EGRESS_CHAIN, (*nft_rules.saddr(length), verdict_of(f"{OUT}{VERSIONS[length]}", SET_ID))
         yield INGRESS_CHAIN, (*nft_rules.daddr(length), verdict_of(f"{IN}{VERSIONS[length]}", SET_ID))
     yield ALLOWED, expressions.set_mark(marks.ALLOWED, False)
+
+
+def link_local(address: Callable[[int], Rule]) -> Rule:
+    """Return the condition `ip6 saddr & ffc0:: @link6`; `address` is nft_rules.saddr, or nft_rules.daddr for daddr."""
+    return *address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID)
 
 
 def node_rules() -> Iterator[tuple[str, Rule]]:

@@ -8,6 +8,8 @@ The rules exist while a pod has HTTP rules. `nft list table inet fastcni-policy`
         meta l4proto != tcp accept
         tcp flags & (syn | ack) != syn ct state established accept
         fib daddr type local accept                                 (the pod's own node)
+        ip6 daddr & ffc0:: @link6 drop                              (no map has link-local addresses)
+        ip6 saddr & ffc0:: @link6 drop
         jump egress
     }
     chain proxy-ingress { type filter hook prerouting priority dstnat + 11; ... }
@@ -32,6 +34,8 @@ The rules exist while a pod has HTTP rules. `nft list table inet fastcni-policy`
         tcp flags & (syn | ack) != syn ct state established accept
         fib saddr type local accept                                 (packets of the node itself)
         ct mark set ct mark | 0x04000000
+        ip6 daddr & ffc0:: @link6 drop
+        ip6 saddr & ffc0:: @link6 drop
         jump egress
     }
     chain proxy-out-ingress { type filter hook output priority filter + 1; ... }
@@ -123,6 +127,8 @@ def chain_rules(listeners: Listeners) -> Iterator[tuple[str, Rule]]:
             yield name, expressions.set_ct_mark(PROXIED)
         else:
             yield name, (*nft_rules.to_local_address(), accept())
+        for address in (nft_rules.daddr, nft_rules.saddr) if chain == rules.EGRESS_CHAIN else ():
+            yield name, (*rules.link_local(address), drop())
         yield name, (rules.jump(chain),)
     for rule in divert_rules(listeners):
         yield DIVERT, rule

@@ -5,6 +5,7 @@ import shutil
 import socket
 
 import pytest
+from unit.agent.policy.frames import link_local, mac_of
 from unit.agent.policy.http_pods import (
     ADDRESSES,
     ATTACKS,
@@ -23,7 +24,7 @@ from unit.agent.policy.http_pods import (
     status,
 )
 from unit.agent.policy.pods import ADDRESSES as NODE_ADDRESSES
-from unit.agent.policy.pods import TCP
+from unit.agent.policy.pods import TCP, mac_of_pod
 from unit.agent.policy.test_service import node, running  # noqa: F401 - fixtures
 
 from fastcni.agent.policy.evaluate import Connection, evaluate
@@ -79,6 +80,25 @@ def test_policies_on_addresses_and_ports_of_the_other_end_hold_for_proxied_conne
         world.connect("a", "b", seconds=0.5)
     assert world.ask("a", "c", "GET /") == 200
     assert not world.servers["b"].seen
+
+
+@pytest.mark.parametrize("to_link", (False, True))
+def test_link_local_addresses_lead_past_no_policy_to_the_proxy(world, to_link):
+    """Link-local addresses are in no map. Once, a pod that may connect to no pod got the proxy's answer by its
+    link-local address, and a pod with HTTP rules for egress reached it by a link-local destination."""
+    closed = {"kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": {
+        "podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"]}}
+    begin(world, policy(ingress=[http({"method": "GET"})]),
+          policy("out", {"app": "client"}, egress=[http({"method": "GET"})]) if to_link else closed)
+    assert world.ask("c", "b", "GET /", 1) == 200
+    with Inside(world.pods["a"]):
+        it, link = socket.socket(socket.AF_INET6), socket.if_nametoindex("eth0")
+    run("ip", "-n", world.pods["a"], "neigh", "add", "fe80::b", "lladdr", mac_of(None, "port-a"), "dev", "eth0")
+    with contextlib.closing(it):
+        it.settimeout(0.5)
+        it.bind((ADDRESSES["a"][1], 0) if to_link else (link_local(mac_of_pod("a")), 0, 0, link))
+        with pytest.raises(TimeoutError):
+            it.connect(("fe80::b", 80, 0, link) if to_link else (ADDRESSES["b"][1], 80))
 
 
 def test_a_rule_without_http_allows_each_request(world):
