@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -58,18 +59,16 @@ class UnreadableEvents:
                 self._wake.wait()
                 self._wake.clear()
                 continue
+            before, failed = failed, False
             try:
-                self.api.create(PATH.format(**event["metadata"]), event)
-                failed = False
-            except Conflict:                    # another node has sent this Event
-                failed = False
+                with suppress(Conflict):        # another node has sent this Event
+                    self.api.create(PATH.format(**event["metadata"]), event)
             except Invalid as e:                # the API server would reject this Event each time
                 self.log.warning("kubernetes_event_unsent", reason=event["reason"], why=str(e))
-                failed = False
             except Away as e:
-                if not failed:
-                    self.log.warning("kubernetes_event_unsent", reason=event["reason"], why=str(e))
                 failed = True
+                if not before:
+                    self.log.warning("kubernetes_event_unsent", reason=event["reason"], why=str(e))
                 if len(self._waiting) < MAX_WAITING:        # at the end: the server may reject only this Event
                     self._waiting.append(event)
                 self._stop.wait(RETRY_S)
