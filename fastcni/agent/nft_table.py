@@ -11,7 +11,7 @@ from fastcni.agent.contract import ConfigurationError
 from fastcni.kernel import nft, nft_elements, uapi, wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 OWNED = nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST         # since Linux 6.9, see nft.add_table()
 EVENT_BYTES = 4 << 20                                           # receive buffer for notifications
@@ -48,10 +48,11 @@ class TableEvents:
 
 class NftTable:
     """An nftables table of the agent. sock: the socket for transactions of at most send_bytes; its receive buffer of
-    ack_bytes holds the kernel's acknowledgements. Raises OSError."""
+    ack_bytes holds the kernel's acknowledgements. flags: the flags with which to add tables; 0 if the socket cannot own
+    them. Raises OSError."""
 
     def __init__(self, family: int, name: str, send_bytes: int, ack_bytes: int) -> None:
-        self._place = family, name
+        self._place, self.flags = (family, name), OWNED
         self.sock = wire.open_socket(uapi.NETLINK_NETFILTER)
         wire.set_request_size(self.sock, send_bytes)
         wire.set_buffer_size(self.sock, ack_bytes)
@@ -79,6 +80,18 @@ class NftTable:
                 if flags & nft.NFT_TABLE_F_PERSIST:
                     nft.add_table(batch, family, name, comment, OWNED)
         wire.exchange(self.sock, nft.stop(batch))
+
+    def as_owner(self, write: Callable[[], object]) -> None:
+        """Call write(), which adds tables with `flags`. If the kernel answers that the socket cannot own the tables,
+        because Linux is older than 6.9 or a table exists without these flags, set `flags` to 0 and call write() again.
+        """
+        try:
+            write()
+        except wire.NetlinkError as e:
+            if not self.flags or e.errno not in UNKNOWN:
+                raise
+            self.flags = 0
+            write()
 
     def exists(self) -> bool:
         """Return whether the table exists."""

@@ -40,12 +40,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni.agent.egress import expressions
-from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable, delete_table
+from fastcni.agent.nft_table import OWNED, NftTable, delete_table
 from fastcni.agent.policy.http.expressions import set_mark
 from fastcni.agent.policy.ruleset import Transaction
 from fastcni.kernel import nft, nft_elements, nft_rules
 from fastcni.kernel.nft_elements import ADDRESS_TYPES
-from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -71,11 +70,11 @@ class Table(NftTable):
     """The nftables table of egress addresses. Any thread may call the methods; each call is one short transaction.
     Raises OSError.
 
-    wanted: whether the table should exist. flags: the table's flags; 0 if the socket cannot own the table.
+    wanted: whether the table should exist.
     """
 
     def __init__(self) -> None:
-        self.wanted, self.flags = False, OWNED
+        self.wanted = False
         self._lock = threading.Lock()
         self._plain: dict[str, dict[bytes, bytes | None]] = {}  # {set: its wanted elements}
         self._ranges: dict[str, list[Range]] = {}
@@ -150,7 +149,7 @@ class Table(NftTable):
             return
         requests = Transaction()
         if self._written is None:
-            self._own()
+            self.as_owner(self._add_table)
             set_up(requests, self.flags)
             for name, ranges in self._ranges.items():
                 put_ranges(requests, name, ranges)
@@ -163,16 +162,11 @@ class Table(NftTable):
         self._commit(requests)
         self._written = {name: dict(elements) for name, elements in self._plain.items()}
 
-    def _own(self) -> None:
+    def _add_table(self) -> None:
         """Add the table if it is missing, and make this socket its owner."""
         requests = Transaction()
         requests.add(nft.add_table, FAMILY, TABLE, COMMENT, self.flags)
-        try:
-            requests.commit(self.sock)
-        except NetlinkError as e:
-            if not self.flags or e.errno not in UNKNOWN:
-                raise
-            self.flags = 0              # Linux before 6.9, or a table that another version of fastcni has added
+        requests.commit(self.sock)
 
     def _commit(self, requests: Transaction) -> None:
         """Send the requests. If the kernel returns an error, another program may have changed the table, so the next

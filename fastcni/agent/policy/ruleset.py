@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
 from fastcni.agent.batches import Requests
-from fastcni.agent.nft_table import OWNED, UNKNOWN, NftTable, delete_table, keys_of
+from fastcni.agent.nft_table import NftTable, delete_table, keys_of
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.http import redirect
 from fastcni.agent.policy.names.addresses import DOMAIN_SETS, elements_left, pairs_told, set_told
@@ -32,7 +32,6 @@ from fastcni.kernel.nft_elements import (
     TYPE_INET_PROTOCOL,
     TYPE_INET_SERVICE,
 )
-from fastcni.kernel.wire import NetlinkError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -58,14 +57,13 @@ class Ruleset(NftTable):
 
     Make a Ruleset in a thread that is in the node's namespace. Only one thread at a time may call its methods.
 
-    flags: the flags of the tables; 0 if this kernel does not let a socket own tables. links: whether the chain `source`
-    exists. tunnels: whether the rules for packets of the node's tunnels exist. http: names of the chains with rules
-    that match HTTP requests. listeners: the marks and addresses at which the HTTP proxy gets connections, see
-    http/redirect.py.
+    links: whether the chain `source` exists. tunnels: whether the rules for packets of the node's tunnels exist. http:
+    names of the chains with rules that match HTTP requests. listeners: the marks and addresses at which the HTTP proxy
+    gets connections, see http/redirect.py.
     """
 
     def __init__(self) -> None:
-        self.flags, self.links, self.tunnels = OWNED, False, False
+        self.links = self.tunnels = False
         self.http, self.listeners = set[str](), dict[int, tuple[tuple[bytes, int], ...]]()
         super().__init__(FAMILY, TABLE, SEND_BYTES, ACK_BYTES)
 
@@ -79,13 +77,7 @@ class Ruleset(NftTable):
         During the replacement the guard table (rules.py) drops the first packets from and to restricted pods: a packet
         that arrives while a transaction ends may find rules neither in the old nor in the new table.
         """
-        try:
-            self._guard(state)
-        except NetlinkError as e:
-            if not self.flags or e.errno not in UNKNOWN:
-                raise
-            self.flags = 0              # Linux before 6.9
-            self._guard(state)
+        self.as_owner(lambda: self._guard(state))
         requests, kept = Transaction(), self.cut_answers()
         for family in (FAMILY, BRIDGE_FAMILY):
             replace_table(requests, family, TABLE, self.flags)

@@ -12,8 +12,8 @@ from unit.agent.policy import flood
 from unit.agent.policy.pods import ADDRESSES
 from unit.agent.policy.test_service import WEB_ONLY, allowed, node, running  # noqa: F401 - fixtures
 
+from fastcni.agent import nft_table
 from fastcni.agent.contract import ConfigurationError
-from fastcni.agent.policy import ruleset
 from fastcni.agent.policy.attached import AttachedCompiler
 from fastcni.agent.policy.engine import Engine
 from fastcni.agent.policy.ruleset import TABLE, Ruleset
@@ -35,7 +35,7 @@ def older_kernel(monkeypatch):
     """Imitate a kernel without owned tables. The test's kernel rejects the unknown flag, as an older kernel rejects
     NFT_TABLE_F_PERSIST."""
     if features.has(OWNED):
-        monkeypatch.setattr(ruleset, "OWNED", 1 << 7)
+        monkeypatch.setattr(nft_table, "OWNED", 1 << 7)
 
 
 def flags():
@@ -138,4 +138,4 @@ def test_an_older_kernel_lets_others_change_the_table_and_that_is_undone(older_k
 
 def test_flags_are_those_of_the_kernel():
     """Compare the constants with linux/netfilter/nf_tables.h."""
-    assert ruleset.OWNED == nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST == 6
+    assert nft_table.OWNED == nft.NFT_TABLE_F_OWNER | nft.NFT_TABLE_F_PERSIST == 6
