@@ -44,7 +44,7 @@ ROW_OF = {package: number for number, packages in enumerate(ROWS) for package in
 ENTRY_POINTS = {package for packages in ROWS[7:] for package in packages}
 ONE_SHOT = {"spec", "kernel", "clients", "kit", "plugin", "plugins", "handle"}
 SOCKETS = {                             # modules that import socket
-    "agent/policy/http/access_log", "agent/policy/http/part", "agent/policy/http/process",
+    "agent/policy/child", "agent/policy/http/access_log", "agent/policy/http/part", "agent/policy/http/process",
     "agent/policy/names/forwarder", "agent/policy/names/process", "agent/policy/requests",
     "agent/policy/sources/reader", "bench/echo", "bench/sides", "daemon/listening", "flows/requests",
     "daemon/systemd_notify", "dhcp/daemon", "node/server_process", "runtime/served", "selftest/icmp",

@@ -199,7 +199,7 @@ class Names:
         """Renew the redirection if the forwarder works, and end it if the forwarder has ended. If the forwarder hangs,
         the kernel ends the redirection by the timeout of its elements."""
         now = monotonic()
-        if process.channel is None and self.redirect.written is not None:
+        if process.sock is None and self.redirect.written is not None:
             self.redirect.remove()
         if not process.works or now < self._renewed + BEAT_S / 2:
             return

@@ -3,16 +3,12 @@ that they survive the end of that process."""
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from fastcni.agent.policy.child import Child
 from fastcni.agent.policy.names.channel import BEAT, read_answers, write_numbers
 from fastcni.spec import address
 
@@ -25,11 +21,11 @@ FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
 IPPROTO_TCP, IPPROTO_UDP = 6, 17
 BEAT_S, ANSWER_S = 0.5, 1.0     # seconds between two BEATs; maximum age of the last answer of a working forwarder
 START_S, LOST_S = 10.0, 5.0     # seconds until a restart: without a first answer; without another answer
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.2, 30.0
+FIRST_PAUSE_S = 0.2
 MAX_MESSAGE_BYTES = 1 << 18
 BACKLOG = 128
 MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.names.forwarder import serve; "
-        "serve({channel}, {listeners!r})")
+        "serve({fd}, {listeners!r})")
 
 
 class Listener:
@@ -52,87 +48,53 @@ class Listener:
         self._opened.close()
 
 
-class Process:
+class Process(Child):
     """The forwarder's process. One thread in the node's namespace calls all methods.
 
-    why: why the forwarder does not work at present; "" if it works or is starting. due: when to call attend() without
-    an event, in monotonic seconds.
+    due: when to call attend() without an event, in monotonic seconds.
     """
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
-        self.listeners, self.why, self.poll = listeners, "", select.epoll()
-        self.channel: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pause, self._answered, self._until = FIRST_PAUSE_S, 0.0, 0.0
-        self.due = 0.0
+        super().__init__("forwards DNS queries", FIRST_PAUSE_S)
+        self.listeners, self.due, self._answered = listeners, 0.0, 0.0
 
     @property
     def works(self) -> bool:
         """Whether the process has answered a BEAT within ANSWER_S."""
-        return self.channel is not None and monotonic() < self._answered + ANSWER_S
-
-    def fileno(self) -> int:
-        """Return the file descriptor that becomes readable when attend() has work."""
-        return self.poll.fileno()
-
-    def close(self) -> None:
-        """End the process."""
-        self._end()
-        self.poll.close()
-
-    def _end(self) -> None:
-        if self.channel:
-            self.channel.close()
-            self.channel = None
-        if self._process:
-            os.killpg(self._process.pid, signal.SIGKILL)        # the process exists until wait(), even if it has ended
-            self._process.wait()
-            self._process = None
+        return self.sock is not None and monotonic() < self._answered + ANSWER_S
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        self.channel = ours
-        self.poll.register(ours, select.EPOLLIN)
-        with theirs:
-            sockets = [[each.fileno() for each in it.sockets.values()] for it in self.listeners]
-            listeners = [(*fds, address.ip_text(it.resolver)) for fds, it in zip(sockets, self.listeners, strict=True)]
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", MAIN.format(path=sys.path, channel=theirs.fileno(), listeners=listeners)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
-                pass_fds=[theirs.fileno(), *(fd for fds in sockets for fd in fds)])
+        sockets = [[each.fileno() for each in it.sockets.values()] for it in self.listeners]
+        listeners = [(*fds, address.ip_text(it.resolver)) for fds, it in zip(sockets, self.listeners, strict=True)]
+        self._run(MAIN, [fd for fds in sockets for fd in fds], listeners=listeners)
         self._answered, self._until = 0.0, monotonic() + START_S
 
-    def _lose(self, why: str) -> None:
-        """End the process, and let attend() start it again after a pause. why: the reason, which becomes the attribute
-        `why`."""
-        self._end()
-        self.why = f"the process that forwards DNS queries {why}; it is started again"
-        self.due = monotonic() + self._pause
-        self._pause = min(2 * self._pause, MAX_PAUSE_S)
+    def _lose(self, what: str) -> None:
+        super()._lose(what)
+        self.due = self._until
 
     def attend(self) -> list[Answer]:
         """Start the process if it is due, check whether the process answers, and return the DNS answers that wait for
         let()."""
         now = monotonic()
-        if self.channel is None and now >= self.due:
+        if self.sock is None and now >= self.due:
             try:
                 self._start()
             except OSError as e:
                 self._lose(f"cannot be started: {e.strerror or e}")
         found = self._receive()
-        if self.channel and now >= self._until:
+        if self.sock and now >= self._until:
             self._lose("does not answer")
-        if self.channel and now >= self.due:
+        if self.sock and now >= self.due:
             self.due = now + BEAT_S
             self._send(BEAT)
         return found
 
     def _receive(self) -> list[Answer]:
         found: list[Answer] = []
-        while self.channel:
+        while self.sock:
             try:
-                data = self.channel.recv(MAX_MESSAGE_BYTES)
+                data = self.sock.recv(MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 break
             except ConnectionError:
@@ -152,9 +114,9 @@ class Process:
         self._send(write_numbers(numbers))
 
     def _send(self, data: bytes) -> None:
-        if self.channel:
+        if self.sock:
             try:
-                self.channel.send(data)
+                self.sock.send(data)
             except BlockingIOError:             # the process hangs; attend() restarts it
                 return
             except ConnectionError:

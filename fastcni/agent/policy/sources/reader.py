@@ -23,13 +23,12 @@ import select
 import signal
 import socket
 import stat
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
+from fastcni.agent.policy.child import Child
 from fastcni.agent.policy.priority import raise_priority, usual_priority
 from fastcni.agent.policy.sources.documents import encode, foreign, misspelled, reduced
 from fastcni.agent.policy.sources.lease import is_written
@@ -47,7 +46,7 @@ REQUEST_BYTES = 1 << 17         # a file name of 255 bytes may take six times as
 READY = b"1"
 START_S = 10.0                                  # seconds that the process may take to be ready, on a busy node
 ANSWER_S = 5.0                                  # seconds that a child may take to begin, on a busy node
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0          # pauses in seconds before the agent starts the process again
+FIRST_PAUSE_S = 0.1                             # the first pause before the agent starts the process again
 MAIN = ("import sys; sys.path[:] = {path!r}; from fastcni.agent.policy.sources.reader import serve; "
         "serve({fd}, {directory!r})")
 
@@ -186,37 +185,25 @@ class Job:
                        [(where, why) for where, why in header["broken"]], header["again"], header["written"])
 
 
-class Reader:
+class Reader(Child):
     """Reads files of a directory in other processes. One thread makes the Reader and calls all methods.
 
-    why: why no process reads files at present; "" if a process runs or is starting. due: when to call take() without
-    an event, in monotonic seconds.
+    due: when to call take() without an event, in monotonic seconds.
     """
 
     def __init__(self, directory: str) -> None:
-        self.directory, self.poll = directory, select.epoll()
-        self.why = ""
+        super().__init__("reads files", FIRST_PAUSE_S)
+        self.directory, self._ready = directory, False
         self._jobs: dict[int, Job] = {}
         self._failed: list[Read] = []
         self._asked: dict[str, None] = {}                       # names that no child has yet, in order
-        self._sock: socket.socket | None = None                 # the socket to the process; None: no process runs
-        self._process: subprocess.Popen[bytes] | None = None
-        self._ready, self._pause, self._until = False, FIRST_PAUSE_S, 0.0
         self._start()
 
     def _start(self) -> None:
         """Start the process. It must report READY before `_until`."""
         self._until = monotonic() + START_S
         try:
-            self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._sock.setblocking(False)
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-c",
-                     MAIN.format(path=sys.path, fd=theirs.fileno(), directory=self.directory)],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-                    start_new_session=True)
-            self.poll.register(self._sock, select.EPOLLIN)
+            self._run(MAIN, directory=self.directory)
         except OSError as e:
             self._lose(f"cannot be started: {e.strerror or e}")
 
@@ -225,10 +212,6 @@ class Reader:
         if not self._ready:
             return self._until
         return min((job.due for job in self._jobs.values()), default=float("inf"))
-
-    def fileno(self) -> int:
-        """Return the file descriptor that becomes readable when take() has work."""
-        return self.poll.fileno()
 
     @property
     def busy(self) -> bool:
@@ -239,32 +222,14 @@ class Reader:
         """Return the names of the files that were asked for and are not read yet."""
         return {*self._asked, *(name for job in self._jobs.values() for name in job.names)}
 
-    def close(self) -> None:
-        """End the processes."""
-        self._end()
-        self.poll.close()
-
     def _end(self) -> None:
         """End the processes, and put the files that they have not read back into `_asked`."""
-        if self._sock:
-            self._sock.close()
-        if self._process:
-            os.killpg(self._process.pid, signal.SIGKILL)        # the process exists until wait(), even if it has ended
-            self._process.wait()
+        super()._end()
         for job in self._jobs.values():
             os.close(job.fd)
         self._asked = {**dict.fromkeys(name for job in self._jobs.values() for name in job.names), **self._asked}
         self._jobs.clear()
-        self._sock = self._process = None
         self._ready = False
-
-    def _lose(self, what: str) -> None:
-        """End the process, and let _overdue() start it again after a pause. what: the reason, which becomes the
-        attribute `why`."""
-        self._end()
-        self.why = f"the process that reads files {what}; it is started again"
-        self._until = monotonic() + self._pause
-        self._pause = min(2 * self._pause, MAX_PAUSE_S)
 
     def ask(self, names: Iterable[str]) -> None:
         """Let children read these files. If a child is reading a file at this moment, another child reads the file
@@ -282,7 +247,7 @@ class Reader:
                 found += job.take(data)
                 if not data:
                     found += self._ended(job)
-            elif self._sock and fd == self._sock.fileno():
+            elif self.sock and fd == self.sock.fileno():
                 self._listen()
         if monotonic() >= self.due:
             self._overdue()
@@ -291,9 +256,9 @@ class Reader:
 
     def _listen(self) -> None:
         """Receive READY from the process, or notice that the process has ended."""
-        assert self._sock
+        assert self.sock
         try:
-            self._ready = self._sock.recv(1) == READY
+            self._ready = self.sock.recv(1) == READY
         except ConnectionError:
             self._ready = False
         if self._ready:
@@ -304,7 +269,7 @@ class Reader:
     def _overdue(self) -> None:
         """Start the process, or end a process that does not answer. If a child exceeds its time, its first file without
         an answer counts as the cause."""
-        if not (self._sock or self._ready):
+        if not (self.sock or self._ready):
             self._start()
             return
         now = monotonic()
@@ -347,10 +312,10 @@ class Reader:
                 self._failed += [failed(name, f"there is no reader for it: {e.strerror or e}") for name in names]
 
     def _fork(self, names: list[str]) -> None:
-        assert self._sock
+        assert self.sock
         ours, theirs = os.pipe2(os.O_CLOEXEC)
         try:
-            socket.send_fds(self._sock, [json.dumps(names).encode()], [theirs])
+            socket.send_fds(self.sock, [json.dumps(names).encode()], [theirs])
         except OSError:
             os.close(ours)
             raise
