@@ -147,8 +147,7 @@ class End:
 
     def plugins(self) -> Iterator[Mapping[str, Any]]:
         """Yield the configurations of the plugins that the pod's ADD ran."""
-        cached = self.attachment.cached if self.attachment else None
-        yield from plugins_in(cached.config if cached else {})
+        yield from plugins_in(self.attachment.config if self.attachment else {})
 
     def keys(self, kind: str) -> Mapping[str, Any]:
         """Return the configuration of the plugin with CNI type `kind`; {} if the pod's ADD ran no such plugin."""
@@ -162,8 +161,7 @@ class End:
 
     def result(self, key: str) -> list[dict[str, Any]]:
         """Return the entries of a list in the result of ADD. key: "ips" or "routes"."""
-        cached = self.attachment.cached if self.attachment else None
-        found = cached.result.get(key) if cached else None
+        found = self.attachment.result.get(key) if self.attachment else None
         return [it for it in found if isinstance(it, dict)] if isinstance(found, list) else []
 
     def bridge_name(self) -> str:

@@ -129,6 +129,16 @@ class NodeAttachment:
         return kubernetes_name(self.cached.args) if self.cached else ""
 
     @property
+    def config(self) -> Mapping[str, Any]:
+        """Return the network list at ADD; {} if it is unknown."""
+        return self.cached.config if self.cached else {}
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """Return the result of ADD in version 1.1.0; {} if it is unknown."""
+        return self.cached.result if self.cached else {}
+
+    @property
     def datapath(self) -> str:
         """Return REDIRECTED or RESTRICTED for a pod in the map of the datapath ebpf, otherwise ""."""
         found = [it.text.partition(" ")[2] for it in self.sightings if it.kind == MAP]

@@ -10,7 +10,7 @@ from fastcni.kernel import wire
 from fastcni.kernel.rtnl import Link
 from fastcni.kit.call.similar import meant_id
 from fastcni.kit.links import find as find_links
-from fastcni.node.attachments.attachment import Inventory, NodeAttachment
+from fastcni.node.attachments.attachment import Cached, Inventory, NodeAttachment
 from fastcni.node.attachments.links import counters
 from fastcni.runtime.records import LO_IFNAME
 from fastcni.spec import errors
@@ -95,11 +95,8 @@ def similar_to(attachments: Iterable[NodeAttachment], text: str) -> str:
 
 def inspect_one(attachment: NodeAttachment) -> Details:
     """Return the Details of an attachment. Raises NetlinkError."""
-    cached = attachment.cached
-    links = host_links(attachment.links)
-    if not cached:
-        return Details(links, {}, {}, {}, ())
-    return Details(links, cached.config, cached.result, cached.capability_args, cached.args)
+    cached = attachment.cached or Cached("")
+    return Details(host_links(attachment.links), cached.config, cached.result, cached.capability_args, cached.args)
 
 
 def host_links(names: Iterable[str]) -> tuple[HostLink, ...]:

@@ -98,8 +98,7 @@ def parent_of(attachment: NodeAttachment, links: Mapping[int, Link], by_name: Ma
     """Return the parent of an attachment: the master of its links in the kernel, otherwise the parent that its
     configuration names. For an ovs attachment, always return the bridge in the configuration, because the kernel does
     not show this bridge."""
-    config = attachment.cached.config if attachment.cached else None
-    config = config or configured.get(attachment.network, {})
+    config = attachment.config or configured.get(attachment.network, {})
     for plugin in plugins_in(config):
         if plugin.get("type") == OVS:               # the kernel's master is the datapath, not this bridge
             return Parent(str(plugin.get("bridge") or OVN_BRIDGE), OVS)

@@ -82,9 +82,9 @@ def full(found: own.Status) -> Iterator[Finding]:
 
 def without(node: Node) -> Iterator[Finding]:
     """Yield a finding for running pods that are not in the map although their network has datapath "ebpf"."""
-    lacking = [it.name for it in node.inventory.attachments if it.state == RUNNING and it.cached and not it.datapath
+    lacking = [it.name for it in node.inventory.attachments if it.state == RUNNING and not it.datapath
                and "bandwidth" not in it.plugins
-               and any(keys.get("datapath") == EBPF for keys in sections(it.cached.config, "ptp"))]
+               and any(keys.get("datapath") == EBPF for keys in sections(it.config, "ptp"))]
     if lacking:
         why = "" if PROGRAMS else "; this fastcni was built without clang, so it has no programs"
         yield Finding(WARNING, f'{plural(len(lacking), "running pod")} ({some(lacking)}) '

@@ -72,8 +72,7 @@ def duplicate_addresses(node: Node) -> Iterator[Finding]:
 
 def given(attachment: NodeAttachment) -> set[str]:
     """Return the addresses in the result of the pod's ADD."""
-    result = attachment.cached.result if attachment.cached else {}
-    return {ip["address"].partition("/")[0] for ip in result.get("ips", ())}
+    return {ip["address"].partition("/")[0] for ip in attachment.result.get("ips", ())}
 
 
 @dataclass(frozen=True, slots=True)

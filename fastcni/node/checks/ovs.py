@@ -29,8 +29,8 @@ def ports(node: Node) -> Iterator[Finding]:
     """ovs-vswitchd answers; its database has the bridges of running pods, and their ports with the VLANs of ADD."""
     by_address: dict[str, dict[str, list[NodeAttachment]]] = defaultdict(lambda: defaultdict(list))
     for it in node.inventory.attachments:
-        if it.state == RUNNING and it.cached and is_on_ovs(it) and host_of(it):
-            address, bridge = place_of(it, next(sections(it.cached.config, KIND)))
+        if it.state == RUNNING and is_on_ovs(it) and host_of(it):
+            address, bridge = place_of(it, next(sections(it.config, KIND)))
             by_address[address][bridge].append(it)
     for address, by_bridge in by_address.items():
         known = Names(address, answers=True)
@@ -70,9 +70,8 @@ def is_on_ovs(attachment: NodeAttachment) -> bool:
 
 def has_vlans(known: Names, attachment: NodeAttachment, bridge: str, address: str, unseen: list[str]) -> bool:
     """Return whether the pod's port has the VLANs that ADD gives it. Return True also if these VLANs are unknown."""
-    assert attachment.cached
     try:
-        conf = ovs_conf.with_file(ovs_conf.read_keys(Section(next(sections(attachment.cached.config, KIND)))),
+        conf = ovs_conf.with_file(ovs_conf.read_keys(Section(next(sections(attachment.config, KIND)))),
                                   ovs_conf.read_keys)
         return known.has_vlans(host_of(attachment), conf, known.vlan_of(conf, bridge, address))
     except CniError as e:
@@ -105,4 +104,4 @@ def place_of(attachment: NodeAttachment, keys: Mapping[str, Any]) -> tuple[str, 
 
 def host_of(attachment: NodeAttachment) -> str:
     """Return the name of the pod's port in the result of ADD; "" if the result has no port."""
-    return next(iter(results.host_interfaces(attachment.cached.result)), "") if attachment.cached else ""
+    return next(iter(results.host_interfaces(attachment.result)), "")

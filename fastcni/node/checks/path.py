@@ -60,8 +60,7 @@ def bridges(node: Node) -> Iterator[Finding]:
 def gateways_of(link: PodLink) -> Iterator[tuple[str, str]]:
     """Yield (address, address with prefix length) of each gateway that the pod's ADD gave to the bridge itself. With a
     VLAN, the gateway is on another link."""
-    assert link.attachment.cached
-    config, result = link.attachment.cached.config, link.attachment.cached.result
+    config, result = link.attachment.config, link.attachment.result
     flannel = next(sections(config, "flannel"), {}).get("delegate") or {}
     keys = next(sections(config, "bridge"), None) or {"isGateway": True, **flannel}         # default of flannel
     if (keys.get("isGateway") or keys.get("isDefaultGateway")) and not keys.get("vlan"):
@@ -126,7 +125,7 @@ def port_flags(node: Node) -> Iterator[Finding]:
 
 def keys_of(link: PodLink) -> Mapping[str, Any]:
     """Return the configuration of the plugin bridge that the pod's ADD had, {} if it is unknown."""
-    return next(sections(link.attachment.cached.config, "bridge"), {}) if link.attachment.cached else {}
+    return next(sections(link.attachment.config, "bridge"), {})
 
 
 def pod_links(node: Node) -> Iterator[Finding]:
@@ -174,10 +173,8 @@ def mtu(node: Node) -> Iterator[Finding]:
 
 def tuned(link: PodLink) -> bool:
     """Return whether the plugin tuning has made the MTU of the pod's end smaller than the MTU of the host's end."""
-    if not (link.link and link.host and link.attachment.cached):
-        return False
-    tuned = sections(link.attachment.cached.config, "tuning")
-    return link.link.mtu < link.host.mtu and any("mtu" in keys for keys in tuned)
+    tuned = sections(link.attachment.config, "tuning")
+    return bool(link.link and link.host and link.link.mtu < link.host.mtu) and any("mtu" in keys for keys in tuned)
 
 
 def usual_mtu(node: Node, pod: PodLink) -> int:
@@ -196,9 +193,8 @@ def set_mtu(link: PodLink, value: int) -> Iterator[str]:
 
 def leaves_by_default(link: PodLink) -> bool:
     """Return whether the pod's packets to other hosts take the node's default route."""
-    assert link.attachment.cached
     return link.host is not None and any(
-        entry["dst"].endswith("/0") for entry in link.attachment.cached.result.get("routes", ()))
+        entry["dst"].endswith("/0") for entry in link.attachment.result.get("routes", ()))
 
 
 def default_link(links: Iterable[Link]) -> Link | None:

@@ -64,7 +64,7 @@ def read_all(seen: Seen, inventory: Inventory, unseen: list[str]) -> list[PodLin
     """
     by_name = {link.name: link for link in seen.facts.links.values()}
     pods = with_interface(it for it in inventory.attachments
-                          if it.state == RUNNING and it.cached and it.cached.result and it.netns)
+                          if it.state == RUNNING and it.result and it.netns)
     counts = Counter(it.container_id for it in pods)
     refused: list[str] = []
     home = netns.open_own()
@@ -120,8 +120,7 @@ def read(attachment: NodeAttachment, by_name: dict[str, Link], home: int, *, sev
 def bridge_of(attachment: NodeAttachment) -> str:
     """Return the name of the pod's bridge, which is the first interface on the host in the result of ADD; "" without a
     bridge."""
-    assert attachment.cached
-    on_host = results.host_interfaces(attachment.cached.result)
+    on_host = results.host_interfaces(attachment.result)
     if not on_host or on_host[0] in attachment.links or not set(BRIDGES).intersection(attachment.plugins):
         return ""
     return on_host[0]
@@ -135,8 +134,7 @@ def commands(attachment: NodeAttachment, sock: wire.Socket, link: Link, several:
         yield in_namespace(attachment.netns, f"link set {attachment.ifname} up")
     if set(NO_ADDRESSES).intersection(attachment.plugins):
         return
-    assert attachment.cached
-    result = dict(attachment.cached.result)
+    result = dict(attachment.result)
     gateways = {len(address.read_ip(ip["gateway"])): ip["gateway"] for ip in result.get("ips", ()) if ip.get("gateway")}
     for kind, entry, _ in checks.differences(sock, link, result, strict=True):
         if kind == checks.ADDRESS:

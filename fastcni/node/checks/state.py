@@ -207,16 +207,15 @@ def lost_rules(node: Node) -> Iterator[Finding]:
 def unguarded(node: Node, attachment: NodeAttachment) -> Iterator[str]:
     """Yield the key of each guard or isolation that ADD set up for the pod, but of which the firewall has no element.
     """
-    assert attachment.cached
     there = {(each.place.rpartition(" ")[2], each.kind) for each in attachment.sightings} | {
         (each.text, each.kind) for each in attachment.sightings if each.kind == RULE}
-    for keys in sections(attachment.cached.config, "bridge"):
+    for keys in sections(attachment.config, "bridge"):
         for key, name in GUARDS.items():
             wanted = keys.get(key) is True or (key == "macspoofchk" and keys.get("ipspoofchk") is True)
             if wanted and not there & {(name, ELEMENT), (key, RULE)}:
                 yield key
     by_iptables = any(IPTABLES_ISOLATION in line for lines in node.seen.facts.saved.values() for line in lines)
-    isolated = any(keys.get("ingressPolicy") == "isolated" for keys in sections(attachment.cached.config, "firewall"))
+    isolated = any(keys.get("ingressPolicy") == "isolated" for keys in sections(attachment.config, "firewall"))
     if isolated and not by_iptables and ("isolated", ELEMENT) not in there:
         yield ISOLATION
 
@@ -263,13 +262,13 @@ def doubled_rules(node: Node) -> Iterator[Finding]:
 def running(node: Node) -> Iterator[NodeAttachment]:
     """Yield the running pods that have a link on this node and whose configuration is known."""
     yield from (it for it in node.inventory.attachments
-                if it.state == RUNNING and it.cached and types_of(it.cached.config) and it.links)
+                if it.state == RUNNING and types_of(it.config) and it.links)
 
 
 def masqueraded(attachment: NodeAttachment) -> set[str]:
     """Return the address families in which ADD set up masquerade for the pod."""
-    config = attachment.cached.config if attachment.cached else {}
-    wanted = any(plugin.get("ipMasq") is True for kind in ("bridge", "ptp") for plugin in sections(config, kind))
+    wanted = any(plugin.get("ipMasq") is True for kind in ("bridge", "ptp")
+                 for plugin in sections(attachment.config, kind))
     return pod_families(attachment) if wanted else set()
 
 
@@ -285,8 +284,7 @@ def mapped(attachment: NodeAttachment) -> set[str]:
 
 def pod_families(attachment: NodeAttachment) -> set[str]:
     """Return the address families of the addresses in the result of ADD."""
-    given = (*addresses_of(attachment.cached.result if attachment.cached else {}),)
-    return {family_of(ip) for ip in given or attachment.addresses}
+    return {family_of(ip) for ip in tuple(addresses_of(attachment.result)) or attachment.addresses}
 
 
 def family_of(ip: str) -> str:
