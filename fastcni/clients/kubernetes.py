@@ -90,12 +90,13 @@ class Api:
             return None
 
     def create(self, path: str, document: Object) -> Object:
-        """Create an object, and return the object as the API server has stored it. Raises Conflict, Away."""
+        """Create an object, and return the object as the API server has stored it. Raises Conflict, Away; Invalid also
+        if the object's namespace does not exist."""
         started = time.monotonic()
         try:
             made = self._expect("POST", f"{path}?{MANAGER}", document)
         except Missing as e:
-            raise Away(str(e)) from None
+            raise Invalid(str(e)) from None
         self._note_revision(number_of(made["metadata"]["resourceVersion"]), started)
         return made
 

@@ -152,14 +152,13 @@ def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
 
 
 def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(monkeypatch):
-    """The agent repeated the first Event until the API accepted it, and sent no later Event meanwhile. The API never
-    accepted it, because the Event's namespace had been deleted."""
+    """The agent repeated the first Event until the API accepted it, and sent no later Event meanwhile."""
     monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
     sent = []
 
     def create(path, event):
         if "/gone/" in path:
-            raise Away("status 404: namespaces \"gone\" not found")
+            raise Away("status 500: etcdserver: request timed out")
         sent.append(event["metadata"]["namespace"])
 
     events = UnreadableEvents(SimpleNamespace(create=create), "n1", structlog.testing.CapturingLogger())
@@ -195,6 +194,26 @@ def test_an_event_that_the_api_finds_invalid_is_sent_once(monkeypatch):
         events.close()
     assert sorted(sent) == ["bad", "good"]
     assert [call.args for call in log.calls] == [("kubernetes_event_unsent",)]
+
+
+def test_an_event_in_a_namespace_that_was_deleted_is_sent_once(server, tmp_path, monkeypatch):
+    """Once, the agent sent such an Event again every minute without end."""
+    monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
+    (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
+    server.do(lambda api: api.absent.add("gone"))
+    log = structlog.testing.CapturingLogger()
+    events = UnreadableEvents(open_api(str(tmp_path / "kubeconfig")), "n1", log)
+    for namespace in ("gone", "shop"):
+        events.report("NetworkPolicy", {"name": "web", "namespace": namespace}, "spec: expected an object")
+    events.start()
+    try:
+        assert eventually(lambda: events.api.list_all("/apis/events.k8s.io/v1/namespaces/shop/events"))
+        time.sleep(0.1)                 # ten times RETRY_S
+    finally:
+        events.close()
+    asked = server.do(lambda api: [path for method, path in api.log if method == "POST" and "/gone/" in path])
+    assert len(asked) == 1
+    assert ['namespaces "gone" not found' in call.kwargs["why"] for call in log.calls] == [True]
 
 
 def test_the_command_asks_the_api_too(server, tmp_path):

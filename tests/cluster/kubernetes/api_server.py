@@ -73,6 +73,7 @@ class ApiServer(kmock.KubernetesEmulator):
             for plural, crd in self.crds.items()}
         self.stored = {}                    # {(resource, namespace, name): object}
         self.served = set(KINDS)            # resources that exist without any object
+        self.absent = set()                 # namespaces that do not exist
 
     async def _handle(self, request):
         self.log.append((request.method.value, request.url.path_qs))
@@ -212,6 +213,9 @@ class ApiServer(kmock.KubernetesEmulator):
         body = copy.deepcopy(request.data)
         self._check_body(request, body, crd)
         name = body["metadata"]["name"]
+        if request.namespace in self.absent:
+            raise KubernetesError(status=404, reason="NotFound", message=f'namespaces "{request.namespace}" not found',
+                                  details={"name": request.namespace, "kind": "namespaces"})
         if self._there(request.resource, request.namespace, name):
             raise KubernetesError(status=409, reason="AlreadyExists", message=f'"{name}" already exists',
                                   details={"name": name})
