@@ -164,11 +164,11 @@ class Keeper:
         elif kind in (uapi.RTM_NEWROUTE, uapi.RTM_DELROUTE):
             self.changed = self._is_other_route(kind, payload)
         elif kind in (uapi.RTM_NEWADDR, uapi.RTM_DELADDR):
-            self.changed = rtnl.read_address(payload).index in self.indexes.values()
+            self.changed = rtnl.Address(payload).index in self.indexes.values()
 
     def _is_other_neighbour(self, kind: int, payload: bytes) -> bool:
         """Return whether the kernel notifies that an entry of the State was deleted or has another value."""
-        it = neighbours.read_neighbour(payload)
+        it = neighbours.Neighbour(payload)
         if it.family == uapi.AF_BRIDGE:
             wanted, has = self.tables.stations.get((it.index, it.mac)), it.packed
         else:

@@ -79,7 +79,7 @@ def read_tables(sock: Socket, own: Mapping[int, str], written: Tables) -> Tables
 
 
 def note_neighbour(found: Tables, payload: bytes, own: Collection[int]) -> None:
-    it = neighbours.read_neighbour(payload)
+    it = neighbours.Neighbour(payload)
     if it.index not in own or not it.state & uapi.NUD_PERMANENT:
         return
     if it.family == uapi.AF_BRIDGE:

@@ -106,7 +106,7 @@ class Collector:
     def _connections(self) -> Iterator[Flow]:
         for payload in self.connections.read():
             if payload[0] in conntrack.CTA_IP_SRC and any(map(self.pods.at, conntrack.read_ends(payload))):
-                packet = packets.of_connection(conntrack.read(payload))
+                packet = packets.of_connection(conntrack.Flow(payload))
                 allowing = [self.policies.of_rule(*rule) for rule in self.traces.allowing(packet)]
                 names = ", ".join(dict.fromkeys(filter(None, allowing)))
                 yield self._flow(packet, ALLOWED, POLICY if names else "", names)

@@ -86,20 +86,23 @@ class Flow:
 
     __slots__ = ("family", "protocol", "port", "source", "destination", "source_port", "replier", "replier_port",
                  "translated", "nat", "mark", "tuple", "id", "zone")
-    family: int
-    protocol: int
-    port: int
-    source: bytes
-    destination: bytes
-    source_port: int
-    replier: bytes
-    replier_port: int
-    translated: bytes
-    nat: bool
-    mark: int
-    tuple: bytes
-    id: bytes | None
-    zone: bytes | None
+
+    def __init__(self, payload: bytes) -> None:
+        """Read an IPCTNL_MSG_CT_NEW payload."""
+        found, self.family = attributes(payload, 4), payload[0]
+        sent, answered = (attributes(found.get(kind, b"")) for kind in (CTA_TUPLE_ORIG, CTA_TUPLE_REPLY))
+        ports = attributes(sent.get(CTA_TUPLE_PROTO, b""))
+        self.protocol, self.source_port, self.port = (int.from_bytes(ports.get(kind, b""), "big") for kind in (
+            CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT))
+        ends = attributes(sent.get(CTA_TUPLE_IP, b""))
+        self.source, self.destination = ends.get(CTA_IP_SRC[self.family], b""), ends.get(CTA_IP_DST[self.family], b"")
+        ports = attributes(answered.get(CTA_TUPLE_PROTO, b""))
+        self.replier_port = int.from_bytes(ports.get(CTA_PROTO_SRC_PORT, b""), "big")
+        ends = attributes(answered.get(CTA_TUPLE_IP, b""))
+        self.replier, self.translated = ends.get(CTA_IP_SRC[self.family], b""), ends.get(CTA_IP_DST[self.family], b"")
+        self.nat = bool(int.from_bytes(found.get(CTA_STATUS, b""), "big") & (IPS_SRC_NAT | IPS_DST_NAT))
+        self.mark = int.from_bytes(found.get(CTA_MARK, b""), "big")
+        self.tuple, self.id, self.zone = found.get(CTA_TUPLE_ORIG, b""), found.get(CTA_ID), found.get(CTA_ZONE)
 
 
 def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> list[Flow]:
@@ -113,7 +116,7 @@ def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> l
         if not port:
             batch.be32(CTA_STATUS, IPS_DST_NAT).be32(CTA_STATUS_MASK, IPS_DST_NAT)
 
-    found = [read(payload) for _, payload in
+    found = [Flow(payload) for _, payload in
              wire.dump(sock, IPCTNL_MSG_CT_GET, nfgenmsg(family), f"list flows to port {port}", fill)]
     return [flow for flow in found if flow.protocol == protocol and port in (None, flow.port)]
 
@@ -121,11 +124,10 @@ def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> l
 def list_flows(sock: Socket, ends: Collection[bytes] | None = None) -> list[Flow]:
     """Return the flows of IPv4 and IPv6 whose source or replier is one of `ends`; None: all flows.
 
-    The call takes some milliseconds even without any flow, see find(). read() of a flow takes five times as long as
-    read_ends().
+    The call takes some milliseconds even without any flow, see find(). Flow() takes five times as long as read_ends().
     """
     found = wire.dump(sock, IPCTNL_MSG_CT_GET, nfgenmsg(0), "list flows")
-    return [read(payload) for _, payload in found if payload[0] in CTA_IP_SRC
+    return [Flow(payload) for _, payload in found if payload[0] in CTA_IP_SRC
             and (ends is None or any(end in ends for end in read_ends(payload)))]
 
 
@@ -148,26 +150,6 @@ def read_ends(payload: bytes) -> tuple[bytes, bytes]:
     length = ADDRESS_BYTES[payload[0]]
     second = 4 + int.from_bytes(payload[4:6], ORDER)        # the offset after CTA_TUPLE_ORIG
     return payload[16:16 + length], payload[second + 12:second + 12 + length]
-
-
-def read(payload: bytes) -> Flow:
-    """Read an IPCTNL_MSG_CT_NEW payload as a Flow."""
-    found, flow = attributes(payload, 4), Flow()
-    sent, answered = (attributes(found.get(kind, b"")) for kind in (CTA_TUPLE_ORIG, CTA_TUPLE_REPLY))
-    ports = attributes(sent.get(CTA_TUPLE_PROTO, b""))
-    flow.family = payload[0]
-    flow.protocol, flow.source_port, flow.port = (int.from_bytes(ports.get(kind, b""), "big") for kind in (
-        CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_PROTO_DST_PORT))
-    ends = attributes(sent.get(CTA_TUPLE_IP, b""))
-    flow.source, flow.destination = ends.get(CTA_IP_SRC[flow.family], b""), ends.get(CTA_IP_DST[flow.family], b"")
-    reply_ports = attributes(answered.get(CTA_TUPLE_PROTO, b""))
-    flow.replier_port = int.from_bytes(reply_ports.get(CTA_PROTO_SRC_PORT, b""), "big")
-    ends = attributes(answered.get(CTA_TUPLE_IP, b""))
-    flow.replier, flow.translated = ends.get(CTA_IP_SRC[flow.family], b""), ends.get(CTA_IP_DST[flow.family], b"")
-    flow.nat = bool(int.from_bytes(found.get(CTA_STATUS, b""), "big") & (IPS_SRC_NAT | IPS_DST_NAT))
-    flow.mark = int.from_bytes(found.get(CTA_MARK, b""), "big")
-    flow.tuple, flow.id, flow.zone = found.get(CTA_TUPLE_ORIG, b""), found.get(CTA_ID), found.get(CTA_ZONE)
-    return flow
 
 
 def delete(batch: Batch, flow: Flow) -> Batch:

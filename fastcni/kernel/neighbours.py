@@ -87,14 +87,17 @@ class Neighbour:
     neighbour does not answer), protocol, master (in an FDB entry the index of the bridge)."""
 
     __slots__ = ("family", "index", "state", "flags", "packed", "mac", "protocol", "master")
-    family: int
-    index: int
-    state: int
-    flags: int
-    packed: bytes
-    mac: bytes
-    protocol: int
-    master: int
+
+    def __init__(self, payload: bytes) -> None:
+        """Read an RTM_NEWNEIGH or RTM_DELNEIGH payload. Raises ValueError for a truncated message."""
+        if len(payload) < 12:
+            raise ValueError(f"ndmsg of {len(payload)} bytes")
+        found = attributes(payload, 12)
+        self.family, self.index, self.flags = payload[0], u32(payload[4:8]), payload[10]
+        self.state = int.from_bytes(payload[8:10], ORDER)
+        self.packed, self.mac = found.get(uapi.NDA_DST, b""), found.get(uapi.NDA_LLADDR, b"")
+        self.protocol = int.from_bytes(found.get(uapi.NDA_PROTOCOL, b""), ORDER)
+        self.master = u32(found.get(uapi.NDA_MASTER, b""))
 
     @property
     def static(self) -> bool:
@@ -105,16 +108,3 @@ class Neighbour:
     def ours(self) -> bool:
         """Return whether this is a neighbour that new_neighbour() has made."""
         return self.protocol == PROTOCOL
-
-
-def read_neighbour(payload: bytes) -> Neighbour:
-    """Read an RTM_NEWNEIGH or RTM_DELNEIGH payload as a Neighbour. Raises ValueError for a truncated message."""
-    if len(payload) < 12:
-        raise ValueError(f"ndmsg of {len(payload)} bytes")
-    found, it = attributes(payload, 12), Neighbour()
-    it.family, it.index, it.flags = payload[0], u32(payload[4:8]), payload[10]
-    it.state = int.from_bytes(payload[8:10], ORDER)
-    it.packed, it.mac = found.get(uapi.NDA_DST, b""), found.get(uapi.NDA_LLADDR, b"")
-    it.protocol = int.from_bytes(found.get(uapi.NDA_PROTOCOL, b""), ORDER)
-    it.master = u32(found.get(uapi.NDA_MASTER, b""))
-    return it

@@ -77,29 +77,22 @@ class Rule:
     (0: none), priority, protocol (the originator, 0 for none)."""
 
     __slots__ = ("source", "prefix", "table", "priority", "protocol")
-    source: bytes
-    prefix: int
-    table: int
-    priority: int
-    protocol: int
+
+    def __init__(self, payload: bytes) -> None:
+        """Read an RTM_NEWRULE payload. Raises ValueError for a truncated message."""
+        if len(payload) < 12:
+            raise ValueError(f"fib_rule_hdr of {len(payload)} bytes")
+        found = attributes(payload, 12)
+        self.source, self.prefix = found.get(uapi.FRA_SRC, b""), payload[2]
+        table = rtnl.u32(found[uapi.FRA_TABLE]) if uapi.FRA_TABLE in found else payload[4]
+        self.table = table if payload[7] == uapi.FR_ACT_TO_TBL else 0
+        self.priority = rtnl.u32(found.get(uapi.FRA_PRIORITY, b""))
+        self.protocol = found.get(uapi.FRA_PROTOCOL, b"\0")[0]
 
     @property
     def host(self) -> bool:
         """Return whether the rule matches a single source address."""
         return bool(self.source) and self.prefix == 8 * len(self.source)
-
-
-def read_rule(payload: bytes) -> Rule:
-    """Read an RTM_NEWRULE payload as a Rule. Raises ValueError for a truncated message."""
-    if len(payload) < 12:
-        raise ValueError(f"fib_rule_hdr of {len(payload)} bytes")
-    found, it = attributes(payload, 12), Rule()
-    it.source, it.prefix = found.get(uapi.FRA_SRC, b""), payload[2]
-    table = rtnl.u32(found[uapi.FRA_TABLE]) if uapi.FRA_TABLE in found else payload[4]
-    it.table = table if payload[7] == uapi.FR_ACT_TO_TBL else 0
-    it.priority = rtnl.u32(found.get(uapi.FRA_PRIORITY, b""))
-    it.protocol = found.get(uapi.FRA_PROTOCOL, b"\0")[0]
-    return it
 
 
 def put_node_route(batch: Batch, dst: bytes, prefix: int, index: int, *, gateway: bytes = b"", onlink: bool = False,

@@ -341,24 +341,15 @@ class Address:
     """The fields of an RTM_NEWADDR that fastcni uses: index (the link's), packed, prefix, scope, flags."""
 
     __slots__ = ("index", "packed", "prefix", "scope", "flags")
-    packed: bytes
-    index: int
-    prefix: int
-    scope: int
-    flags: int
 
-
-def read_address(payload: bytes) -> Address:
-    """Read an RTM_NEWADDR payload as an Address. Raises ValueError for a truncated message."""
-    if len(payload) < 8:
-        raise ValueError(f"ifaddrmsg of {len(payload)} bytes")
-    found = attributes(payload, 8)
-    address = Address()
-    address.prefix, address.scope = payload[1], payload[3]
-    address.index = u32(payload[4:8])
-    address.packed = found.get(uapi.IFA_LOCAL) or found.get(uapi.IFA_ADDRESS, b"")
-    address.flags = u32(found[uapi.IFA_FLAGS]) if uapi.IFA_FLAGS in found else payload[2]
-    return address
+    def __init__(self, payload: bytes) -> None:
+        """Read an RTM_NEWADDR payload. Raises ValueError for a truncated message."""
+        if len(payload) < 8:
+            raise ValueError(f"ifaddrmsg of {len(payload)} bytes")
+        found = attributes(payload, 8)
+        self.prefix, self.scope, self.index = payload[1], payload[3], u32(payload[4:8])
+        self.packed = found.get(uapi.IFA_LOCAL) or found.get(uapi.IFA_ADDRESS, b"")
+        self.flags = u32(found[uapi.IFA_FLAGS]) if uapi.IFA_FLAGS in found else payload[2]
 
 
 def route(batch: Batch, dst: bytes, prefix: int, *, index: int, gateway: bytes | None = None,

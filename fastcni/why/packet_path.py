@@ -65,7 +65,7 @@ def _rtmsg(destination: bytes, source: bytes) -> bytes:
 def neighbour(sock: Socket, index: int, packed: bytes) -> Neighbour | None:
     """Return the neighbour entry of an address on a link; None if there is no entry."""
     replies = wire.look_up(sock, neighbours.get_neighbour(Batch(), index, packed))
-    return neighbours.read_neighbour(replies[0][1]) if replies else None
+    return neighbours.Neighbour(replies[0][1]) if replies else None
 
 
 def station(sock: Socket, bridge: int, mac: bytes) -> Neighbour | None:
@@ -77,7 +77,7 @@ def station(sock: Socket, bridge: int, mac: bytes) -> Neighbour | None:
         if e.errno != ENODEV:
             raise
         return None
-    return neighbours.read_neighbour(replies[0][1]) if replies else None
+    return neighbours.Neighbour(replies[0][1]) if replies else None
 
 
 def bridge_port(sock: Socket, index: int) -> dict[int, int]:
@@ -110,7 +110,7 @@ class Tracked:
     __slots__ = ("flow", "seen_as", "seen_port")
 
     def __init__(self, payload: bytes) -> None:
-        self.flow = conntrack.read(payload)
+        self.flow = conntrack.Flow(payload)
         answered = attributes(attributes(payload, 4).get(conntrack.CTA_TUPLE_REPLY, b""))
         ends, ports = (attributes(answered.get(kind, b"")) for kind in (
             conntrack.CTA_TUPLE_IP, conntrack.CTA_TUPLE_PROTO))

@@ -38,7 +38,7 @@ def mutated(rng, data):
     return bytes(data)
 
 
-READERS = (rtnl.read_link, rtnl.read_address, rtnl.read_route, nft_elements.read_elements, nft_rules.read_rule,
+READERS = (rtnl.read_link, rtnl.Address, rtnl.read_route, nft_elements.read_elements, nft_rules.read_rule,
            nft.read_chain, _netlink.attributes, _netlink.attribute_list, _rtnetlink.read_link)
 
 

@@ -139,7 +139,7 @@ PROMISES = [
           ("self.changed = rtnl.is_of_link(payload) and (", "self.changed = False and ("),
           ("self.changed = self._is_other_neighbour(kind, payload)", "self.changed = False"),
           ("self.changed = self._is_other_route(kind, payload)", "self.changed = False"),
-          ("self.changed = rtnl.read_address(payload).index in self.indexes.values()", "self.changed = False"),
+          ("self.changed = rtnl.Address(payload).index in self.indexes.values()", "self.changed = False"),
           ("kind == uapi.RTM_DELROUTE or wanted", "wanted"),
           ("kept = kind == uapi.RTM_NEWNEIGH and ", "kept = "))),
     Promise("unit/kit/ipam/cluster/test_away.py::"

@@ -76,7 +76,7 @@ class Routes:
         found = set()
         for family in (uapi.AF_INET, uapi.AF_INET6):
             for _, payload in wire.dump(self.sock, uapi.RTM_GETRULE, routing.fib_rule_hdr(family), "list rules"):
-                it = routing.read_rule(payload)
+                it = routing.Rule(payload)
                 if it.priority == PRIORITY and it.protocol == PROTOCOL and it.host:
                     found.add((it.source, it.table))
         return found

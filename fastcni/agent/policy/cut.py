@@ -143,7 +143,7 @@ def tracked(sock: Socket, redirected: Sequence[Redirected]) -> list[Flow]:
     these flows takes less time than a list of all flows. Raises OSError."""
     asked = wire.in_batches(redirected[:MAX_ASKED], lambda batch, each: conntrack.get(
         batch, each.protocol, each.ends, each.ports), MAX_DELETED)
-    return [conntrack.read(payload) for batch in asked for _, payload in wire.exchange(sock, batch, (ENOENT,))]
+    return [conntrack.Flow(payload) for batch in asked for _, payload in wire.exchange(sock, batch, (ENOENT,))]
 
 
 def forbidden(flows: Iterable[Flow], state: State) -> list[Flow]:

@@ -10,5 +10,5 @@ FAMILIES = (uapi.AF_INET, uapi.AF_INET6)
 def node_addresses() -> set[bytes]:
     """Return all addresses, packed, in the calling thread's network namespace. Raises OSError."""
     with wire.open_socket() as sock:
-        return {rtnl.read_address(payload).packed for family in FAMILIES for _, payload in wire.dump(
+        return {rtnl.Address(payload).packed for family in FAMILIES for _, payload in wire.dump(
             sock, uapi.RTM_GETADDR, rtnl.ifaddrmsg(family, 0, 0), "list addresses")}

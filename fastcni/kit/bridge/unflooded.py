@@ -205,7 +205,7 @@ def named(sock: Socket, bridge: int, ips: Sequence[bytes]) -> list[Neighbour]:
 
 def every_one(sock: Socket, bridge: int = 0) -> list[Neighbour]:
     """Return the neighbours of a bridge, of both families. bridge: its index; 0: return the neighbours of all links."""
-    found = [neighbours.read_neighbour(payload) for family in find.FAMILIES for _, payload in
+    found = [neighbours.Neighbour(payload) for family in find.FAMILIES for _, payload in
              wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(family), "list neighbours",
                        lambda batch: batch.u32(uapi.NDA_IFINDEX, bridge) if bridge else None)]
     return [it for it in found if bridge in (0, it.index)]      # a kernel without strict checking ignores NDA_IFINDEX
@@ -213,7 +213,7 @@ def every_one(sock: Socket, bridge: int = 0) -> list[Neighbour]:
 
 def every_station(sock: Socket) -> list[Neighbour]:
     """Return the static FDB entries of all bridges. Raises NetlinkError."""
-    found = [neighbours.read_neighbour(payload) for _, payload in
+    found = [neighbours.Neighbour(payload) for _, payload in
              wire.dump(sock, uapi.RTM_GETNEIGH, neighbours.ndmsg(uapi.AF_BRIDGE), "list FDB entries")]
     return [it for it in found if it.static]
 
@@ -228,7 +228,7 @@ def stations(sock: Socket, bridge: int, macs: Iterable[bytes]) -> dict[bytes, Ne
 def _attempt(sock: Socket, batch: Batch) -> list[Neighbour]:
     """Send requests about entries, which may not exist. Return the entries in the answers."""
     replies = wire.exchange(sock, batch, (ENOENT,))
-    return [neighbours.read_neighbour(payload) for kind, payload in replies if kind == uapi.RTM_NEWNEIGH]
+    return [neighbours.Neighbour(payload) for kind, payload in replies if kind == uapi.RTM_NEWNEIGH]
 
 
 def check(req: Request, conf: Conf, link: Port) -> None:

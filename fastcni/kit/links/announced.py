@@ -78,7 +78,7 @@ def wait_for_addresses(sock: Socket, watcher: Socket, link: Link) -> None:
                                        f"list IPv6 addresses of {link.name}"):
             if kind != uapi.RTM_NEWADDR:
                 continue
-            item = rtnl.read_address(payload)
+            item = rtnl.Address(payload)
             if item.index == link.index and item.flags & uapi.IFA_F_DADFAILED:
                 raise CniError(errors.INTERNAL, f'failed to settle addresses for "{link.name}": link {link.name} has '
                                f"address {ip_text(item.packed)} in DADFAILED state")

@@ -83,7 +83,7 @@ def addresses(sock: Socket, index: int, families: Iterable[int] = FAMILIES) -> l
             return []
         for kind, payload in messages:
             if kind == uapi.RTM_NEWADDR:
-                item = rtnl.read_address(payload)
+                item = rtnl.Address(payload)
                 if item.index == index:         # a kernel without strict checking lists the addresses of all links
                     found.append(item)
     return found

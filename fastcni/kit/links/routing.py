@@ -37,7 +37,7 @@ def routes(sock: Socket, families: Iterable[int]) -> Routes:
 
 def rules(sock: Socket, families: Iterable[int]) -> Rules:
     """Return the routing rules."""
-    return [(routing.read_rule(payload), payload) for family in families
+    return [(routing.Rule(payload), payload) for family in families
             for kind, payload in wire.dump(sock, uapi.RTM_GETRULE, routing.fib_rule_hdr(family), "list routing rules")
             if kind == uapi.RTM_NEWRULE]
 

@@ -96,7 +96,7 @@ class NeighbourWatch:
         self.lost_stations += [it for key, it in stations.items() if key not in self.stations]
 
     def _receive(self, kind: int, payload: bytes) -> None:
-        it = neighbours.read_neighbour(payload)
+        it = neighbours.Neighbour(payload)
         if it.family == uapi.AF_BRIDGE:
             if not it.static:
                 return

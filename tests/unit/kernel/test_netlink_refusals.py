@@ -251,7 +251,7 @@ def test_acks_of_garbage_are_a_value_error_or_three_plain_values(kind, flags, pa
 
 
 @pytest.mark.parametrize("read, header", [
-    (rtnl.read_link, 16), (rtnl.read_address, 8), (rtnl.read_route, 12),
+    (rtnl.read_link, 16), (rtnl.Address, 8), (rtnl.read_route, 12),
     (nft_elements.read_elements, 4), (nft_rules.read_rule, 4), (nft.read_chain, 4),
 ], ids=lambda value: getattr(value, "__name__", None))
 def test_readers_of_verbs_refuse_garbage_with_a_value_error_or_read_it(read, header):

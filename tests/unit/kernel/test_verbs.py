@@ -144,9 +144,9 @@ def test_an_address_is_deleted():
 @pytest.mark.parametrize("flags, expected", [(b"", 0x80), (attr(uapi.IFA_FLAGS, struct.pack("=I", 0x240)), 0x240)])
 def test_an_address_message_is_read(flags, expected):
     payload = struct.pack("=BBBBI", 2, 16, 0x80, 253, 7) + attr(uapi.IFA_ADDRESS, GATEWAY) + flags
-    found = rtnl.read_address(payload + attr(uapi.IFA_LOCAL, ADDRESS))
+    found = rtnl.Address(payload + attr(uapi.IFA_LOCAL, ADDRESS))
     assert (found.index, found.packed, found.prefix, found.scope, found.flags) == (7, ADDRESS, 16, 253, expected)
-    assert rtnl.read_address(payload).packed == GATEWAY
+    assert rtnl.Address(payload).packed == GATEWAY
 
 
 def test_a_default_route_has_no_destination():

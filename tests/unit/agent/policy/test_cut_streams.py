@@ -4,6 +4,7 @@ import itertools
 import socket
 import subprocess
 import time
+from types import SimpleNamespace
 
 import pytest
 from unit.agent.policy.pods import ADDRESSES, UDP
@@ -12,7 +13,6 @@ from unit.agent.policy.test_cut import LABELS, policed  # noqa: F401 - a fixture
 
 from fastcni.agent.policy import cut
 from fastcni.agent.policy.attached import Attachment
-from fastcni.kernel import conntrack
 from fastcni.kernel.nft_elements import concat, protocol
 from fastcni.spec.address import read_ip
 from fastcni.testing.witnesses import eventually
@@ -157,8 +157,6 @@ def test_more_answers_than_a_set_holds_are_dropped_by_their_addresses(policed, m
 
 def flow(source, destination, port):
     """Return a UDP flow to port 80."""
-    it = conntrack.Flow()
-    it.family, it.protocol, it.source_port, it.port, it.replier_port = socket.AF_INET, UDP, port, 80, 80
-    it.mark = 0
+    it = SimpleNamespace(family=socket.AF_INET, protocol=UDP, source_port=port, port=80, replier_port=80, mark=0)
     it.source, it.destination, it.replier = (read_ip(ADDRESSES[name][0]) for name in (source, destination, destination))
     return it
