@@ -116,13 +116,13 @@ class Policies:
         self.leaving = Leaving(self.compiler, settings.state)
         self.leaving.keep_replaced()
         with ExitStack() as opened:             # after an error, close all; the caller tries again
-            self.tunnels = opened.enter_context(closing(tunnels.watch()))
-            self.renames = opened.enter_context(closing(renames.watch()))
+            self.tunnels = opened.enter_context(tunnels.watch())
+            self.renames = opened.enter_context(renames.watch())
             self.ports = opened.enter_context(closing(ports.Finder()))
             self.engine = opened.enter_context(closing(Engine(self.compiler, offload=settings.flowtable)))
             self._close_unrecorded()
-            self.events = opened.enter_context(closing(wire.open_socket(uapi.NETLINK_NETFILTER,
-                                                                        groups=(uapi.NFNLGRP_NFTABLES,))))
+            self.events = opened.enter_context(wire.open_socket(uapi.NETLINK_NETFILTER,
+                                                                groups=(uapi.NFNLGRP_NFTABLES,)))
             wire.set_buffer_size(self.events, EVENT_BYTES)
             try:
                 self.requests = opened.enter_context(closing(Requests(settings.socket, self._answer)))
