@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fastcni.daemon.log import Logger
     from fastcni.dhcp.flags import Flags
 
-    Waiter = Callable[[str, "Client | None"], object]    # called with (why there is no lease or "", the client)
+    Waiter = Callable[[str, "Client"], object]    # called with (why there is no lease or "", the client)
 
     class World(Protocol):
         """The methods by which a client uses its environment. Times are seconds of CLOCK_BOOTTIME."""

@@ -219,24 +219,18 @@ class Engine:
         """Read all packets that wait on the socket, until the client closes the socket."""
         while client.sock is ear:
             try:
-                if not self._read_one(client, ear):
+                if not (found := packet_sockets.receive(ear.sock)):
                     return
+                packet, mac, complete = found
+                if not ear.arp:
+                    client.received(packets.decode(frames.payload(packet, complete)), mac)
+                elif client.offered and frames.conflicts(packet, client.mac, client.offered.address):
+                    client.event(states.CONFLICT)
             except (frames.FrameError, packets.PacketError) as e:
                 self.log.debug("packet_ignored", lease=client.owner.name, why=str(e))
             except OSError as e:        # the link went down; when the timer expires, the client opens a new socket
                 self.log.debug("socket_failed", lease=client.owner.name, why=str(e))
                 self.quiet(client)
-
-    def _read_one(self, client: Client, ear: Ear) -> bool:
-        found = packet_sockets.receive(ear.sock)
-        if not found:
-            return False
-        packet, mac, complete = found
-        if not ear.arp:
-            client.received(packets.decode(frames.payload(packet, complete)), mac)
-        elif client.offered and frames.conflicts(packet, client.mac, client.offered.address):
-            client.event(states.CONFLICT)
-        return True
 
     # The World of a client: files, addresses, plugins -----------------------------------------------
 

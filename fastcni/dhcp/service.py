@@ -124,9 +124,12 @@ class Connection:
         if method == rpc.STATUS:
             self._answer(header, {})
         elif method == rpc.ALLOCATE:
-            def waiter(error: str, client: Client | None) -> None:
+            def waiter(error: str, client: Client) -> None:
                 self.waiter = None
-                self._settled(header, error, client)
+                if error or client.lease is None:
+                    self._answer(header, None, error or "the lease is gone")
+                else:
+                    self._answer(header, rpc.to_result(result_of(client.lease, client.owner.priority)))
 
             owner = owner_of(args, self.engine.root)
             self.waiter = waiter
@@ -141,12 +144,6 @@ class Connection:
         else:
             self._answer(header, None, f"{rpc.NO_METHOD}method {method}" if "." in method
                          else f"rpc: service/method request ill-formed: {method}")
-
-    def _settled(self, header: dict[str, Any], error: str, client: Client | None) -> None:
-        if error or client is None or client.lease is None:
-            self._answer(header, None, error or "the lease is gone")
-        else:
-            self._answer(header, rpc.to_result(result_of(client.lease, client.owner.priority)))
 
     def _answer(self, header: dict[str, Any], result: dict[str, Any] | None, error: str = "") -> None:
         self._send(rpc.answer(self.encoder, header, result, error))
