@@ -60,7 +60,7 @@ class EtcdStore(EtcdNodes):
     def join_space(self, node: str, boot_id: str, space: str, wanted: dict[str, int], new: bool = False) -> Joined:
         log = self.log()
         reads = [get(self.keys.grid(space)), get(*below(self.keys.own(node, space))),
-                 get(*below(self.keys.ip_claims(space))), get(self.keys.log())]
+                 get(*below(self.keys.ip_claim(space))), get(self.keys.log())]
         me, (grids, own, ip_claims, logs) = self._join(node, boot_id, "", reads, new)
         complete = ("etcd", logs[0].revision, int(logs[0].value) - logs[0].revision) if logs else None
         if complete is None and log is not None:
@@ -110,7 +110,7 @@ class EtcdStore(EtcdNodes):
         if node:
             found = self._indexed(Block, self.etcd.read_range(*below(self.keys.own(node)))[0], "blk")
         else:
-            found = self._all(Block, self.keys.blocks(space))
+            found = self._all(Block, self.keys.block(space))
         return [block for block in found if space in ("", block.space) and node in ("", block.node)]
 
     def claim(self, me: Node, wanted: Sequence[tuple[str, str]]) -> list[Block]:
@@ -201,7 +201,7 @@ class EtcdStore(EtcdNodes):
         if pod:
             found = self._indexed(IPClaim, self.etcd.read_range(*below(self.keys.pod(pod)))[0], "ip")
         else:
-            found = self._all(IPClaim, self.keys.ip_claims(space))
+            found = self._all(IPClaim, self.keys.ip_claim(space))
         return [one for one in found
                 if space in ("", one.space) and node in ("", one.node) and pod in ("", one.pod)]
 
@@ -220,7 +220,7 @@ class EtcdStore(EtcdNodes):
                 left = [each for each, answer in zip(left, outcome.answers[1:], strict=True) if answer]
 
     def uses(self, space: str = "") -> list[Use]:
-        return self._all(Use, self.keys.uses(space))
+        return self._all(Use, self.keys.use(space))
 
     def watch(self, changed: Callable[[Event], object], stop: Callable[[], bool]) -> None:
         self.watched.run(changed, stop)

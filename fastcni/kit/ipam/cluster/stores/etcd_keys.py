@@ -32,18 +32,16 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """The keys below a prefix. A key that ends with "/" is a prefix of several keys."""
+    """The keys below a prefix. A key that ends with "/" is a prefix of several keys: without its last arguments, a
+    method returns the prefix of the keys of a space, a node or a pod, or of all keys of the kind."""
 
     __slots__ = ("prefix",)
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix.rstrip("/")
 
-    def blocks(self, space: str = "") -> str:
-        return f"{self.prefix}/blk/{escape(space)}/" if space else f"{self.prefix}/blk/"
-
-    def block(self, space: str, cidr: str) -> str:
-        return f"{self.prefix}/blk/{escape(space)}/{cidr}"
+    def block(self, space: str = "", cidr: str = "") -> str:
+        return f"{self.prefix}/blk/{escape(space)}/{cidr}" if space else f"{self.prefix}/blk/"
 
     def grid(self, space: str) -> str:
         return f"{self.prefix}/cfg/{escape(space)}"
@@ -51,11 +49,8 @@ class Keys:
     def log(self) -> str:
         return f"{self.prefix}/log"
 
-    def ip_claims(self, space: str = "") -> str:
-        return f"{self.prefix}/ip/{escape(space)}/" if space else f"{self.prefix}/ip/"
-
-    def ip_claim(self, space: str, text: str) -> str:
-        return f"{self.prefix}/ip/{escape(space)}/{hexadecimal(text)}"
+    def ip_claim(self, space: str = "", text: str = "") -> str:
+        return f"{self.prefix}/ip/{escape(space)}/{text and hexadecimal(text)}" if space else f"{self.prefix}/ip/"
 
     def ip_claims_in(self, space: str, cidr: str) -> tuple[str, str]:
         """Return the range of keys of a block's IPClaims: the first key, and the key after the last."""
@@ -63,7 +58,7 @@ class Keys:
         first = hexadecimal(network)
         digits = len(first) - 2
         last = int(first[2:], 16) | ((1 << (4 * digits - int(prefix))) - 1)
-        start = self.ip_claims(space)
+        start = self.ip_claim(space)
         return f"{start}{first}", f"{start}{first[:2]}{last:0{digits}x}\0"
 
     def nodes(self) -> str:
@@ -80,11 +75,8 @@ class Keys:
         start = f"{self.prefix}/pod/{escape(pod)}/"
         return f"{start}{escape(ip_claim.space)}/{hexadecimal(ip_claim.address)}" if ip_claim else start
 
-    def uses(self, space: str = "") -> str:
-        return f"{self.prefix}/use/{escape(space)}/" if space else f"{self.prefix}/use/"
-
-    def use(self, space: str, cidr: str) -> str:
-        return f"{self.prefix}/use/{escape(space)}/{cidr}"
+    def use(self, space: str = "", cidr: str = "") -> str:
+        return f"{self.prefix}/use/{escape(space)}/{cidr}" if space else f"{self.prefix}/use/"
 
     def indexed(self, key: str, kind: str) -> str:
         """Return the key of the Block (kind "blk") or IPClaim ("ip") that an index key of own/ or pod/ points to."""
@@ -93,7 +85,7 @@ class Keys:
 
     def watched(self) -> tuple[str, str]:
         """Return the range of the keys of Blocks, block sizes, IPClaims and Nodes."""
-        return self.blocks(), f"{self.prefix}/node0"
+        return self.block(), f"{self.prefix}/node0"
 
 
 def escape(name: str) -> str:

@@ -86,9 +86,9 @@ class Copy:
             self._update_node(name)
 
     def _kind(self, key: str) -> Any:
-        if key.startswith(self.keys.blocks()):
+        if key.startswith(self.keys.block()):
             return Block
-        return IPClaim if key.startswith(self.keys.ip_claims()) else None
+        return IPClaim if key.startswith(self.keys.ip_claim()) else None
 
     def _update_node(self, name: str) -> None:
         old = self.nodes.pop(name, None)
