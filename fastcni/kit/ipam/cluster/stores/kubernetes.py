@@ -174,14 +174,12 @@ class KubernetesStore(NodeObjects):
             except (Fenced, Changed):
                 self._undo(BLOCKS, document, seen)
                 raise
-            mine: Block = to_record(BLOCKS, document)
-            return mine
+            return block_of(document, block.space, block.cidr)
 
     def share(self, space: str, cidr: str) -> Block:
         """Implement Store.share() of contract.py."""
         document, _ = self._make(states.share(states.free(space, cidr, time.time())))
-        block: Block = to_record(BLOCKS, document)
-        return states.share(block)
+        return states.share(block_of(document, space, cidr))
 
     def give_back(self, block: Block) -> bool:
         """Implement Store.give_back() of contract.py."""

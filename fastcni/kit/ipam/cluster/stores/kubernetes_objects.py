@@ -23,6 +23,7 @@ from fastcni.spec import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     Object = dict[str, Any]
@@ -124,23 +125,17 @@ def spec_of(record: Node | Block | IPClaim | Use) -> Object:
     for name in record.__slots__:
         if name not in LEFT_OUT:
             value: Any = getattr(record, name)
-            spec[RENAMED.get(name, name)] = None if value == "" else to_value(name, value)
+            spec[RENAMED.get(name, name)] = None if value == "" else converted(name, value, to_time)
     return spec
 
 
-def to_value(name: str, value: Any) -> Any:
+def converted(name: str, value: Any, convert_time: Callable[[Any], Any]) -> Any:
+    """Return the value of a field with converted times. Holders have no empty fields."""
     if name in TIMES:
-        return to_time(value)
+        return convert_time(value)
     if name == "holders":
-        return [{key: to_value(key, held) for key, held in holder.items() if held != ""} for holder in value]
-    return value
-
-
-def from_value(name: str, value: Any) -> Any:
-    if name in TIMES:
-        return read_time(value)
-    if name == "holders":
-        return [{key: from_value(key, held) for key, held in holder.items()} for holder in value]
+        return [{key: converted(key, held, convert_time) for key, held in holder.items() if held != ""}
+                for holder in value]
     return value
 
 
@@ -169,7 +164,7 @@ def to_record(plural: str, document: Object) -> Any:
     """Return the record of an object. A Node gets the stored `state`, without regard to heartbeats, and `seen` 0."""
     known = RECORDS[plural]
     spec = document.get("spec") or {}
-    fields = {name: from_value(name, spec[key]) for name in known.__slots__
+    fields = {name: converted(name, spec[key], read_time) for name in known.__slots__
               if (key := RENAMED.get(name, name)) in spec and name not in LEFT_OUT}
     if plural == NODES:
         fields["seen"] = 0.0
