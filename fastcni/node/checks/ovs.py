@@ -30,7 +30,7 @@ def ports(node: Node) -> Iterator[Finding]:
     by_address: dict[str, dict[str, list[NodeAttachment]]] = defaultdict(lambda: defaultdict(list))
     for it in node.inventory.attachments:
         if it.state == RUNNING and is_on_ovs(it) and host_of(it):
-            address, bridge = place_of(it, next(sections(it.config, KIND)))
+            address, bridge = place_of(it, next(sections(it.config, KIND), {}))
             by_address[address][bridge].append(it)
     for address, by_bridge in by_address.items():
         known = Names(address, answers=True)
@@ -70,9 +70,11 @@ def is_on_ovs(attachment: NodeAttachment) -> bool:
 
 def has_vlans(known: Names, attachment: NodeAttachment, bridge: str, address: str, unseen: list[str]) -> bool:
     """Return whether the pod's port has the VLANs that ADD gives it. Return True also if these VLANs are unknown."""
+    keys = next(sections(attachment.config, KIND), None)
+    if keys is None:
+        return True
     try:
-        conf = ovs_conf.with_file(ovs_conf.read_keys(Section(next(sections(attachment.config, KIND)))),
-                                  ovs_conf.read_keys)
+        conf = ovs_conf.with_file(ovs_conf.read_keys(Section(keys)), ovs_conf.read_keys)
         return known.has_vlans(host_of(attachment), conf, known.vlan_of(conf, bridge, address))
     except CniError as e:
         text = f"VLANs of ports of the bridge {bridge} of Open vSwitch: {e}"

@@ -1,8 +1,12 @@
 """`fastcni doctor` on networks that share a subnet, a bridge or an address space."""
 
+from types import SimpleNamespace
+
 import pytest
 from unit.node.conftest import LIST
 
+from fastcni.node.attachments.attachment import RUNNING, Cached, Inventory, NodeAttachment
+from fastcni.node.checks import ovs
 from fastcni.node.checks.doctor import CHECKS
 from fastcni.testing.namespaces import run
 
@@ -101,3 +105,17 @@ def test_pods_with_one_address_by_their_configurations(directories, host_netns, 
     found = findings(fastcni, "duplicate-addresses")
     assert len(found) == expected and "2 running pods have the address 10.88.0.5: c0/eth0, c1/eth0" in found[0]["what"]
     assert "delete all but one" in found[0]["do"]
+
+
+def test_a_pod_of_ovs_whose_cache_file_has_no_configuration_is_looked_up_in_the_usual_database(monkeypatch):
+    """doctor ended with RuntimeError, "generator raised StopIteration": libcni before 0.8 caches no configuration, so the
+    pod's types came from the network's present one."""
+    result = {"interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": "/run/netns/pod"}]}
+    pod = NodeAttachment("net", "c1", "eth0", RUNNING, "", plugins=("ovs",), cached=Cached("", result=result))
+    ports = {"veth1"}
+    known = SimpleNamespace(error=None, trouble="", bridges=(), has=lambda port, bridge: port in ports)
+    monkeypatch.setattr(ovs, "Names", lambda address, answers: known)
+    node = SimpleNamespace(inventory=Inventory((pod,)), unseen=[])
+    assert list(ovs.ports(node)) == node.unseen == []
+    ports.clear()
+    assert list(ovs.ports(node)) == []          # the file of the result no longer exists: a DEL runs
