@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import time
 
-from fastcni.clients.away import Away
+from fastcni.clients.away import Away, Rejected
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.clients.kubernetes import Api, Conflict, Missing
 from fastcni.clients.kubernetes_watch import watch_all
@@ -314,8 +314,9 @@ class KubernetesStore(NodeObjects):
 
     def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
         """Implement Store.write_uses() of contract.py. An IPBlock owns its IPUse, so that Kubernetes removes the IPUse
-        with the IPBlock."""
+        with the IPBlock. If the API server rejects an IPUse, the others are written before the error is raised."""
         self.check_epoch(me)
+        rejected: Rejected | None = None
         own = {(block.space, block.cidr): document for block, document in self.list_of(BLOCKS, node=me.name)}
         for use in uses:
             if block := own.get((use.space, use.cidr)):
@@ -323,7 +324,12 @@ class KubernetesStore(NodeObjects):
                 document["metadata"]["ownerReferences"] = [{
                     "apiVersion": API_VERSION, "kind": "IPBlock", "name": block["metadata"]["name"],
                     "uid": block["metadata"]["uid"]}]
-                self._write_use(document, to_patch(spec_of(use)))
+                try:
+                    self._write_use(document, to_patch(spec_of(use)))
+                except Rejected as e:
+                    rejected = rejected or e
+        if rejected:
+            raise rejected
 
     def _write_use(self, document: Object, changes: Object) -> None:
         changes["metadata"]["ownerReferences"] = document["metadata"]["ownerReferences"]
