@@ -90,17 +90,16 @@ def serve(path: str, cache_dir: str, dhcp: bool, dhcp_socket: str, dhcp_leases: 
     if detached:
         log = leave_caller(log)
     beside: list[Callable[[Logger], Beside]] = [partial(dhcp_daemon, dhcp_socket, dhcp_leases)] if dhcp else []
-    collectors = agent_collectors() if agent_options is not None and options["metrics"] else []
     parts = [last_flows(cache_dir)] if keep_flows else []
+    of_agent, of_flows = make_collectors(agent_options is not None, parts) if options["metrics"] else ([], [])
     if agent_options is not None:
         from fastcni.cli.agent import make_agent_thread
 
-        beside.append(make_agent_thread(agent_options, collectors))
-    receivers = [it.receive for it in collectors]
+        beside.append(make_agent_thread(agent_options, of_agent))
     try:
         status = run(path, Options(
-            node=Served(cache_dir), log=log, receivers=receivers, beside=beside,
-            parts=parts, collectors=[*collectors, *(flow_collectors(parts) if options["metrics"] else ())], **options))
+            node=Served(cache_dir), log=log, receivers=[it.receive for it in of_agent], beside=beside,
+            parts=parts, collectors=[*of_agent, *of_flows], **options))
     except ListenError as e:
         raise CniError(errors.IO_FAILURE, str(e)) from e
     raise SystemExit(status)
@@ -119,14 +118,15 @@ def leave_caller(log: LogOptions) -> LogOptions:
     return log._replace(level="warning")        # the log is a file in memory that nothing rotates
 
 
-def agent_collectors() -> "list[AgentCollector]":
-    """Return the Prometheus collectors of --agent; [] if prometheus_client is not installed, which the server
-    reports."""
+def make_collectors(agent: bool, parts: "Iterable[LastFlows]") -> "tuple[list[AgentCollector], list[FlowsCollector]]":
+    """Return the Prometheus collectors of the agent, if it runs in the server, and of the parts of --flows. Return no
+    collectors if prometheus_client is not installed, which the server reports."""
     try:
         from fastcni.agent.metrics import AgentCollector
+        from fastcni.flows.metrics import FlowsCollector
     except ImportError:
-        return []
-    return [AgentCollector()]
+        return [], []
+    return [AgentCollector()] if agent else [], [*map(FlowsCollector, parts)]
 
 
 def last_flows(cache_dir: str) -> "LastFlows":
@@ -135,15 +135,6 @@ def last_flows(cache_dir: str) -> "LastFlows":
     from fastcni.flows.last_flows import LastFlows
 
     return LastFlows(lambda: open_collector("", [cache_dir] if cache_dir else ()))
-
-
-def flow_collectors(parts: "Iterable[LastFlows]") -> "list[FlowsCollector]":
-    """Return the Prometheus collectors of --flows; [] if prometheus_client is not installed."""
-    try:
-        from fastcni.flows.metrics import FlowsCollector
-    except ImportError:
-        return []
-    return [*map(FlowsCollector, parts)]
 
 
 def dhcp_daemon(path: str, leases: str, log: Logger) -> "Daemon":

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from os import PathLike
 
 from fastcni.launcher import files, replaced
 from fastcni.launcher.identify import Program, identify, is_own_file
-from fastcni.launcher.install import InstallError
-
-StrPath = str | PathLike[str]
+from fastcni.launcher.install import InstallError, StrPath
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,17 +35,12 @@ class Latest(Generic[Value]):
             if begin:
                 self.running = True
                 self.ready.clear()
-        if begin and not self._start():
+        if begin and not start_thread(Thread(target=self._work, name=self.name, daemon=True), self.log):
+            self.running = False
             return self.last
         if not fresh:
             self.ready.wait(WAIT_S)
         return self.last
-
-    def _start(self) -> bool:
-        if start_thread(Thread(target=self._work, name=self.name, daemon=True), self.log):
-            return True
-        self.running = False
-        return False
 
     def _work(self) -> None:
         try:

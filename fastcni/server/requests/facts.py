@@ -90,14 +90,11 @@ class Facts:
                 return False
             # Too many links were added and deleted: reset the filter, and ask again about the links that stay
             if len(self.watched) >= filters.MAX_LINKS:
-                self._forget_all()
+                self._lost()
+                self.watched.clear()
             self.watched.add(index)
             filters.attach(self.route, filters.links(self.watched))
             return True
-
-    def _forget_all(self) -> None:
-        self._lost()
-        self.watched.clear()
 
     def _catch_up(self, key: Key) -> None:
         """Read the queued notifications about the kind of state that `key` names."""

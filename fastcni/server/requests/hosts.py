@@ -133,12 +133,9 @@ class Visit:
             self._leave()
             raise
         it = self.namespace
-        self.mode = it.idle.pop() if it.idle else self._new_mode(it)
+        self.mode = it.idle.pop() if it.idle else WarmMode(it.fd, it.facts, it.deletes, self.hosts.defer,
+                                                           self.hosts.cluster, self.hosts.networks)
         return self.mode
-
-    def _new_mode(self, namespace: Namespace) -> WarmMode:
-        return WarmMode(namespace.fd, namespace.facts, namespace.deletes, self.hosts.defer, self.hosts.cluster,
-                        self.hosts.networks)
 
     def _namespace(self, key: tuple[int, int]) -> Namespace:
         with self.hosts.lock:

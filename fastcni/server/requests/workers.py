@@ -64,8 +64,7 @@ class Workers:
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError if no thread can be started."""
-        while len(self.threads) < self.queue.wanted_threads() and self._start_one():
-            continue
+        self.keep()
         if not self.threads:
             raise RuntimeError("cannot start a thread")
 
@@ -190,7 +189,7 @@ class Workers:
                 self._run(call, answer, self._decode(call))
             except (OSError, waiting.Crowded) as e:     # for example, the worker cannot enter the namespace
                 self.log.warning("request_declined", **fields(call), why=str(e))
-                answer.decline()
+                answer.send(protocol.DECLINED)
                 outcome, error = DECLINED, str(e)
                 return
             except Abandoned as e:
@@ -275,9 +274,6 @@ class Answer:
             protocol.answer(self.conn, status, stdout, stderr)
         except OSError:
             self.unsent = True
-
-    def decline(self) -> None:
-        self.send(protocol.DECLINED)
 
     @property
     def outcome(self) -> str:

@@ -150,7 +150,7 @@ def test_an_answer_knows_the_outcome_of_its_request(pair, answer, status, stdout
 
 
 def test_a_request_that_goes_one_shot_is_declined(pair, answer):
-    answer.decline()
+    answer.send(protocol.DECLINED)
     assert HEAD.unpack(pair[1].recv(100))[2:] == (protocol.DECLINED, 0)
 
 
