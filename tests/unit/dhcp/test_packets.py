@@ -148,6 +148,11 @@ def test_a_bad_domain_ends_the_list(content):
     assert packets.domains(b"\1a\0" + content)[:1] == ["a"]
 
 
+def test_the_host_bits_of_a_route_are_zero():
+    route = bytes((20, 10, 1, 31, 10, 0, 0, 1))
+    assert list(packets.classless_routes(route)) == [(b"\x0a\1\x10\0", 20, b"\x0a\0\0\1")]
+
+
 def test_a_bad_route_ends_the_list():
     assert list(packets.classless_routes(bytes((33, 1, 2, 3, 4, 5, 6, 7, 8, 9)))) == []
     assert list(packets.classless_routes(bytes((24, 1, 2, 3, 10, 0)))) == []

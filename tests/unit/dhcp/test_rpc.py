@@ -61,6 +61,13 @@ def test_no_changed_byte_but_gob_errors(at, change):
         return
 
 
+def test_a_list_of_lists_has_a_limit():
+    wire = {"SliceT": {"CommonType": {"Id": 65}, "Elem": 65}}          # a list of such lists
+    defined = gob.sized(gob.signed(-65) + gob.encoded(gob.WIRE_TYPE, wire))
+    with pytest.raises(gob.GobError, match="unknown type 65"):
+        values(defined + gob.sized(gob.signed(65) + b"\1" * 40 + b"\0"))
+
+
 def test_a_result_travels_whole():
     result = {"ips": [{"address": "10.0.0.7/24", "gateway": "10.0.0.1"}],
               "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1", "mtu": 1400, "priority": 5},

@@ -30,6 +30,13 @@ def test_an_address_can_be_asked_for_in_three_ways(node, text):
         assert host_local.add(req, host_local.read(req), undo)["ips"][0]["address"] == "10.1.0.4/29"
 
 
+def test_an_address_asked_for_in_two_ways_is_one_address(node):
+    document = node.conf(SMALL) | {"args": {"cni": {"ips": ["10.1.0.4"]}}, "runtimeConfig": {"ips": ["10.1.0.4/29"]}}
+    req = Request(Mode(), command="ADD", container_id="p", ifname="eth0", conf=document, name="net", version="1.0.0")
+    with Undo() as undo:
+        assert [ip["address"] for ip in host_local.add(req, host_local.read(req), undo)["ips"]] == ["10.1.0.4/29"]
+
+
 def test_requests_are_a_union_one_for_each_set(node):
     ipam = {"ranges": [[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/24"}]]}
     given = node.add(ipam, args="IP=fd00::77", runtimeConfig={"ips": ["10.1.0.9", "fd00::77"]})

@@ -79,6 +79,29 @@ def test_idle_blocks_are_given_back_but_two(a, b, store):
     fill(a, 40)                             # ADDs use the released addresses' places in the table again
 
 
+def test_the_blocks_that_were_empty_longest_are_given_back(a, store, monkeypatch):
+    keys = keys_of(a)
+    fill(a, 50)
+    for i in range(50):
+        a.delete(NET, f"p{i}")
+    blocks = sorted(own_blocks(keys))
+    seconds = dict(zip(blocks, (30.0, 10.0, 40.0, 20.0), strict=True))
+    monkeypatch.setattr(upkeep, "empty_for", lambda space, own: seconds[own.cidr])
+    assert upkeep.give_back_idle(store, keys, print, 0) == [blocks[0], blocks[2]]
+
+
+def test_a_full_range_stops_no_claim_ahead_for_another_range(a, store):
+    both = {"ipRanges": [{"range": "10.0.0.0/27"}, {"range": "fd00::/120"}], "block_size": 29, "block_size6": 125}
+    a.add(both, "p0")
+    (own,) = (block.cidr for block in store.blocks() if ":" not in block.cidr)
+    other = {f"10.0.0.{at}/29" for at in (0, 8, 16, 24)} - {own}
+    store.claim(store.join("b", "boot"), [("default", cidr) for cidr in other])
+    for i in range(1, 7):
+        a.add(both, f"p{i}")
+    (cidr,) = upkeep.claim_ahead(store, keys_of(a, both), print)
+    assert ":" in cidr
+
+
 def test_idle_blocks_of_each_family_are_given_back(a, store):
     dual = {"ipRanges": [{"range": "10.0.0.0/24"}, {"range": "fd00::/120"}]}
     a.add(dual, "p")
