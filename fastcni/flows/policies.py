@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from fastcni.agent.policy.in_kernel.decisions import OF_PORTS
-from fastcni.agent.policy.objects import EGRESS, INGRESS
-from fastcni.agent.policy.rules import EGRESS_CHAIN, FORWARD_CHAIN, INGRESS_CHAIN, TO_NODE_CHAIN
+from fastcni.agent.policy.in_kernel.decisions import OF_CHAINS, OF_PORTS
+from fastcni.agent.policy.objects import EGRESS
+from fastcni.agent.policy.rules import FORWARD_CHAIN
 from fastcni.agent.policy.ruleset import FAMILY, TABLE
 from fastcni.kernel import nft, nft_rules, wire
 from fastcni.kit import policies
@@ -18,7 +18,7 @@ from fastcni.spec.errors import CniError
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-DIRECTIONS = {FORWARD_CHAIN: EGRESS, EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS, TO_NODE_CHAIN: EGRESS}
+DIRECTIONS = {FORWARD_CHAIN: EGRESS, **OF_CHAINS}
 KEPT_S = 5.0                    # seconds after which a name is looked up again, because policies change
 MAX_KEPT = 4096                 # the most names in the cache
 

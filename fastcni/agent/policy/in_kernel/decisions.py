@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.in_kernel.nft_walk import Outcome
 
 DIRECTIONS = {EGRESS: INGRESS_CHAIN, INGRESS: EGRESS_CHAIN}     # {direction: the chain of the other direction}
+OF_CHAINS = {TO_NODE_CHAIN: EGRESS,         # {base chain: direction}; the next two exist while the rules are of fastcni
+             EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS}      # before the chain `forward`, until the agent restarts
 OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_rules.SOURCE): EGRESS,
             (nft.NFPROTO_BRIDGE, port_rules.ARRIVING): INGRESS}
 HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_LOCAL_IN, nft.NF_INET_FORWARD,
@@ -108,7 +110,7 @@ def decide(tables: Iterable[Table], connection: Connection, bypass: str = "", to
                 if not found[INGRESS].allowed and (both := follow(table, name, packet)).allowed:
                     found[INGRESS] = both           # a rule of the chain `egress` accepts: the packet skips `ingress`
             elif direction is None:
-                found[EGRESS if own and name == TO_NODE_CHAIN else f"{table} {name}"] = (
+                found[(OF_CHAINS.get(name) if own else None) or f"{table} {name}"] = (
                     passed or follow(table, name, packet))
             elif own or all((ports.source, ports.destination)):         # bridges forward from port to port
                 at_ports[direction] = passed or follow(table, name, packet)

@@ -115,6 +115,24 @@ def test_after_a_flush_the_command_says_that_the_kernel_lets_all_through(running
     running.start()
 
 
+def test_the_rules_of_an_agent_before_the_chain_forward_are_read(running, node, asked):         # noqa: F811
+    """The package is newer than the running agent. Its rules have a base chain for each direction."""
+    running.write(DENY)
+    running.add("b", app="db")
+    running.stop()
+    run("nft", "-f", "-", stdin=f"""
+        delete table inet {TABLE}
+        table inet {TABLE} {{
+            chain egress {{ type filter hook forward priority filter; }}
+            chain ingress {{ type filter hook forward priority filter + 1; ip daddr {ADDRESSES['b'][0]} drop; }}
+        }}
+        """)
+    assert allowed(node)
+    assert asked(ADDRESSES["a"][0])[0] == DENIED
+    assert differs(asked(ADDRESSES["a"][1]))["allowed"] is True
+    running.start()
+
+
 @pytest.mark.parametrize("number, name", [(0, "iptables"), (1, "ip6tables")])
 def test_packets_that_a_bridge_forwards_past_the_policies_are_named(running, node, asked, number, name):     # noqa: F811
     """No agent runs that could set the sysctl again. Once, the command said "denied"."""
