@@ -30,6 +30,15 @@ NETWORKS = {"bridge": (), "ptp": (), "bridge-full": ("portmap", "firewall"), "pt
 SUBNETS = {name: (f"10.88.{number}.0/24", f"fd88:{number}::/64") for number, name in enumerate(NETWORKS, 1)}
 READY_S, GONE_S = 60, 30
 HOST_PORT = 8080
+# Another program's rules: the marks of packets have all bits but those of HTTP rules (http/marks.py), also the bit that
+# egress rules set, and connections keep them.
+MARKING = """
+table inet marking {
+    chain restore { type filter hook prerouting priority mangle; meta mark set ct mark or 0xf8ffffff; }
+    chain before { type filter hook forward priority filter - 1; meta mark set meta mark or 0xf8ffffff; }
+    chain save { type filter hook postrouting priority mangle; ct mark set meta mark and 0xf8ffffff; }
+}
+"""
 PLURALS = {"Pod": "pods", "Namespace": "namespaces", "Node": "nodes", "NetworkPolicy": "networkpolicies",
            "ClusterNetworkPolicy": "clusternetworkpolicies.policy.networking.k8s.io"}
 
@@ -53,6 +62,7 @@ class Node:
             self.socket = self.directory / "state" / "policy.sock"
             closing.enter_context(Inside(self.name))
             self._wire()
+            run("nft", "-f", "-", stdin=MARKING)
             if self.source == "api":
                 from cluster.kubernetes.api_server import CLUSTER_POLICIES, Running, kubeconfig
 
