@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
+from fastcni.bench.cases import SIDES
 from fastcni.bench.tables import ms
 
 WIDTH = 380                     # SVG units of a plot's width, about a phone's screen in pixels
 LEFT, RIGHT = 36, 118           # margins of a plot of curves: labels of the axis, labels of the curves
-NAMES = {"Go": "Go", "one-shot": "one-shot", "warm": "warm", "before": "before", "floor": "floor"}
 ROW, TOP, BOTTOM = 38, 20, 24
 LABEL_HEIGHT = 14               # the minimum distance of curves' labels
 
@@ -97,7 +97,7 @@ def log_dots(ident: str, name: str, rows: Sequence[tuple[str, Mapping[str, float
         y = TOP + ROW * number
         parts += [text(0, y + 15, case, "case halo"), text(WIDTH, y + 15, right, "times halo", "end")]
         parts.append(line(at(min(found.values())), y + 27, at(max(found.values())), y + 27, "range"))
-        shown = [side for side in NAMES if side in found]
+        shown = [side for side in SIDES if side in found]
         parts += [mark(side, at(found[side]), y + 27, f"{case}, {side}: {ms(found[side])} ms")
                   for side in sorted(shown, key="one-shot Go before floor warm".split().index)]
         heard.append(f"{case}: {', '.join(f'{side} {ms(found[side])} ms' for side in shown)}")
@@ -166,7 +166,7 @@ def apart(places: Sequence[float], low: float, high: float) -> list[float]:
 
 def bars(ident: str, name: str, values: Mapping[str, float], unit: str) -> str:
     """Plot a bar for each implementation; bars begin at 0. values: {side: value}. unit: the values' unit."""
-    shown, most = [side for side in NAMES if side in values], max(values.values())
+    shown, most = [side for side in SIDES if side in values], max(values.values())
     parts = []
     for number, side in enumerate(shown):
         y, wide = 4 + 30 * number, 220 * values[side] / most

@@ -111,13 +111,17 @@ def messages(datagram: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 def attributes(data: bytes) -> Attributes:
     """Return {type: payload} of the attributes of a message. If a type occurs again, its last attribute counts."""
-    found, at = {}, 0
+    return dict(attribute_list(data))
+
+
+def attribute_list(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield (type, payload) of each attribute of a message, or of each element of a nested list."""
+    at = 0
     while at + MIN_ATTRIBUTE <= len(data):
         size, kind_ = struct.unpack_from("=HH", data, at)
         size = max(size, MIN_ATTRIBUTE)
-        found[kind_ & TYPE_MASK] = data[at + MIN_ATTRIBUTE:at + size]
+        yield kind_ & TYPE_MASK, data[at + MIN_ATTRIBUTE:at + size]
         at += (size + 3) & ~3
-    return found
 
 
 def line(kind_: int, flags: int, payload: bytes) -> str:
@@ -207,8 +211,5 @@ def netfilter(kind_: int, payload: bytes) -> str:
 
 def elements(nested: bytes) -> str:
     """Return the number of elements in a nested list as text, such as "2 elements"."""
-    count, at = 0, 0
-    while at + MIN_ATTRIBUTE <= len(nested):
-        size = max(integer(nested[at:at + 2]), MIN_ATTRIBUTE)
-        count, at = count + 1, at + ((size + 3) & ~3)
+    count = sum(1 for _ in attribute_list(nested))
     return f"{count} element{'' if count == 1 else 's'}"
