@@ -201,6 +201,7 @@ def test_more_links_than_a_filter_holds_are_asked_for_again(warm, bridge):
     for n in range(filters.MAX_LINKS + 5):
         run("ip", "link", "add", f"br-{n}", "type", "bridge")
         assert find.host_link(warm, f"br-{n}").name == f"br-{n}"
+    assert len(warm.facts.watched) <= filters.MAX_LINKS
     run("ip", "link", "set", "br0", "mtu", "1300")
     run("ip", "link", "set", "br-66", "mtu", "1300")
     assert bridge().mtu == 1300 and find.host_link(warm, "br-66").mtu == 1300
