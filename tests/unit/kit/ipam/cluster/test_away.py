@@ -17,7 +17,7 @@ from fastcni.kit.ipam import store as store_module
 from fastcni.kit.ipam.cluster import hold, released, stores
 from fastcni.kit.ipam.cluster.conf import read_keys
 from fastcni.kit.ipam.cluster.contract import ACTIVE, KEPT, QUARANTINE
-from fastcni.kit.ipam.cluster.node_state import MadeSpace
+from fastcni.kit.ipam.cluster.node_state import MadeSpace, State
 from fastcni.kit.ipam.cluster.stores.local import key_of
 from fastcni.kit.ipam.store import Store
 from fastcni.node.attachments.adopt import adopt
@@ -299,6 +299,13 @@ def confirm(node, monkeypatch):
 
 def in_any(address, blocks):
     return any(ip_address(address) in ip_network(cidr) for cidr in blocks)
+
+
+def test_the_least_difference_of_log_and_revision_never_falls():
+    """A member of etcd that is behind reports a lower index of the log."""
+    state = State({"history": ["etcd", 5, 9]})
+    assert state.later_history(("etcd", 8, 7)) == ("etcd", 8, 9)
+    assert state.later_history(("etcd", 8, 11)) == ("etcd", 8, 11)
 
 
 @pytest.mark.parametrize("node_ttl, seconds", [(6, 60), (120, 120)])

@@ -243,3 +243,7 @@ def test_spans_of_a_block_are_those_of_the_range():
     assert list(one.inside(0, 26)) == [(5, 19), (31, 59)]
     assert list(one.inside(64, 26)) == [(71, 90)]
     assert list(one.inside(128, 26)) == []
+
+
+def test_overlapping_and_adjacent_spans_are_one_span():
+    assert grid.merged([(0, 3), (3, 5), (6, 7), (9, 9)]) == [[0, 7], [9, 9]]
