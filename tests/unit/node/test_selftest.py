@@ -3,6 +3,7 @@ nothing."""
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -282,17 +283,27 @@ def test_an_add_that_fails_is_the_only_failed_check(node):
     assert node.failed()["add"]["command"] == "fastcni status testnet"      # the configuration has no wrong key
 
 
+def has_ended(group):
+    """Return whether each process of the process group has ended."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("moment", ["*10.61.0.2", "*selftest-*-1-eth0", "*selftest-*-2-eth0"])
 def test_what_a_killed_test_leaves_is_removed_by_the_next_one(node, moment):
     """Once, a test that was killed during its first ADD left an address and elements, and no later test removed
     them."""
     node.configure({"type": "firewall"})
     process = subprocess.Popen([*node.command("selftest", "testnet"), "--socket", "", "--json"],
-                               stdout=subprocess.DEVNULL)
+                               stdout=subprocess.DEVNULL, start_new_session=True)
     eventually(lambda: list(node.directory.rglob(moment)), pause=0.0005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     # the killed test's plugin continues until its end
+    assert eventually(lambda: has_ended(process.pid))
     eventually(lambda: [name for name in node.left()[0] if name != BRIDGE] == ["lo"])
     # The killed ADD may have left a bridge without its address. The next ADD adds the address.
     assert node.failed().keys() <= {"gateway-address", "forwarding"}
