@@ -21,8 +21,8 @@ inode of the directory, and:
   page with the header. A process that is killed while it writes leaves pages that do not match the header. A process
   that is killed earlier leaves the old file, which does not match the directory;
 - the boot id. Written data survives a killed process, but after a power failure the directory and the file can be from
-  different moments. So a file from another boot answers neither question. From such a file kit/ipam/former.py reads
-  only the addresses that were held in that boot;
+  different moments. So a file from another boot answers neither question. From such a file kit/ipam/before_reboot.py
+  reads only the addresses that were held in that boot;
 - magic, layout version, capacities and the size of the file.
 
 If the file cannot be created or written (full disk), the index works in memory until it is closed, with the same

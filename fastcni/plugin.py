@@ -124,9 +124,9 @@ def configure_host(pod: Pod, host: Link, result: Result) -> None:
 
     Each of the result's "ips" must have a "gateway". No rollback is needed. Raises NetlinkError.
     """
-    from fastcni.kit.links import routed
+    from fastcni.kit.links import ptp_routes
 
-    routed.configure_host(pod, host, result, dad=False)
+    ptp_routes.configure_host(pod, host, result, dad=False)
 
 
 def delete_link(req: Request) -> None:

@@ -75,8 +75,8 @@ class Node:
 
 
 class Registry(Protocol):
-    """The store of the nodes' records. Methods raise Away (clients/away.py) if the store cannot be reached. One thread
-    calls watch(), another thread the other methods.
+    """The store of the nodes' records. Methods raise Away (clients/errors.py) if the store cannot be reached. One
+    thread calls watch(), another thread the other methods.
 
     publishes   whether join() publishes a node's `data` to the other nodes. If false, backends derive the `data` of a
                 node from its address

@@ -10,7 +10,7 @@ from ipaddress import ip_address, ip_interface
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch, attributes
-from fastcni.agent import peers
+from fastcni.agent import wireguard_peers
 from fastcni.kernel import rtnl, sysctl, uapi, wire
 from fastcni.kernel.devices import vxlan
 from fastcni.kit.links import find
@@ -54,7 +54,7 @@ def ensure(sock: Socket, wanted: Wanted) -> tuple[int, int]:
         changes += 1
     changes += put_addresses(sock, link.index, wanted.addresses)
     if wanted.kind == "wireguard":
-        peers.set_key(link.index, wanted.settings["private_key"], wanted.settings["listen_port"])
+        wireguard_peers.set_key(link.index, wanted.settings["private_key"], wanted.settings["listen_port"])
     return link.index, changes
 
 

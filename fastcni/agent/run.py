@@ -46,7 +46,7 @@ from fastcni.agent.policy.service import Settings as PolicySettings
 from fastcni.agent.registries import open_registry
 from fastcni.agent.underlay import Options as UnderlayOptions
 from fastcni.agent.underlay import choose
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.daemon import garbage
 from fastcni.daemon.backoff import Backoff
 from fastcni.daemon.wakeup import Wakeup

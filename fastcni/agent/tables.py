@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fastcni.agent.batches import Requests
 from fastcni.agent.contract import pair
 from fastcni.agent.links import packed_mac
-from fastcni.agent.peers import peer_of, read_peers, write_peers
+from fastcni.agent.wireguard_peers import peer_of, read_peers, write_peers
 from fastcni.kernel import neighbours, routing, rtnl, uapi, wire
 from fastcni.kernel.neighbours import PROTOCOL
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.run import Agent
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -98,7 +98,7 @@ def agent(metrics: str | tuple[str, int] | None, leave: bool, log: LogOptions, *
     """
     from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
     from fastcni.agent.run import Agent
-    from fastcni.clients.away import Away
+    from fastcni.clients.errors import Away
     from fastcni.daemon import log as logs
     from fastcni.daemon.stop_signals import UNUSED_SIGNALS, stop_signals
     from fastcni.daemon.systemd_notify import Notifier

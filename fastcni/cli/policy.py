@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fastcni.cli.exit_status import Question
 from fastcni.cli.options import completion
 from fastcni.cli.policy_convert import convert
-from fastcni.cli.question import Question
 from fastcni.cli.text.output import Group, json_option, put_document, put_lines
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
@@ -158,7 +158,7 @@ def read_files(directory: str) -> Cluster:
 def read_api(kubeconfig: str) -> Cluster:
     """Return the pods and policies of the Kubernetes API. Raises CniError."""
     from fastcni.agent.policy.sources.kubernetes import read_cluster
-    from fastcni.clients.away import Away
+    from fastcni.clients.errors import Away
     from fastcni.clients.kubernetes import open_api
 
     api = open_api(kubeconfig)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fastcni.cli.question import Question
+from fastcni.cli.exit_status import Question
 from fastcni.cli.text.output import printable
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError

@@ -1,6 +1,6 @@
 """Clients of remote services, for requests and daemons. No module of this package knows CNI.
 
-    away              the errors of a service that does not answer
+    errors            the errors of a service that does not answer
     ovsdb             the database of Open vSwitch
     http              HTTP with JSON in both directions: endpoints, TLS, deadlines
     http_pools        the connection pools of the module http

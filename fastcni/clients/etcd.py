@@ -16,7 +16,7 @@ from binascii import a2b_base64, b2a_base64
 from time import monotonic
 
 from fastcni._system import read_file
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.http import Answer, Http
 from fastcni.spec import json
 

@@ -18,7 +18,7 @@ from _thread import _local, allocate_lock
 from time import monotonic
 
 from fastcni._run_token import await_input
-from fastcni.clients.away import Away, Busy
+from fastcni.clients.errors import Away, Busy
 from fastcni.clients.http_pools import LATE, Pools, Tls, reason
 from fastcni.kernel import waiting
 from fastcni.spec import json

@@ -11,7 +11,7 @@ import posix
 from io import BufferedReader, RawIOBase
 from time import monotonic
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.site_packages import make_importable
 from fastcni.kernel.sockets.name_lookup import Lookups, is_name
 

@@ -13,7 +13,7 @@ from _thread import allocate_lock
 from time import monotonic
 
 from fastcni._system import read_file
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.site_packages import make_importable
 from fastcni.spec import json
 

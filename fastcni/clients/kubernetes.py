@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from _thread import allocate_lock
 
-from fastcni.clients.away import Away, Busy, Invalid, Rejected
+from fastcni.clients.errors import Away, Busy, Invalid, Rejected
 from fastcni.clients.http import Answer, Http, Stream
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kernel import waiting

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from errno import ETIMEDOUT
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kernel import waiting
 from fastcni.kernel.sockets import streams
 from fastcni.spec import json

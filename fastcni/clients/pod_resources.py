@@ -6,7 +6,7 @@ figures. Source: pod-resources/v1/api.proto of k8s.io/kubelet, and PROTOCOL-HTTP
 
 from __future__ import annotations
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.site_packages import make_importable
 from fastcni.kernel import waiting
 from fastcni.kernel.sockets import streams

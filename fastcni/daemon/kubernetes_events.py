@@ -13,7 +13,7 @@ from threading import Event as Flag
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fastcni.clients.away import Away, Invalid
+from fastcni.clients.errors import Away, Invalid
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.clients.kubernetes import Api, Conflict, Missing
 from fastcni.daemon.background import start_thread

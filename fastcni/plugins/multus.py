@@ -127,7 +127,7 @@ def write_status(req: Request, conf: Conf, added: Sequence[tuple[Network, dict[s
     objects, asked = objects_of(req, conf.keys), conf.asked
     if not objects or not asked or not asked.name or asked.namespace in conf.keys.system_namespaces:
         return
-    from fastcni.clients.away import Away
+    from fastcni.clients.errors import Away
     from fastcni.kit.networks import network_status
 
     try:

@@ -16,7 +16,7 @@ from fastcni.kit.call.conf import (
 from fastcni.kit.call.pod import Pod, PodLink, interface
 from fastcni.kit.call.undo import every, steps_of
 from fastcni.kit.firewall.masquerade import keys as masquerade
-from fastcni.kit.links import find, remove, routed, veth
+from fastcni.kit.links import find, ptp_routes, remove, veth
 from fastcni.kit.sysctls import forwarding
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
@@ -95,8 +95,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     host, inside = link.host, link.inside = veth.add(req, link.pod, undo, mtu=conf.mtu, ipv6=conf.ipv6,
                                                      mac=read_requested_mac(req, strict=False))
     link.result = result
-    routed.configure_host(link.pod, host, result, dad=conf.enable_dad)
-    routed.configure_pod(link.pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
+    ptp_routes.configure_host(link.pod, host, result, dad=conf.enable_dad)
+    ptp_routes.configure_pod(link.pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
     for option in conf.options:
         option.add(req, conf, link, undo)
     result["interfaces"] = [interface(host), interface(inside, req.netns)]

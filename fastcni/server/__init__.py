@@ -15,7 +15,7 @@
     periodic     the record that the process is not stopped, systemd's watchdog, and other periodic work
     idle         the exit after an idle time
     detached     detaches a server that a plugin file has started from the runtime's request
-    former_boot  releases addresses of pods from before a reboot
+    reboot       releases addresses of pods from before a reboot
     stale_ports  removes ports of Open vSwitch whose pod no longer exists
     datapath     deletes flows of the datapath ebpf that have ended
     cpu_latency  the latency request: processors stay out of deep idle states while requests come

@@ -20,12 +20,12 @@ from fastcni.server import control, status
 from fastcni.server.cluster.upkeep import ClusterUpkeep
 from fastcni.server.cpu_latency import DEFAULT_S, LatencyRequest
 from fastcni.server.datapath import DatapathSweep
-from fastcni.server.former_boot import release_addresses
 from fastcni.server.idle import IdleExit
 from fastcni.server.metrics.pool_watch import PoolWatch
 from fastcni.server.networks.sources import NetworkSources
 from fastcni.server.node_view import NodeView
 from fastcni.server.periodic import TIDY_S, Upkeep, Watchdog, watchdog_seconds
+from fastcni.server.reboot import release_addresses
 from fastcni.server.records import history
 from fastcni.server.records.history import History
 from fastcni.server.records.retried_deletes import RetriedDeletes

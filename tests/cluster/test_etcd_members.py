@@ -10,7 +10,7 @@ import time
 import pytest
 from cluster.etcd import PASSWORD, Etcd
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.ipam.cluster.contract import ALIVE, Block, Changed, Fenced, Use
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.launcher import modules

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni.agent.egress.claims.contract import RENEW_S
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -23,7 +23,7 @@ from fastcni.agent.registries.etcd_view import View
 from fastcni.agent.registries.record_file import RecordFile, start_pause
 from fastcni.agent.tries import tries
 from fastcni.clients import etcd as etcd_client
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.etcd import Client, Refused, put, revision_is
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from fastcni.agent.registries.flannel_records import read_address, read_json
 from fastcni.agent.registries.record_file import RecordFile, start_pause
 from fastcni.agent.subnets import within
 from fastcni.agent.tries import tries
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import Conflict, Expired, Missing, number_of, open_api
 
 if TYPE_CHECKING:

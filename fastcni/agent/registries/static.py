@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent import conf as confs
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -44,8 +44,8 @@ class Store:
     """A network's directory, open and locked inside `with`. Two threads must not use an object at the same time.
 
     `with Store(...) as store` returns None if the directory does not exist and create is False. The first Store after a
-    reboot releases the addresses of the previous boot, see former.py; `released` lists them as (packed, owner). With
-    release_former=False the Store leaves these addresses and the index to the next Store.
+    reboot releases the addresses of the previous boot, see before_reboot.py; `released` lists them as (packed,
+    owner). With release_former=False the Store leaves these addresses and the index to the next Store.
     Methods raise CniError: 7 for a network name that cannot be a directory's name, 11 if another process holds the lock
     too long, otherwise 5 with the path and the kernel's message.
     """
@@ -154,11 +154,11 @@ class Store:
 
     def _begin_boot(self) -> None:
         """Release the addresses of the previous boot, and read the other files."""
-        from fastcni.kit.ipam import former
+        from fastcni.kit.ipam import before_reboot
 
-        found = former.find(self)
+        found = before_reboot.find(self)
         self.read_all()
-        self.released = former.release(self, found)
+        self.released = before_reboot.release(self, found)
 
     def _read_unknown(self) -> None:
         """Read the unreadable files again, and record in the index the owners of the files that can be read now."""

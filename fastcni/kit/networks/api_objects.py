@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import Conflict, Missing, NoSuchKind, open_api
 from fastcni.kit.networks.copies import Copies, Stored
 from fastcni.kit.networks.selection import DEFAULT_NETWORK, NETWORKS, is_label

@@ -75,7 +75,7 @@ HOW = f'write "capabilities": {{"{ANNOTATIONS}": true}} or "kubeconfig" into the
 
 def pod_of(objects: ApiObjects, namespace: str, name: str, uid: str, kubeconfig: str) -> Pod:
     """Return a pod from the API. Raises CniError 11 if the pod does not exist, or has another uid."""
-    from fastcni.clients.away import Away
+    from fastcni.clients.errors import Away
 
     try:
         pod = objects.pod(namespace, name, uid)

@@ -67,7 +67,7 @@ class Definitions:
         """Return the definition in the Kubernetes API, None if the API has no such definition. Raises CniError 11."""
         if not (self.objects and is_label(namespace) and is_label(name)):
             return None
-        from fastcni.clients.away import Away
+        from fastcni.clients.errors import Away
 
         try:
             return self.objects.definition(namespace, name)

@@ -8,7 +8,7 @@ the file CHECKPOINT.
 from __future__ import annotations
 
 from fastcni.clients import pod_resources
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.call import files
 from fastcni.kit.networks.ready import exists
 from fastcni.spec import json

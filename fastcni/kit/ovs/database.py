@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.ovsdb import Ovsdb, Refused
 from fastcni.kernel import waiting
 from fastcni.spec import errors

@@ -6,7 +6,7 @@ the Port names the pod, as ovs-cni writes it; fastcni adds the container and the
 
 from __future__ import annotations
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.ovsdb import Refused, as_dict, as_list
 from fastcni.kernel import waiting
 from fastcni.kit.ovs.database import NO_VSWITCHD, Database

@@ -6,7 +6,7 @@ import ipaddress
 import os
 from collections.abc import Iterator, Sequence
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.ipam.cluster import stores
 from fastcni.kit.ipam.cluster.contract import DEAD
 from fastcni.node import confs

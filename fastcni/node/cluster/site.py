@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.ipam.address_files import address_of, owner_of
 from fastcni.kit.ipam.cluster import conf, flat_file, grid, node_state, stores
 from fastcni.node import confs

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.daemon.log import RateLimited
 from fastcni.kit.ipam.cluster.contract import Changed, Fenced, IPClaim, Node, log_restored, restored
 from fastcni.kit.ipam.store import boot_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from threading import Event, Thread
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.daemon.background import start_thread
 from fastcni.server.cluster.times import spread
 

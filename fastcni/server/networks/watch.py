@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Event, Thread
 from typing import Generic, TypeVar
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes_watch import follow, key_of
 from fastcni.daemon.background import enter_home, start_thread
 

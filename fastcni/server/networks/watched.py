@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Lock
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kernel import waiting
 from fastcni.kit.networks.api_objects import DEFINITIONS, PODS, STATUS_TIMEOUT_S, ApiObjects, Pod, read_definition
 from fastcni.server.networks.watch import Watch

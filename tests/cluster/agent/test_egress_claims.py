@@ -12,7 +12,7 @@ from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
 from fastcni.agent.egress.claims import TABLE, open_claims
 from fastcni.agent.egress.claims.contract import LEASE_S
 from fastcni.agent.egress.claims.kubernetes import name_of
-from fastcni.clients.away import Away, Rejected
+from fastcni.clients.errors import Away, Rejected
 from fastcni.spec.address import read_ip
 from fastcni.testing.witnesses import eventually
 

@@ -8,7 +8,7 @@ from cluster.agent.etcd_network import CONF, PREFIX, Registry, node
 from cluster.etcd import Etcd
 
 from fastcni.agent.registries import etcd as etcd_registry
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.testing.witnesses import eventually
 
 

@@ -8,7 +8,7 @@ from cluster.agent.kubernetes_nodes import ME, P, node_object, stored
 from cluster.kubernetes.api_server import merged
 
 from fastcni.agent.registries import kubernetes
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import Expired
 from fastcni.testing.witnesses import eventually
 

@@ -26,7 +26,7 @@ from fastcni.agent.policy.sources import events as unreadable_events
 from fastcni.agent.policy.sources.events import UnreadableEvents
 from fastcni.agent.policy.sources.kubernetes import Kubernetes
 from fastcni.cli.commands import cli
-from fastcni.clients.away import Away, Invalid
+from fastcni.clients.errors import Away, Invalid
 from fastcni.clients.kubernetes import open_api
 from fastcni.kit import policies as client
 from fastcni.testing.namespaces import Inside

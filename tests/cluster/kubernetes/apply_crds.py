@@ -6,7 +6,7 @@ import time
 
 from cluster.kubernetes.api_server import documents
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import Conflict
 from fastcni.kit.ipam.cluster.stores import open_store
 

@@ -6,7 +6,7 @@ import subprocess
 
 from cluster.etcd import Etcd
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import Missing, open_api
 from fastcni.testing.witnesses import eventually
 

@@ -9,7 +9,7 @@ from cluster.kubernetes.api_server import documents, kubeconfig
 from unit.server.client import Server
 from unit.server.flushed import Log
 
-from fastcni.clients.away import Away, Rejected
+from fastcni.clients.errors import Away, Rejected
 from fastcni.daemon import kubernetes_events, log
 from fastcni.daemon.kubernetes_events import MAX_SERIES, KubernetesEvents
 from fastcni.testing.witnesses import eventually

@@ -12,7 +12,7 @@ from cluster.etcd import USER, make_certificates
 from cluster.kubernetes.api_server import kubeconfig
 
 from fastcni.clients import kubeconfig as module
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.kubernetes import find_access

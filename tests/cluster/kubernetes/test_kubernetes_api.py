@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastcni.clients import kubernetes as kubernetes_api
-from fastcni.clients.away import Away, Rejected
+from fastcni.clients.errors import Away, Rejected
 from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, LOST, NODE_TTL_S, SHARED, Block, Changed, IPClaim
 from fastcni.kit.ipam.cluster.stores import kubernetes_nodes, open_store
 from fastcni.kit.ipam.cluster.stores.kubernetes_nodes import Signs

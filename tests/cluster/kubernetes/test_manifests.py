@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster.kubernetes.api_server import ROOT, WHY, documents, kubeconfig
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubeconfig import read_kubeconfig
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, KEPT, NODE_TTL_S, IPClaim, Use
 from fastcni.kit.ipam.cluster.stores import open_store

@@ -10,7 +10,7 @@ from cluster.kubernetes.networks_cluster import DEFINITIONS, NODE, PATCH, args, 
 from lab.networks import FIRST, NETWORKS, define, elements, held, kept, network
 from lab.node import addresses, links
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.networks.api_objects import MIRROR, RESOURCE, ApiObjects
 from fastcni.kit.networks.copies import Copies, Stored
 from fastcni.testing.witnesses import eventually

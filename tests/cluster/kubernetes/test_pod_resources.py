@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lab.networks import NETWORKS
 
 from fastcni.clients import pod_resources
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.pod_resources import devices_of, read_devices
 from fastcni.kit.networks.api_objects import RESOURCE
 

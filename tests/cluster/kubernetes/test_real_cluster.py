@@ -18,7 +18,7 @@ from cluster.kubernetes.real_api import PORT, RealApi
 from unit.dhcp.process import ok
 
 from fastcni.agent.policy.sources import events
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import open_api
 from fastcni.launcher.install import install
 from fastcni.testing.namespaces import ip, run

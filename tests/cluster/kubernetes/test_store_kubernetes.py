@@ -5,7 +5,7 @@ import time
 import pytest
 from unit.kit.ipam.cluster.store_contract import StoreContract
 
-from fastcni.clients.away import Rejected
+from fastcni.clients.errors import Rejected
 from fastcni.kit.ipam.cluster.contract import NODE_TTL_S, Use
 from fastcni.kit.ipam.cluster.stores.kubernetes_objects import BASE, NODES, node_name, to_time
 

@@ -3,7 +3,7 @@
 import pytest
 from cluster.kubernetes.api_server import kubeconfig
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.whereabouts_pools import Allocation, Pool, Reservation, Slices, read_whereabouts
 

@@ -11,7 +11,7 @@ import structlog
 
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries import open_registry, static
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.testing.witnesses import eventually
 
 ONE = {"name": "one", "subnets": ["10.244.1.0/24"], "public": ["192.0.2.1"]}

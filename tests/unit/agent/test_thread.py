@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from fastcni.agent import thread
 from fastcni.agent.contract import ConfigurationError, NoSubnetLeft, SubnetLost
 from fastcni.cli.commands import cli
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.spec.errors import CniError
 from fastcni.testing.witnesses import eventually
 

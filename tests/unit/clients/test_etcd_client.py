@@ -5,7 +5,7 @@ import json
 import pytest
 from unit.clients.http_service import Service
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.etcd import Client, encode, revision_is
 from fastcni.kit.ipam.cluster.contract import Use
 from fastcni.kit.ipam.cluster.stores import etcd_keys

@@ -11,7 +11,7 @@ import pytest
 from unit.clients.http_service import Service
 
 import fastcni
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.http import Http
 from fastcni.kernel import waiting
 from fastcni.kernel.sockets import name_lookup

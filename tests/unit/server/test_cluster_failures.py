@@ -8,7 +8,7 @@ import time
 import pytest
 from unit.server.cluster import ready
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, KEPT
 from fastcni.kit.ipam.cluster.stores.local import LocalStore
 from fastcni.node.cluster import state as cluster_state

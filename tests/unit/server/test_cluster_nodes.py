@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from unit.server.flushed import Log
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kernel.presence import GONE, UNKNOWN
 from fastcni.kit.ipam.cluster.contract import (
     ALIVE,

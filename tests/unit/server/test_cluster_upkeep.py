@@ -5,7 +5,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kernel.presence import GONE
 from fastcni.kit.ipam.cluster import upkeep
 from fastcni.kit.ipam.cluster.contract import ALIVE, HELD, KEPT, IPClaim, Node

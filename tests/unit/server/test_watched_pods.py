@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 from unit.server.flushed import Log
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes_watch import follow
 from fastcni.kernel import netns
 from fastcni.kit.networks.api_objects import DEFINITIONS, PODS, Pod, read_definition

@@ -17,7 +17,7 @@ from fastcni.agent.egress.claims.contract import ENDPOINT_S, FIRST_PAUSE_S, LEAS
 from fastcni.agent.registries.etcd import PREFIX
 from fastcni.agent.tries import tries
 from fastcni.clients import etcd as etcd_client
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.etcd import Client, Refused, delete, put, revision_is, value_is
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.egress.claims.contract import FIRST_PAUSE_S, LEASE_S, MAX_PAUSE_S, REQUEST_S
 from fastcni.agent.tries import tries
-from fastcni.clients.away import Away, Rejected
+from fastcni.clients.errors import Away, Rejected
 from fastcni.clients.kubernetes import Conflict, Missing, number_of, open_api
 from fastcni.clients.kubernetes_watch import follow
 from fastcni.daemon.kubernetes_events import micro_time

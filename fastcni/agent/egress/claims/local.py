@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fastcni.agent.contract import ConfigurationError
 from fastcni.agent.egress.claims.contract import LEASE_S
 from fastcni.agent.registries.static import Static
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -9,7 +9,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from fastcni.clients.away import Away, Invalid
+from fastcni.clients.errors import Away, Invalid
 from fastcni.clients.kubernetes import Conflict
 from fastcni.daemon.kubernetes_events import MAX_NOTE, micro_time
 

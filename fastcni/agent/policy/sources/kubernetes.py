@@ -36,7 +36,7 @@ from fastcni.agent.policy.sources.documents import (
     read_entry,
     reduced,
 )
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import NoSuchKind, number_of
 from fastcni.clients.kubernetes_watch import follow, key_of, watch_all
 from fastcni.daemon.wakeup import Wakeup

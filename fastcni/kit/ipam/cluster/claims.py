@@ -13,7 +13,7 @@ import posix
 from time import monotonic
 
 from fastcni._system import unlock
-from fastcni.clients.away import Away, Busy
+from fastcni.clients.errors import Away, Busy
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import open_lock
 from fastcni.kit.ipam.cluster import allocate, hold, ip_claims, states

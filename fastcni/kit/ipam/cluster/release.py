@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.ipam.address_files import owner_of
 from fastcni.kit.ipam.cluster import allocate
 from fastcni.kit.ipam.cluster.grid import to_int

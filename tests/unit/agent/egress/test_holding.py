@@ -8,7 +8,7 @@ import structlog
 from fastcni.agent.egress import holding
 from fastcni.agent.egress.claims.contract import LEASE_S, RENEW_S
 from fastcni.agent.egress.holding import AGAIN_S, YIELD_S, Holding
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.spec.address import read_ip
 
 ONE, TWO = read_ip("192.0.2.50"), read_ip("192.0.2.51")

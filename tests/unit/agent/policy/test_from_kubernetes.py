@@ -23,7 +23,7 @@ from fastcni.agent.policy.sources.kubernetes import (
     Kubernetes,
     line_of,
 )
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import Expired, NoSuchKind
 from fastcni.clients.kubernetes_watch import watch_all
 from fastcni.spec.address import read_ip

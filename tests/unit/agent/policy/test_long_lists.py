@@ -10,7 +10,7 @@ from unit.clients.http_service import Service
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.sources.kubernetes import PODS, Kubernetes, line_of
 from fastcni.clients import kubernetes, kubernetes_watch
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubeconfig import Access
 from fastcni.clients.kubernetes import Api, Expired
 from fastcni.clients.kubernetes_watch import follow

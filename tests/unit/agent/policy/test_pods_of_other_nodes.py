@@ -17,7 +17,7 @@ from fastcni.agent.policy.sources.kubernetes import (
     RUNNING,
     Kubernetes,
 )
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import Expired
 
 

@@ -18,7 +18,7 @@ they exist, the transaction writes nothing, the node reads its keys and tries ag
 
 from __future__ import annotations
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.etcd import Client, Refused, below, exists, get, lease_is, put, revision_is, value_is
 from fastcni.kit.ipam.cluster.contract import ALIVE, NODE_TTL_S, Node
 from fastcni.kit.ipam.cluster.states import heartbeat, refusal, unknown

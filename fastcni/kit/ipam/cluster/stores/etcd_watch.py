@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.etcd import Pair, read_pair
 from fastcni.kit.ipam.cluster.contract import Block, Event, IPClaim, Node
 from fastcni.kit.ipam.cluster.stores.etcd_keys import read_nodes, record_of

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import time
 
-from fastcni.clients.away import Away, Rejected
+from fastcni.clients.errors import Away, Rejected
 from fastcni.clients.kubeconfig import in_cluster, read_kubeconfig
 from fastcni.clients.kubernetes import Api, Conflict, Missing
 from fastcni.clients.kubernetes_watch import watch_all

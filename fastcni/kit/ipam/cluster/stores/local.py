@@ -14,7 +14,7 @@ import posix
 import time
 
 from fastcni._system import read_file, unlock, write_file
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kernel import waiting
 from fastcni.kit.call.files import open_lock
 from fastcni.kit.ipam.cluster import states

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from unit.kit.ipam.cluster.memory_store import Memory, MemoryStore
 from unit.kit.ipam.cluster.simulation import FAULTS, PAUSE, Cluster
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.ipam.cluster import claims, hold, upkeep
 from fastcni.kit.ipam.cluster.conf import read_keys
 from fastcni.kit.ipam.cluster.contract import ACTIVE, ALIVE, DEAD, LOST, Changed, Fenced

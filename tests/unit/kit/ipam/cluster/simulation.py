@@ -18,7 +18,7 @@ import uuid
 
 import pytest
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.handle import handle
 from fastcni.kernel import waiting
 from fastcni.kernel.waiting import Crowded

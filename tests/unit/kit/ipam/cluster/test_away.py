@@ -23,7 +23,7 @@ from fastcni.kit.ipam.store import Store
 from fastcni.node.attachments.adopt import adopt
 from fastcni.node.attachments.inventory import Places
 from fastcni.server.cluster.times import Times
-from fastcni.server.former_boot import release_addresses
+from fastcni.server.reboot import release_addresses
 from fastcni.spec.config import Section
 
 TINY = {"range": "10.0.0.0/29"}                     # the addresses .1 to .6
@@ -335,7 +335,7 @@ def test_the_end_of_a_pause_without_its_boot_is_of_no_boot(b, restored, clock):
 
 
 def test_after_a_reboot_the_addresses_are_free_and_the_blocks_are_kept(a, monkeypatch):
-    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
+    monkeypatch.setattr("fastcni.kit.ipam.before_reboot.boot_began_ns", lambda: 1 << 62)
     sticky = a.add(STICKY, "s1", args=pod("db-0"))
     a.add(NET, "c1")
     a.add(NET, "c2", args="IP=10.0.0.240" if sticky[0] < "10.0.0.200" else "IP=10.0.0.16")
@@ -355,7 +355,7 @@ def test_a_full_disk_after_a_reboot_leaves_no_descriptor_open(a, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     a.add(NET, "c1")
-    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
+    monkeypatch.setattr("fastcni.kit.ipam.before_reboot.boot_began_ns", lambda: 1 << 62)
     monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(posix, "pwrite", full)
@@ -378,7 +378,7 @@ def test_a_space_in_a_directory_of_host_local_keeps_its_index(a, monkeypatch, ho
     """Once, the server's start opened address spaces below /var/lib/cni/networks as networks of host-local. After a
     reboot it wrote an index that took whole files as owners, and DEL released nothing."""
     given = [a.add(NET, f"c{i}")[0] for i in range(3)]
-    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1)     # no file is older than this boot
+    monkeypatch.setattr("fastcni.kit.ipam.before_reboot.boot_began_ns", lambda: 1)     # no file is older than this boot
     monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
     _ipam_bitmap.forget()
     if how == "adopt":
@@ -398,7 +398,7 @@ def test_a_space_in_a_directory_of_host_local_keeps_its_index(a, monkeypatch, ho
 def test_only_requests_of_a_space_release_its_addresses_of_the_former_boot(a, monkeypatch, how):
     """Only these requests report ended pods to the store."""
     given = [a.add(NET, f"c{i}")[0] for i in range(3)]
-    monkeypatch.setattr("fastcni.kit.ipam.former.boot_began_ns", lambda: 1 << 62)
+    monkeypatch.setattr("fastcni.kit.ipam.before_reboot.boot_began_ns", lambda: 1 << 62)
     monkeypatch.setattr(store_module, "known_boot_id", b"0" * 8 + b"-0000-0000-0000-" + b"0" * 12)
     _ipam_bitmap.forget()
     open_as_host_local(a, how)

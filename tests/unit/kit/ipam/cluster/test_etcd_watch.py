@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.clients.etcd import Pair, encode
 from fastcni.kit.ipam.cluster.contract import Block
 from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys

@@ -5,7 +5,7 @@ import json
 import pytest
 from unit.kit.ipam.cluster.store_contract import StoreContract
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.ipam.cluster.contract import ALIVE, LOST, NODE_TTL_S
 from fastcni.kit.ipam.cluster.stores import open_store
 from fastcni.kit.ipam.cluster.stores.local import LocalStore, key_of

@@ -6,7 +6,7 @@ import threading
 import pytest
 from unit.kit.ipam.cluster.node import Node, pod
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.ipam.cluster import claims, conf, upkeep
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, REFUSED, IPClaim
 from fastcni.kit.ipam.cluster.grid import block_of

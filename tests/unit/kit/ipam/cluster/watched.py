@@ -2,7 +2,7 @@
 
 from unit.kit.ipam.cluster.node import NET
 
-from fastcni.clients.away import Away
+from fastcni.clients.errors import Away
 from fastcni.kit.call.mode import Mode
 from fastcni.kit.ipam.cluster.contract import NODE_TTL_S
 from fastcni.kit.ipam.cluster.stores import open_store

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def release_addresses(log: Logger, data_dir: str = DATA_DIR) -> None:
     """Open each network that has an index. Opening releases the addresses of a previous boot, see
-    kit/ipam/former.py."""
+    kit/ipam/before_reboot.py."""
     try:
         networks = sorted(entry.name for entry in os.scandir(data_dir)
                           if os.path.exists(f"{entry.path}/.fastcni.index"))

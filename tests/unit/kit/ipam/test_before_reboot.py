@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from fastcni import _ipam_bitmap
-from fastcni.kit.ipam import former
+from fastcni.kit.ipam import before_reboot
 from fastcni.kit.ipam import store as store_module
 from fastcni.kit.ipam.address_files import owner_of
 from fastcni.kit.ipam.store import Store
-from fastcni.server import former_boot
-from fastcni.server.former_boot import release_addresses
+from fastcni.server import reboot
+from fastcni.server.reboot import release_addresses
 from fastcni.spec import address
 from fastcni.spec.errors import CniError
 
@@ -28,14 +28,14 @@ class Node:
         self.root, self.path, self.warnings, self.patch = root, root / "net", [], patch
         self.results = root / "results"
         self.results.mkdir()
-        patch.setattr(former, "RESULTS", str(self.results))
+        patch.setattr(before_reboot, "RESULTS", str(self.results))
         self.boot(1)
 
     def boot(self, number, began_ns=0):
         """Change to another boot. began_ns: when this boot began; by default now."""
         began_ns = began_ns or time.time_ns() + 1
         self.patch.setattr(store_module, "known_boot_id", f"{number:036}".encode())
-        self.patch.setattr(former, "boot_began_ns", lambda: began_ns)
+        self.patch.setattr(before_reboot, "boot_began_ns", lambda: began_ns)
         _ipam_bitmap.forget()
         self.warnings.clear()
 
@@ -233,7 +233,7 @@ def test_a_network_that_cannot_be_read_keeps_no_other_from_its_release(node, mon
     lines = []
     log = SimpleNamespace(info=lambda event, **fields: lines.append((event, fields["network"])),
                           warning=lambda event, **fields: lines.append((event, fields)), debug=lambda *_, **__: None)
-    monkeypatch.setattr(former_boot, "Store", refuse)
+    monkeypatch.setattr(reboot, "Store", refuse)
     release_addresses(log, str(node.root))
     assert lines == [("addresses_unread", {"network": "bad", "error": "lock bad: in use"}),
                      ("addresses_released", "net")]
