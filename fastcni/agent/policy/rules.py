@@ -5,7 +5,7 @@
         meta nfproto ipv4 ct state established accept
         ip6 hoplimit 255 icmpv6 jump on-link                        (neighbours, between ports of a bridge)
         ip6 daddr & ffc0:: @link6 drop
-        ip6 saddr & ffc0:: @link6 goto reports
+        ip6 saddr & ffc0:: @link6 jump reports
         ct state established accept
         jump egress
         jump ingress
@@ -29,8 +29,8 @@
         ip daddr vmap @in4
     }
     chain reports {                                                 (MLD reports and queries)
-        icmpv6 type 130-132 ip6 hoplimit 1 ip6 daddr & ff00:: == ff00:: accept
-        icmpv6 type 143 ip6 hoplimit 1 ip6 daddr & ff00:: == ff00:: accept
+        icmpv6 type 130-132 ip6 hoplimit 1 ip6 daddr & ff00:: == ff00:: return
+        icmpv6 type 143 ip6 hoplimit 1 ip6 daddr & ff00:: == ff00:: return
         drop
     }
     chain midstream {
@@ -67,8 +67,8 @@ While cluster policies restrict packets from pods to their own node, the table a
         ct state established accept
         ct status dnat th dport @forwarders accept                  (DNS queries, see names/redirect.py)
         ip6 hoplimit 255 icmpv6 jump on-link
-        ip6 saddr & ffc0:: == fe80:: iifname @links goto reports
-        ip6 saddr & ffc0:: == fe80:: ether saddr @pod-macs goto reports
+        ip6 saddr & ffc0:: == fe80:: iifname @links jump reports
+        ip6 saddr & ffc0:: == fe80:: ether saddr @pod-macs jump reports
         ct state related jump errors
         udp sport 68 udp dport 67 ip saddr @dhcp4 return
         ip saddr vmap @node4
@@ -198,11 +198,11 @@ def permanent_rules() -> Iterator[tuple[str, Rule]]:
     yield FORWARD_CHAIN, (*port_rules.of_family(4), *known)        # in IPv6 the link-local rules come first
     yield FORWARD_CHAIN, port_rules.to_neighbours()
     yield FORWARD_CHAIN, (*to_link, drop())
-    yield FORWARD_CHAIN, (*from_link, go_to(REPORTS))
+    yield FORWARD_CHAIN, (*from_link, jump(REPORTS))
     for kinds in ((MLD_QUERY, MLD_DONE), (MLD2_REPORT, MLD2_REPORT)):
         yield REPORTS, (*l4proto(IPPROTO_ICMPV6), payload(nft_rules.ICMPV6_TYPE), between(*kinds),
                         payload(nft_rules.IP6_HOP_LIMIT), compare(ONE_HOP), *nft_rules.daddr(16), mask(MULTICAST6),
-                        compare(MULTICAST6), accept())
+                        compare(MULTICAST6), leave())
     yield REPORTS, (drop(),)
     yield FORWARD_CHAIN, known
     for chain, errors in ((EGRESS_CHAIN, port_rules.ERRORS), (INGRESS_CHAIN, port_rules.ERRORS_IN)):
@@ -244,8 +244,8 @@ def node_rules() -> Iterator[tuple[str, Rule]]:
     yield TO_NODE_CHAIN, known
     yield TO_NODE_CHAIN, (*nft_rules.destination_translated(), payload(TH_DPORT), in_set(FORWARDERS, SET_ID), accept())
     yield TO_NODE_CHAIN, port_rules.to_neighbours()
-    yield TO_NODE_CHAIN, (*from_link, meta(NFT_META_IIFNAME), in_set(ROUTED.ports, SET_ID), go_to(REPORTS))
-    yield TO_NODE_CHAIN, (*from_link, payload(ETHER_SADDR), in_set(POD_MACS, SET_ID), go_to(REPORTS))
+    yield TO_NODE_CHAIN, (*from_link, meta(NFT_META_IIFNAME), in_set(ROUTED.ports, SET_ID), jump(REPORTS))
+    yield TO_NODE_CHAIN, (*from_link, payload(ETHER_SADDR), in_set(POD_MACS, SET_ID), jump(REPORTS))
     yield TO_NODE_CHAIN, (*nft_rules.related(), jump(port_rules.ERRORS))
     yield TO_NODE_CHAIN, port_rules.dhcp_requests()
     yield FROM_NODE_CHAIN, known

@@ -14,8 +14,11 @@ from fastcni.agent.policy.evaluate import Connection, evaluate
 from fastcni.agent.policy.in_kernel import decisions, nft_read
 from fastcni.agent.policy.in_kernel.nft_walk import Unknown, walk
 from fastcni.agent.policy.objects import EGRESS, INGRESS
+from fastcni.agent.policy.ports import SHUT_MACS
 from fastcni.agent.policy.ruleset import Ruleset
+from fastcni.agent.policy.state import LINK, LINK_LOCAL
 from fastcni.kernel import nft, uapi, wire
+from fastcni.kernel.nft_rules import NFT_PAYLOAD_LL_HEADER, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER
 from fastcni.spec.address import read_ip
 from fastcni.testing.namespaces import run
 
@@ -104,6 +107,21 @@ def read(name):
         return nft_read.read_tables(sock, lambda family, table: table == name)
     finally:
         sock.close()
+
+
+@pytest.mark.parametrize("mac, passes", [(b"\x33\x33\0\0\0\1", True), (b"\2\0\0\0\0\x0b", False)])
+def test_a_multicast_query_comes_to_a_restricted_pod_by_a_multicast_mac_only(rules, mac, passes):
+    """An MLD query of a router. The frame to the pod's own MAC reaches this pod alone."""
+    state = Compiler().state
+    state.elements[LINK][LINK_LOCAL] = state.elements[SHUT_MACS][b"\2\0\0\0\0\x0b"] = ""
+    rules.load(state)
+    table = next(table for table in decisions.read() if table.family == nft.NFPROTO_INET)
+    source, destination = read_ip("fe80::9"), read_ip("ff02::1")
+    packet = decisions.first_packet(Connection(source, destination, socket.IPPROTO_ICMPV6, 0))
+    packet.headers = {**packet.headers, NFT_PAYLOAD_LL_HEADER: mac + bytes(6) + b"\x86\xdd",
+                      NFT_PAYLOAD_NETWORK_HEADER: bytes((0x60, 0, 0, 0, 0, 24, 58, 1)) + source + destination,
+                      NFT_PAYLOAD_TRANSPORT_HEADER: b"\x82" + bytes(23)}
+    assert (walk(table, "forward", packet).code == nft.NF_ACCEPT) is passes
 
 
 def test_another_table_of_this_name_is_no_silent_yes(host_netns):
