@@ -138,7 +138,7 @@ def test_a_fused_list_gives_the_same_bytes_and_each_deletes_the_others_pods(name
     rt = chain.attached["pod-0"]
     for chain.version in spoken if fastcni.socket else (spoken[0], "0.4.0", "1.1.0"):
         apart, seen = parse_list(chain.text(name).encode()), []
-        together = parse_list(fused(apart.raw, apart))
+        together = parse_list(fused(apart))
         for added, other in ((apart, together), (together, apart)):
             chain.net = added
             seen.append([results.encode(without_chance(chain.do("add", rt))), chain.state()])
