@@ -12,6 +12,37 @@ A program that runs pods uses PodNetworks instead. PodNetworks chooses a pod's n
 interface.
 """
 
+# The docstring above is a page of the docs, so the map of the modules is here:
+#
+#    cni                CNI: loads networks, and adds, checks and deletes attachments, as Go's libcni
+#    pod_networks       PodNetworks: all networks of a pod, as containerd and CRI-O
+#    records            records of configurations and attachments
+#    pods               records of PodNetworks
+#    report             records of the outcome of CHECK, DEL, STATUS and GC
+#    errors             the exceptions
+#    discover           finds a network by name in a directory
+#    network_directory  finds the default network and broken files, as containerd and CRI-O
+#    parse              parses network configurations
+#    pod_spec           reads a Pod of the Kubernetes API
+#    call               the command and the environment of one plugin call
+#    inject             makes a plugin's stdin
+#    exec               runs plugins: as programs, or as functions of this process
+#    mode               the modes of requests in this process
+#    served             sends a complete list to the server
+#    serial             calls for one container run one after another
+#    cache              the result cache
+#    collect            GC
+#    replaced           pods that ended without DEL
+#    restore            restores the firewall state of all cached attachments
+#    iptables_batch     iptables, for restore: one run for many attachments
+#    validate           validates a network's configuration
+#    key_recorder       which keys read() reads, for validate and schema
+#    schema             the JSON Schema of a plugin's configuration
+#    fusing             makes a list of one plugin, `chain`
+#    trace              passes the trace context to plugins
+#    watch              calls a function after changes of a directory
+#    directory_changes  inotify, for watch
+
 from fastcni.runtime.cni import CNI
 from fastcni.runtime.discover import load_list_file, load_network
 from fastcni.runtime.errors import ConfError, ManyErrors, NoConfigsFound, NotFound, PluginError

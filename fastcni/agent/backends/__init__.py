@@ -1,4 +1,13 @@
-"""Open the backend that connects the nodes: vxlan, host-gw, ipip or wireguard, as in flannel."""
+"""Open the backend that connects the nodes: vxlan, host-gw, ipip or wireguard, as in flannel.
+
+    keys           reads the keys of `Backend`
+    vxlan          frames inside UDP packets
+    vxlan_mac      the MAC of the vxlan link
+    host_gw        routes to the nodes, without a tunnel
+    ipip           packets inside IPv4 packets
+    wireguard      encrypted packets inside UDP packets
+    wireguard_key  the node's private key
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,11 @@
 """Announce this node's subnets, and its blocks of cluster-wide addresses, by BGP with BIRD 2 or FRR.
 
-settings.py reads the file of `fastcni agent --bgp FILE`. An engine is a module with the functions of Engine.
+    settings  reads the file of `fastcni agent --bgp FILE`
+    bird      the engine BIRD
+    frr       the engine FRR
+
+An engine is a module with the functions of Engine. The engine has the BGP sessions: the agent writes the engine's
+configuration, and does not read the state of sessions.
 
 The engine continues to announce while the agent restarts. After `fastcni agent --leave`, the node announces nothing.
 """

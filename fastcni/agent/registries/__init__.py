@@ -1,4 +1,12 @@
-"""Open the registry of the nodes' records: etcd, Kubernetes or a file."""
+"""Open the registry of the nodes' records: etcd, Kubernetes or a file.
+
+    etcd             records in etcd, in flannel's layout
+    etcd_view        a copy of all records in etcd
+    flannel_records  encodes and decodes a record in etcd
+    kubernetes       records as podCIDRs and annotations of Nodes
+    static           records in a file that an administrator writes
+    record_file      stores the registry's records on disk, for the agent's restart
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,11 @@
 """Open the store of claims: etcd, Kubernetes or a file, as for the nodes' records. A claim says which node holds an
-egress address."""
+egress address.
+
+    contract    the methods of a store of claims
+    etcd        claims as keys
+    kubernetes  claims as Lease objects
+    local       claims of a node that is alone
+"""
 
 from __future__ import annotations
 

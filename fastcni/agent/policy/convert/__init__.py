@@ -7,6 +7,12 @@
 convert() reports each part that the new documents cannot express in `errors`, so no denied connection becomes allowed
 without an error. If such a part is an allowing rule, convert() leaves out the rule. If it is a denying rule, convert()
 leaves out all rules of the direction.
+
+    admin         AdminNetworkPolicy and BaselineAdminNetworkPolicy
+    calico        Calico's policies
+    calico_rules  the rules of Calico's policies
+    selectors     Calico's selectors
+    conversion    Conversion: the new documents, errors and notes
 """
 
 from __future__ import annotations

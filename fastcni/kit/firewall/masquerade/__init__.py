@@ -1,1 +1,6 @@
-"""Masquerade traffic of pods, for the key ipMasq. Each backend has a module."""
+"""Masquerade traffic of pods, for the key ipMasq.
+
+    keys      the option of bridge and ptp: reads the keys, chooses the backend and calls it
+    iptables  backend: the reference plugins' chains
+    nftables  backend: elements in a map of fastcni's own table
+"""

@@ -1,1 +1,5 @@
-"""Drop a pod's frames with a false source: mac.py checks the source MAC, ip.py the source addresses."""
+"""Drop a pod's frames with a false source.
+
+    mac  macspoofchk: checks the source MAC
+    ip   ipspoofchk: checks the source addresses
+"""

@@ -3,6 +3,18 @@ imported.
 
 STORES names each store's module and its class. The class takes the Settings, a dict, and has the methods of
 contract.Store.
+
+    rules               rules that all stores share
+    local               a file, for one node
+    etcd                etcd; clients/etcd.py sends the requests
+    etcd_keys           etcd's keys and values
+    etcd_nodes          nodes and heartbeats in etcd
+    etcd_watch          a copy of etcd's records, kept up to date by one watch
+    kubernetes          the Kubernetes API; clients/kubernetes.py sends the requests
+    kubernetes_objects  converts records to objects and back
+    kubernetes_blocks   IPBlocks
+    kubernetes_nodes    IPNodes and heartbeats
+    whereabouts_pools   reads whereabouts' addresses
 """
 
 from __future__ import annotations
