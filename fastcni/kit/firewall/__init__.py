@@ -11,7 +11,7 @@ Subjects:
     solicitations   IPv6 neighbour solicitations to pods with disableFlooding
     port_mappings   reads the capability portMappings
     port_sources    rules that let a pod's port send only from the pod's addresses
-    flows           portmap's conntrack entries: deletes UDP and SCTP flows after ADD and DEL
+    port_flows      portmap's conntrack entries: deletes UDP and SCTP flows after ADD and DEL
 
 Backends:
 

@@ -31,7 +31,7 @@ RETRY_S = 0.1                   # seconds until the next reading, if nftables ch
 BUFFER_BYTES = 4 << 20          # limit of the notifications that the kernel queues, in bytes
 
 
-class Watch:
+class NamespaceWatch:
     """The watch of one namespace, with the states of restore_states.py.
 
     Create the object in a thread that is in the namespace; the constructor raises OSError. One thread calls attend();
@@ -205,7 +205,7 @@ class Watch:
 
 
 class NoWatch:
-    """A Watch that does nothing, for a process to which the kernel sends no notifications of nftables."""
+    """A NamespaceWatch that does nothing, for a process to which the kernel sends no notifications of nftables."""
 
     def note(self, call: Call, mode: Mode) -> None:
         return

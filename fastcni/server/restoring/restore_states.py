@@ -2,7 +2,7 @@
 
 There are three state machines. TRANSITIONS has each arrow of the drawings. Any other event is a defect of fastcni.
 
-The copy (namespace_watch.Watch): is the server's copy of the kernel's tables current?
+The copy (namespace_watch.NamespaceWatch): is the server's copy of the kernel's tables current?
 
               READ
     STALE ---------------> VALID        STALE: the server reads all tables when it next handles the namespace.

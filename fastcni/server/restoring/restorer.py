@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from fastcni.daemon.background import start_thread
 from fastcni.daemon.wakeup import Wakeup
 from fastcni.kernel import netns
-from fastcni.server.restoring.namespace_watch import NoWatch, Watch
+from fastcni.server.restoring.namespace_watch import NamespaceWatch, NoWatch
 from fastcni.server.restoring.replay import name_thread
 
 TYPE_CHECKING = False
@@ -34,13 +34,13 @@ class Restoring:
     """The thread that restores, and the watched namespaces.
 
     replay(deleted_at): restores the pods' rules in the calling thread's namespace, and returns a
-    runtime.restore.Restored; None: this server replays nothing. deleted_at: see Watch.deleted_at(). drops: see
+    runtime.restore.Restored; None: this server replays nothing. deleted_at: see NamespaceWatch.deleted_at(). drops: see
     DropWatch.
     """
 
     def __init__(self, log: Logger, replay: Run | None = None, drops: Drops | None = None) -> None:
         self.log, self.replay, self.drops = log, replay, drops
-        self.watches: dict[int, Watch] = {}             # {descriptor: Watch}
+        self.watches: dict[int, NamespaceWatch] = {}     # {descriptor: its watch}
         self.lock, self.stopping = Lock(), False
         # Counts for the metrics, over all namespaces: restored tables, restored elements, and replays by outcome
         self.restores, self.elements, self.replays = 0, 0, {"done": 0, "failed": 0}
@@ -60,14 +60,14 @@ class Restoring:
         if self.thread.is_alive():
             self.thread.join()
 
-    def watch(self, home: int, *, at_start: bool = False) -> Watch | NoWatch:
-        """Watch the namespace of the calling thread, and return its Watch. home: a descriptor of the namespace. Raises
-        OSError.
+    def watch(self, home: int, *, at_start: bool = False) -> NamespaceWatch | NoWatch:
+        """Watch the namespace of the calling thread, and return its NamespaceWatch. home: a descriptor of the
+        namespace. Raises OSError.
 
         at_start: replay once, because rules may have been flushed while no server ran.
         """
         try:
-            it = Watch(home, self, at_start)
+            it = NamespaceWatch(home, self, at_start)
         except OSError as e:
             if e.errno not in NOTHING_TO_WATCH:
                 raise
@@ -81,7 +81,7 @@ class Restoring:
         self.attend_soon(it)                    # so that the thread reads the existing tables
         return it
 
-    def attend_soon(self, watch: Watch) -> None:
+    def attend_soon(self, watch: NamespaceWatch) -> None:
         watch.due = 0.0
         self.wakeup.wake()
 
@@ -90,7 +90,7 @@ class Restoring:
         with self.lock:
             self.replays[outcome] += 1
 
-    def forget(self, watch: Watch) -> None:
+    def forget(self, watch: NamespaceWatch) -> None:
         with self.lock:
             del self.watches[watch.sock.fileno()]
 
@@ -109,12 +109,12 @@ class Restoring:
                 self._attend(it, now)
 
     def _next_due(self) -> float:
-        """Return the seconds until a Watch has work to do; -1: no work before the next notification."""
+        """Return the seconds until a watch has work to do; -1: no work before the next notification."""
         with self.lock:
             due = min([it.due for it in self.watches.values()], default=inf)
         return -1 if due == inf else max(0.0, due - monotonic())
 
-    def _attend(self, watch: Watch, started: float) -> None:
+    def _attend(self, watch: NamespaceWatch, started: float) -> None:
         try:
             watch.attend(started)
         except Exception:

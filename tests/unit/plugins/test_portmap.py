@@ -7,7 +7,7 @@ from lab.node import Inside, cid_of, elements, run, set_sysctl, sysctl
 from lab.portmap_chain import BRIDGE, DUAL, EXTERNAL, NODE, POD, Chain, mapping
 from lab.traffic import add_external, ask, is_refused, listen, no_bridge_netfilter
 
-from fastcni.kit.firewall import flows
+from fastcni.kit.firewall import port_flows
 
 FAMILIES = pytest.mark.parametrize("family", [4, 6])
 PROTOCOLS = pytest.mark.parametrize("protocol", ["tcp", "udp", "sctp"])
@@ -295,9 +295,9 @@ class Kernel:
     def __init__(self, monkeypatch, kind):
         self.forgets = kind != "none"
         if kind == "old":
-            monkeypatch.setattr(flows.wire, "succeeds", lambda *_: False)
+            monkeypatch.setattr(port_flows.wire, "succeeds", lambda *_: False)
         elif kind == "none":
-            monkeypatch.setattr(flows, "with_warning", lambda *_: None)
+            monkeypatch.setattr(port_flows, "with_warning", lambda *_: None)
 
     def ask_again(self, external, family, source):
         return ask(external, NODE[family], 8080, "udp", source=source, wait=5 if self.forgets else 0.5)

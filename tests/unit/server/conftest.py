@@ -79,8 +79,8 @@ def server(start):
 
 @pytest.fixture
 def make_watch(node):
-    """Return a function make_watch(replay, at_start, drops) that makes a Watch of the test's namespace with a Log. The
-    test calls the watch's attend()."""
+    """Return a function make_watch(replay, at_start, drops) that makes a NamespaceWatch of the test's namespace with a
+    Log. The test calls the watch's attend()."""
     made = []
 
     def make(replay=None, at_start=False, drops=None):
@@ -104,7 +104,7 @@ def make_watch(node):
 
 @pytest.fixture
 def watch(make_watch):
-    """Return a Watch that has read the current state of the firewall."""
+    """Return a NamespaceWatch that has read the current state of the firewall."""
     it = make_watch()
     it.attend(time.monotonic())
     return it

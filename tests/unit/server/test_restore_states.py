@@ -314,7 +314,7 @@ def runs():
 
 @pytest.fixture
 def replaying(make_watch, runs):
-    """Return a Watch that can replay. Its namespace has a jump of one pod and a jump of all pods."""
+    """Return a NamespaceWatch that can replay. Its namespace has a jump of one pod and a jump of all pods."""
     for command in ("table ip nat", "chain ip nat POSTROUTING", "chain ip nat CNI-0123456789abcdef01234567",
                   "chain ip nat CNI-HOSTPORT-MASQ", POD_JUMP, SHARED_JUMP):
         nft(f"add {command}")

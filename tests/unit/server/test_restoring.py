@@ -201,7 +201,7 @@ def test_flushed_rules_of_an_administrator_are_not_restored(server, net, pod):
     assert not restored(server)
 
 
-# -- a Watch of this process -------------------------------------------------------------------------------
+# -- a NamespaceWatch of this process ----------------------------------------------------------------------
 
 Call = namedtuple("Call", "command attachment")
 
@@ -271,8 +271,8 @@ def test_a_one_shot_del_at_any_moment_after_a_flush_leaves_nothing(watching, net
 
 @pytest.fixture
 def watching(node, monkeypatch):
-    """Yield a Watch of the test's namespace, which a thread of this process calls. The watch restores without a
-    pause."""
+    """Yield a NamespaceWatch of the test's namespace, which a thread of this process calls. The watch restores without
+    a pause."""
     monkeypatch.setattr(backoff, "RESET_S", 0.0)
     guard, home = restorer.Restoring(Log()), netns.open_own()
     guard.start()

@@ -136,12 +136,12 @@ def backend_of(conf: Conf) -> Portmap:
 
 def add(req: Request, conf: Conf, undo: Undo) -> None:
     """Map the ports. Delete older flows to these ports, so that the next packets of these flows go to the pod."""
-    from fastcni.kit.firewall import flows
+    from fastcni.kit.firewall import port_flows
 
     backend = backend_of(conf)
     undo(backend.delete, req, conf)
     backend.add(req, conf)
-    flows.after_add(req, conf)
+    port_flows.after_add(req, conf)
     if not req.caller_listens:
         port_mappings.warn_of_processes(req, conf.mappings, conf.pod)
 
@@ -169,9 +169,9 @@ def delete(req: Request, conf: Conf) -> None:
 
 def _delete(backend: Portmap, req: Request, conf: Conf) -> None:
     if backend.delete(req, conf):       # if this pod had no mapping, the flows are another pod's
-        from fastcni.kit.firewall import flows
+        from fastcni.kit.firewall import port_flows
 
-        flows.after_delete(req, conf)
+        port_flows.after_delete(req, conf)
 
 
 def missing(req: Request, conf: Conf) -> str:

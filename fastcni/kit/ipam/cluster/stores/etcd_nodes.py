@@ -23,7 +23,7 @@ from fastcni.clients.etcd import Client, Refused, below, exists, get, lease_is, 
 from fastcni.kit.ipam.cluster.contract import ALIVE, NODE_TTL_S, Node
 from fastcni.kit.ipam.cluster.states import heartbeat, refusal, unknown
 from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys, read_node, read_nodes
-from fastcni.kit.ipam.cluster.stores.etcd_watch import Watch
+from fastcni.kit.ipam.cluster.stores.etcd_watch import EtcdWatch
 from fastcni.spec import json
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ class EtcdNodes:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.etcd = Client(settings)
         self.keys = Keys(settings.get("prefix", "/fastcni/v1"))
-        self.watched = Watch(self.etcd, self.keys)
+        self.watched = EtcdWatch(self.etcd, self.keys)
         self.leases: dict[tuple[str, int], int] = {}    # leases of the alive keys: {(node, epoch): lease}
         self.index = 0                                  # index of the log's last entry at the last log()
         self.node_ttl = int(settings.get("node_ttl", NODE_TTL_S))

@@ -1,7 +1,7 @@
 """Keep a copy of etcd's Blocks, IPClaims and Nodes up to date, by one watch of a range of keys.
 
 After a lost connection, the watch continues from the last seen revision, at the next endpoint. If etcd has compacted
-this revision, or has a lower revision because etcd was restored from a backup, the Watch reads all keys again, and
+this revision, or has a lower revision because etcd was restored from a backup, the EtcdWatch reads all keys again, and
 compares them with the copy.
 """
 
@@ -103,9 +103,9 @@ class Copy:
             del self.parts[name]
 
 
-class Watch:
-    """The watch of a store. The Watch keeps the last copy, so that the next run() reports the records that were deleted
-    between two runs."""
+class EtcdWatch:
+    """The watch of a store. The EtcdWatch keeps the last copy, so that the next run() reports the records that were
+    deleted between two runs."""
 
     def __init__(self, etcd: Client, keys: Keys) -> None:
         self.etcd, self.keys = etcd, keys

@@ -9,7 +9,7 @@ from fastcni.clients.errors import Away
 from fastcni.clients.etcd import Pair, encode
 from fastcni.kit.ipam.cluster.contract import Block
 from fastcni.kit.ipam.cluster.stores.etcd_keys import Keys
-from fastcni.kit.ipam.cluster.stores.etcd_watch import REOPEN_S, Copy, Watch
+from fastcni.kit.ipam.cluster.stores.etcd_watch import REOPEN_S, Copy, EtcdWatch
 from fastcni.spec import json
 
 KEYS = Keys("/t")
@@ -78,7 +78,7 @@ def run(*answers, monkeypatch):
     # each watch has lasted so long that the next one may begin immediately
     clock = iter(range(0, 1000, int(REOPEN_S) + 1))
     monkeypatch.setattr("fastcni.kit.ipam.cluster.stores.etcd_watch.monotonic", lambda: float(next(clock)))
-    Watch(etcd, KEYS).run(events.append, lambda: not etcd.answers)
+    EtcdWatch(etcd, KEYS).run(events.append, lambda: not etcd.answers)
     return etcd, events
 
 
