@@ -12,6 +12,7 @@ From documents to rules:
     compile           Compiler: the wanted State, from all records
     chains            compiles one policy into the lines of a chain; finds the set of a named port
     ranges            merges ranges of addresses and port numbers for sets
+    marks             the bits of packet marks and connection marks that the rules use
     state             State: chains, sets and maps as data, and the difference between two States
     rules             the nftables rules for the lines of chains. Begin here with the output of `nft list ruleset`
     ruleset           writes State and rules to the kernel

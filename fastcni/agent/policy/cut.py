@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from fastcni.agent.policy import interpret
 from fastcni.agent.policy.evaluate import Connection
-from fastcni.agent.policy.http.marks import EITHER, PROXIED
+from fastcni.agent.policy.marks import EITHER, PROXIED
 from fastcni.agent.policy.own_addresses import node_addresses
 from fastcni.agent.policy.priority import raise_priority
 from fastcni.agent.policy.rules import CUT, CUT_ANY, IPPROTO_TCP

@@ -6,8 +6,8 @@ from __future__ import annotations
 from operator import and_
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.http import marks
-from fastcni.agent.policy.http.marks import EITHER
+from fastcni.agent.policy import marks
+from fastcni.agent.policy.marks import EITHER
 from fastcni.agent.policy.objects import PROTOCOLS
 from fastcni.agent.policy.ports import DHCP4
 from fastcni.agent.policy.state import (

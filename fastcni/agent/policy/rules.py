@@ -84,7 +84,7 @@ port_rules.py has the chains that check packets from a pod's port, and the chain
 only the hook `forward`, because NetworkPolicies always allow traffic between a pod and its own node.
 
 A packet that `egress` allows comes to `ingress`. nftables has no verdict that returns over two chains, so an egress
-rule marks the packet (http/marks.py), and the pod's chain tests and clears the mark after each policy. The verdict
+rule marks the packet (marks.py), and the pod's chain tests and clears the mark after each policy. The verdict
 accept in two base chains would need no mark, but packets of known connections would pass both base chains: a datagram
 takes 2 to 4% more. If each egress rule led to the ingress chains, older kernels would follow each of these paths in the
 loop check below: with 500 policies, one ADD took 17 s on Linux 6.1 with an emulated processor.
@@ -113,8 +113,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy import port_rules
-from fastcni.agent.policy.http import expressions, marks
+from fastcni.agent.policy import marks, port_rules
+from fastcni.agent.policy.http import expressions
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.ports import POD_MACS, ROUTED
 from fastcni.agent.policy.state import (

@@ -7,7 +7,6 @@
     start_haproxy  the program that HAProxy's process runs first: a seccomp filter
     configuration  writes HAProxy's configuration and maps
     redirect       leads connections to HAProxy: nftables rules, a routing rule, a route
-    expressions    nftables expressions that only these rules use
-    marks          the bits of packet marks and connection marks
+    expressions    nftables expressions of these rules; rules.py and egress/table.py use set_mark()
     access_log     receives HAProxy's log
 """

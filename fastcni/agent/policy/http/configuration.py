@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network, summarize_address_range
 from typing import TYPE_CHECKING
 
-from fastcni.agent.policy.http import marks, patterns
+from fastcni.agent.policy import marks
+from fastcni.agent.policy.http import patterns
 from fastcni.agent.policy.objects import EGRESS, INGRESS
 from fastcni.agent.policy.state import HTTP_CHAINS, PREFIXES, VERSIONS, short_hash
 from fastcni.spec.address import ip_text, read_ip

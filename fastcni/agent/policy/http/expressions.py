@@ -1,4 +1,5 @@
-"""Encode nftables expressions that give packets to a transparent proxy (linux/netfilter/nf_tables.h)."""
+"""Encode nftables expressions that set marks, and expressions that give packets to a transparent proxy
+(linux/netfilter/nf_tables.h). The rules of policies and of egress addresses use set_mark(), too."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ from typing import TYPE_CHECKING
 from fastcni._netlink import Batch
 from fastcni.agent.policy import rules
 from fastcni.agent.policy.http import expressions, start_haproxy
-from fastcni.agent.policy.http.marks import EITHER, PROXIED
+from fastcni.agent.policy.marks import EITHER, PROXIED
 from fastcni.agent.policy.rules import FAMILY, TABLE
 from fastcni.kernel import nft, nft_rules, routing, wire
 from fastcni.kernel.nft_rules import NFT_CMP_NEQ, NFT_META_MARK, accept, compare, drop, mask, meta

@@ -27,8 +27,9 @@ from unit.agent.policy.pods import ADDRESSES as NODE_ADDRESSES
 from unit.agent.policy.pods import TCP, mac_of_pod
 from unit.agent.policy.test_service import node, running  # noqa: F401 - fixtures
 
+from fastcni.agent.policy import marks
 from fastcni.agent.policy.evaluate import Connection, evaluate
-from fastcni.agent.policy.http import configuration, marks, part, process, start_haproxy
+from fastcni.agent.policy.http import configuration, part, process, start_haproxy
 from fastcni.agent.policy.in_kernel import decisions
 from fastcni.flows.requests import Requests
 from fastcni.spec.address import read_ip

@@ -1,4 +1,5 @@
-"""Define the bits of packet marks and connection marks in the node's namespace. Packets arrive without a mark."""
+"""Define the bits of packet marks and connection marks that rules of policies use in the node's namespace. All policies
+use ALLOWED; only HTTP rules use the other bits. Packets arrive without a mark."""
 
 OUT, IN = 1 << 24, 1 << 25      # packet mark: egress (OUT) or ingress (IN) rules allow only proxied connections
 PROXIED = 1 << 26               # packet mark: to a socket of the proxy. Connection mark: the proxy is one end
