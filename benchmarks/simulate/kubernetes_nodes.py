@@ -48,7 +48,8 @@ def node_of(number):
 
 
 class KubernetesNodes:
-    """All simulated nodes, see etcd_nodes.EtcdNodes. url, token: the API server's URL and a valid token."""
+    """All simulated nodes, see etcd_nodes.EtcdNodes. scheme, host, port: the address of the API server.
+    token: a valid token."""
 
     keep_s = KEEP_S
 
