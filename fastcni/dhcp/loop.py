@@ -40,6 +40,7 @@ class Loop:
 
     @staticmethod
     def now() -> float:
+        """Return seconds of CLOCK_BOOTTIME, which continues while the node is suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def add(self, fd: int, call: Callable[[], object], write: bool = False) -> None:

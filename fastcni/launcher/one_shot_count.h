@@ -3,7 +3,15 @@
  * The file SOCKET.one-shot has one byte for each of these requests: the reason. Only a server with --metrics makes the
  * file, and fastcni/server/metrics/one_shot.py reads it. Without the file, counting is a single open() that fails. An
  * append needs no lock. The launcher does not change a file that is long or may be another user's, for instance a hard
- * link in a directory where all users can write. See fstat(2).
+ * link in a directory where all users can write. See fstat(2). The reasons, with their names in the metric:
+ *
+ *     NO_SERVER   no_server  no socket, or no process listens at the socket
+ *     BUSY        busy       the socket's queue of connections is full
+ *     UNREAD      unread     the server has not read the request in time
+ *     NOT_SERVED  declined   the server declined the request, or has another version; the server's log says why
+ *     TOO_LONG    too_long   the variables or the stdin do not fit a message
+ *     LOST        lost       the server has read the request, and died or did not answer in time
+ *     OTHER       other      another system call failed
  */
 
 enum { NO_SERVER = 'n', BUSY = 'b', UNREAD = 'u', NOT_SERVED = 'd', TOO_LONG = 't', LOST = 'l', OTHER = 'o' };

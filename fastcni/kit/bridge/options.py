@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from fastcni.kit.bridge import unflooded
     from fastcni.kit.bridge.bridges import Port
     from fastcni.kit.bridge.conf import Conf
-    from fastcni.kit.call.option import Checked, Restored
+    from fastcni.kit.call.option import Checked, Prepared, Restored
 
     RESTORED: list[Restored[Conf, Port]] = [masquerade, unflooded]
     CHECKED: list[Checked[Conf, Port]] = [unflooded]
+    PREPARED: list[Prepared[Conf, Port]] = [unflooded]
 
 
 def choose(conf: Conf, *, ending: bool = False) -> None:

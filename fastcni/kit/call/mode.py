@@ -3,7 +3,7 @@
     mode        class                           what runs the plugin
     one-shot    launcher.one_shot.OneShotMode   a process for this request, because no server answers
     in-process  runtime.mode.InProcessMode      a Python program, which calls the plugin as a function
-    warm        server.mode.WarmMode            the server, which keeps sockets and cached kernel state for the next
+    warm        server.requests.mode.WarmMode   the server, which keeps sockets and cached kernel state for the next
                 request
 
 handle() gets a mode as argument. Plugins and kit call the mode's methods, and never ask which mode they run in. The

@@ -1,9 +1,9 @@
 """Define the contract of an option: a module with the functions that a plugin calls only if its configuration asks for
 the option.
 
-Only type checkers import this module. An option's functions have the names of the plugin's functions. Each option has
-`add`; the other functions are optional. The plugin's Conf lists the options that the network asks for, in the order of
-ADD. DEL calls them in the reverse order.
+Only type checkers import this module. An option's functions have the names of the plugin's functions, except `prepare`,
+which bridge calls before `add`. Each option has `add`; the other functions are optional. The plugin's Conf lists the
+options that the network asks for, in the order of ADD. DEL calls them in the reverse order.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 
         def restore(self, req: Request, conf: C_contra, previous: dict[str, Any]) -> None:
             """Add again the state that another program removed. previous: prevResult."""
+
+    class Prepared(Option[C_contra, L_contra], Protocol[C_contra, L_contra]):
+        """An option of bridge that needs a step before the pod's link exists."""
+
+        def prepare(self, req: Request, conf: C_contra, link: L_contra, undo: Undo) -> None:
+            """Set attributes of `link` that decide how bridge makes the pod's link. Raises CniError."""
 
     class Checked(Protocol[C_contra, L_contra]):
         """An option that CHECK verifies."""
