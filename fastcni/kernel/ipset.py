@@ -82,7 +82,8 @@ def test(batch: Batch, name: str, packed: bytes) -> Batch:
 # struct xt_set_info   index:u16  dim:u8  flags:u8
 
 def read_match_flags(info: bytes) -> int | None:
-    """Return the flags IPSET_INV_MATCH and IPSET_DIM_ONE_SRC of an iptables rule's match "set", struct xt_set_info."""
+    """Return the flags IPSET_INV_MATCH and IPSET_DIM_ONE_SRC of an iptables rule's match "set", struct xt_set_info;
+    None if the struct is too short."""
     return info[3] & (IPSET_INV_MATCH | IPSET_DIM_ONE_SRC) if len(info) > 3 else None
 
 

@@ -217,7 +217,8 @@ def value_of(map_name: str, set_id: int) -> Expression:
 
 
 def verdict(code: int, chain: str | None = None) -> Expression:
-    """Return the expression that ends with the verdict `code`. chain: the target of a jump or goto.
+    """Return the expression that ends with the verdict `code`. chain: the target of a jump or goto; None for
+    other verdicts.
     NFTA_IMMEDIATE_DREG 1, _DATA 2"""
     def write(b: Batch) -> Batch:
         b.be32(1, NFT_REG_VERDICT).nest(2).nest(nft.NFTA_DATA_VERDICT).be32(nft.NFTA_VERDICT_CODE, code)

@@ -51,7 +51,7 @@ class Cache:
 
     def write(self, network: str, config: bytes, rt: RuntimeConf, outcome: dict[str, Any] | None) -> None:
         """Write the cache file of an attachment. config: the bytes of the network's configuration. outcome: the result
-        of ADD. Raises OSError, and CniError 7 as path() does."""
+        of ADD; None: ADD printed no result. Raises OSError, and CniError 7 as path() does."""
         path = self.path(network, rt)
         document = cached_result.document(network, rt.container_id, rt.ifname, config, netns=rt.netns, args=rt.args,
                                           capability_args=rt.capability_args, outcome=outcome)

@@ -25,7 +25,7 @@ def document(network: str, container_id: str, ifname: str, config: bytes, *, net
              args: Iterable[tuple[str, str]], capability_args: Mapping[str, Any],
              outcome: dict[str, Any] | None) -> dict[str, Any]:
     """Return the document, with keys in libcni's order. config: the configuration's bytes. outcome: the result of
-    ADD."""
+    ADD; None: the document has no result."""
     found: dict[str, Any] = {"kind": KIND, "containerId": container_id,
                              "config": to_base64(config), "ifName": ifname,
                              "networkName": network}

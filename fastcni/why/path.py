@@ -128,7 +128,8 @@ class Path:
     @property
     def arrives_by(self) -> Link | None:
         """Return the node's link by which the packet reaches the node's IP layer: the bridge, the host's end of the
-        veth, or a link that the node has in the pod's layer-2 network."""
+        veth, or a link that the node has in the pod's layer-2 network. None: no such link is known, or the node itself
+        sends the packet."""
         if self.source.kind == POD:
             if self.source.switch is None or self.source.switch.kind == BRIDGE:
                 return self.source.bridge or self.source.host

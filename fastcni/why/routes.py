@@ -29,7 +29,8 @@ OF_THE_KERNEL = 2               # RTPROT_KERNEL: the protocol of routes that the
 
 
 def best_route(sock: wire.Socket, packed: bytes) -> Route | None:
-    """Return the route with the longest prefix that contains an address, in all tables but the table local."""
+    """Return the route with the longest prefix that contains an address, in all tables but the table local; None if
+    no route does."""
     found = [route for _, payload in wire.dump(sock, uapi.RTM_GETROUTE, rtmsg(rtnl.family_of(packed), 0),
                                                "list routes") if (route := rtnl.read_route(payload))]
     fitting = [it for it in found if it.table != uapi.RT_TABLE_LOCAL and holds(it.dst, it.prefix, packed)]

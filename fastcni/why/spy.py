@@ -132,7 +132,8 @@ class Spy:
                    and (arp or not it.arp) for it in self.seen)
 
     def destination(self) -> tuple[bytes, int] | None:
-        """Return the address and port of the packet when the node's chains last saw it, that is, after DNAT."""
+        """Return the address and port of the packet when the node's chains last saw it, that is, after DNAT. None:
+        no chain of the node saw the packet."""
         for it in reversed(self.seen):
             event = it.event
             if it.where == ON_NODE and not it.reply and not it.arp and event.network and len(event.transport) >= 4:

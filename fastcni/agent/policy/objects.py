@@ -177,6 +177,7 @@ class Policy:
         return f"{self.namespace}/{self.name}"
 
     def rules(self, direction: str) -> tuple[Rule, ...] | None:
+        """Return the rules of a direction. () denies all packets; None: the policy does not restrict the direction."""
         return self.ingress if direction == INGRESS else self.egress
 
 
@@ -240,6 +241,7 @@ class Reader:
         return value
 
     def part(self, key: str) -> Reader | None:
+        """Return a Reader of the object at a key; None if the key is missing or null."""
         value = self.value.get(key)
         return None if value is None else Reader(self.what, value, ".".join(filter(None, (self.path, key))))
 

@@ -30,7 +30,7 @@ class Part(Attended, Protocol):
         ...
 
     def figures(self) -> Mapping[str, int]:
-        """Return the part's metrics: {name: value}."""
+        """Return the part's metrics: {name in metrics.POLICY_GAUGES: value}."""
         ...
 
     def close(self) -> None:

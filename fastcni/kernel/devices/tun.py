@@ -48,9 +48,9 @@ def create_tap(name: str, *, multi_queue: bool = False, owner: int | None = None
     """Make a persistent TAP device in the calling thread's network namespace. The device is down. Raises OSError, with
     EBUSY if a link has that name; ContextRefused.
 
-    owner, group: ids of the user and the group that may open the device without CAP_NET_ADMIN; without both, any user
-    may. Packet information and vnet_hdr are off, and a program that opens the device can switch them on. multi_queue
-    cannot be changed later.
+    owner, group: ids of the user and the group that may open the device without CAP_NET_ADMIN; None: no such user or
+    group. If both are None, any user may. Packet information and vnet_hdr are off, and a program that opens the device
+    can switch them on. multi_queue cannot be changed later.
 
     context: the device's SELinux context. The kernel gives a device the context of the task that makes it
     (selinux_tun_dev_alloc_security), and uses neither attr/sockcreate nor attr/fscreate. A thread of this process

@@ -170,7 +170,8 @@ class AddressFiles:
         return content.strip()
 
     def read_owner(self, name: str) -> bytes | None:
-        """Return read(). For a file that cannot be read, return UNKNOWN, add the file to `unreadable`, and warn."""
+        """Return read(), which is None for a missing file. For a file that cannot be read, return UNKNOWN, add the file
+        to `unreadable`, and warn."""
         try:
             return self.read(name)
         except Unreadable as e:

@@ -98,6 +98,7 @@ def tunnel_vlan(address: str, bridge: str, key: int) -> int | None:
 
 
 def tag_of(port: Row) -> int | None:
+    """Return the VLAN of a Port's column `tag`; None: the column is empty."""
     found: int | None = next(iter(as_list(port["tag"])), None)
     return found
 

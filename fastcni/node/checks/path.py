@@ -198,7 +198,8 @@ def leaves_by_default(link: PodLink) -> bool:
 
 
 def default_link(links: Iterable[Link]) -> Link | None:
-    """Return the link of the node's default route with the lowest metric, IPv4 before IPv6. Raises NetlinkError."""
+    """Return the link of the node's default route with the lowest metric, IPv4 before IPv6; None without
+    such a route. Raises NetlinkError."""
     by_index = {link.index: link for link in links}
     with wire.open_socket() as sock:
         for family in find.FAMILIES:

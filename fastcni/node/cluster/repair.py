@@ -72,7 +72,8 @@ def release(store: Store, place: Place, own_node: str, inventory: Inventory, rel
 
 
 def holder_here(place: Place, own_node: str, inventory: Inventory) -> Holder | None:
-    """Return the holder of an address in this node's own block by the node's files, which are newer than its report."""
+    """Return the holder of an address in this node's own block by the node's files, which are newer than its
+    report; None: the block is another node's, or no file has the address."""
     if place.held is None or place.held.block.node != own_node:
         return None
     return next((Holder(place.space, place.address, place.held.block.cidr, USED, own_node, it.container_id, it.ifname,

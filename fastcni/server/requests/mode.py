@@ -136,6 +136,7 @@ class WarmMode(Mode):
         self.facts.keep_pair(pair_key(self, req), Pair(link.index, link.name, ips))
 
     def find_pair(self, req: Request) -> Pair | None:
+        """Return the pair that keep_pair() recorded; None: the server has no record of the ADD."""
         try:
             return self.facts.pairs.get(pair_key(self, req))
         except CniError:                # the pod's namespace cannot be opened

@@ -74,6 +74,7 @@ class Policy:
             return None
 
     def rule(self, reader: Reader, direction: str) -> CalicoRule | None:
+        """Return the rule; None: the rule is left out, and an error or a note says why."""
         action = reader.get("action", str, "")
         if action == LOG:
             self.note(f"{reader.path}: Log is left out")

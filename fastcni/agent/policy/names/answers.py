@@ -36,6 +36,7 @@ def read_question(query: bytes) -> Question | None:
 
 
 def question_of(message: dns.message.Message) -> Question | None:
+    """Return the question of a query or answer; None: the message does not ask for the addresses of one name."""
     if message.opcode() != dns.opcode.QUERY or len(message.question) != 1:
         return None
     asked = message.question[0]

@@ -143,7 +143,7 @@ def items(req: Request, conf: Conf) -> list[Item]:
 
 def where(mapping: Mapping, length: int, host_ip: bytes | None = None) -> Place:
     """Return the (map, key) of a mapping in the family of this address length. host_ip: use this address instead of the
-    mapping's."""
+    mapping's; None: use the mapping's."""
     host_ip = mapping.host_ip if host_ip is None else host_ip
     return (HOSTIP_HOSTPORTS if host_ip else HOSTPORTS)[length], host_ip + port_key(mapping.protocol, mapping.host_port)
 

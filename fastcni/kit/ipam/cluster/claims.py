@@ -269,8 +269,9 @@ def rejoin(store: Store, keys: Keys, warn: Warn, suspect: bool = False, wanted: 
     node that blocks.json does not have, the node returns the block: another node may have claimed it after the backup,
     and has to claim it again.
     suspect: the caller has found that the store was restored, although its history() does not show that. wanted: block
-    sizes by family. new: this node has no state of the address space yet. The caller holds the claim lock. Raises Away;
-    Fenced or Changed if the store changes again during the call.
+    sizes by family, for which the store decides the address space's block sizes; None: {}. new: this node has no state
+    of the address space yet. The caller holds the claim lock. Raises Away; Fenced or Changed if the store changes again
+    during the call.
     """
     joined = store.join_space(keys.node, boot_id().decode(), keys.space, wanted or {}, new)
     me, there = joined.node, {block.cidr: block for block in joined.blocks}
@@ -378,7 +379,7 @@ def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -
 
 def note_in(space: Space, blocks: Sequence[Block], now: History | None) -> bool:
     """Write claimed blocks into blocks.json. Return False, and write nothing, if the store was restored. now: the
-    store's history()."""
+    store's history(); None: no block was claimed."""
     if not blocks or now is None:
         return True
     if restored(space.state.history, now):

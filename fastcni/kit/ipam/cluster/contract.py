@@ -212,7 +212,8 @@ def restored(before: History, now: History) -> bool:
 
 def log_restored(before: History, log: tuple[int, int] | None) -> bool:
     """Return whether the store was restored from a backup, although its revision may have grown again. before: an
-    earlier result of its history(). log: a result of its log()."""
+    earlier result of its history(). log: a result of its log(); None: the store has no log, so the
+    function returns False."""
     if log is None or not before[0]:
         return False
     index, revision = log

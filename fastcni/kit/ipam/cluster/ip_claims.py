@@ -356,7 +356,7 @@ def take_back(req: Request, attachment: Attachment, store: Store) -> None:
 
 def finish_later(store: Store, keys: Keys, warn: Callable[[str], object], but: Attachment | None = None) -> None:
     """Release or keep the IPClaims of State.later, which belong to deleted pods and failed ADDs, or claim them again.
-    but: the attachment of the running ADD, whose IPClaims stay."""
+    but: the attachment of the running ADD, whose IPClaims stay; None: no ADD runs."""
     with Space(keys, warn) as space:
         if space is None or not space.state.later:
             return
