@@ -2,7 +2,7 @@
 
     table        writes nftables tables that select packets, while a process collects flows
     packets      reads addresses and ports of a packet
-    traces       finds in the kernel's trace messages the chain that drops a packet, and policy rules that accept it
+    traces       finds in the kernel's trace messages the chain that drops a packet, and policy rules that allow it
     isolation    finds drops between isolated ports of a bridge, which no nftables rule makes
     pods         finds the name of the pod with an address
     policies     finds the names of policies

@@ -1,8 +1,9 @@
-"""Read the kernel's trace messages about the packets that table.py selects: which chain drops or accepts each packet.
+"""Read the kernel's trace messages about the packets that table.py selects: which chain drops a packet, or which rules
+of policies allow it.
 
 In each base chain, a packet's first message has the headers; later messages have only the packet's number. A message
-with the verdict drop names the chain that drops the packet. Messages with the verdict accept name the rules of policies
-that allow the packet.
+with the verdict drop names the chain that drops the packet. A message with the verdict accept names the policy's rule
+for ingress that allows the packet. A rule for egress returns, and then the pod's chain goes to the chain `allowed`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Asking(NamedTuple):
 
 class Followed:
     """A packet whose trace messages arrive. base: as in Drop. returned: (chain, handle) of the last rule of policies
-    that returned. allowed: (chain, handle) of the policies' rules that accepted the packet."""
+    that returned. allowed: (chain, handle) of the policies' rules that allow the packet."""
 
     __slots__ = ("allowed", "base", "packet", "returned")
 
@@ -81,7 +82,7 @@ class Followed:
 class Traces:
     """The packets in the trace messages. note() reads the messages in their order. followed: {packet's number: packet}.
 
-    allowed: {packet without its source port: (monotonic time when the entry ends, rules that accept the packet)}. The
+    allowed: {packet without its source port: (monotonic time when the entry ends, rules that allow the packet)}. The
     kernel traces about one packet of a flow each second, so the entry is used for the flow's other packets."""
 
     def __init__(self) -> None:
@@ -140,6 +141,6 @@ class Traces:
         self.allowed[followed.packet._replace(source_port=None)] = monotonic() + ALLOWED_S, followed.allowed
 
     def allowing(self, packet: Packet) -> list[tuple[str, int]]:
-        """Return (chain, handle) of the rules of policies that accept a packet of this flow; [] if they are unknown."""
+        """Return (chain, handle) of the rules of policies that allow a packet of this flow; [] if they are unknown."""
         until, rules = self.allowed.get(packet._replace(source_port=None), (0.0, []))
         return rules if until >= monotonic() else []

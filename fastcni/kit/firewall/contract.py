@@ -10,7 +10,7 @@ Each backend is a module. Only type checkers and tests import contract.py. Commo
   reports each by req.release().
 - `missing` returns the first missing rule or element as text, for CHECK, or "".
 - `status` raises CniError 50 if the backend cannot be used.
-- `stores` lists the nftables sets that the server restores after a flush; only backends of nftables have `stores`.
+- `stores` lists the nftables sets that the server restores after a flush; [] for a backend without such sets.
 """
 
 from __future__ import annotations
