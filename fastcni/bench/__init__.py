@@ -5,15 +5,40 @@ work.
 In one run on one machine, the implementations take turns in random order. The benchmark makes network namespaces, and
 removes these namespaces at its end.
 
-    run.py      the run, part by part                 cases.py    the calls, and their number
-    bench.py    the state that all parts share
-    node.py     the namespaces and networks           calls.py    processes, one or many at once
-    sides.py    the plugins and servers               floor.py    the kernel's own part; echo.py: the launcher's part
-    churn.py    latency and rate                      density.py  latency by the number of pods
-    idle.py     latency after a pause, and in turn with another program
-    cost.py     processor time, number of processes   memory.py   the server's memory
-    guard.py    detects a busy node, lists what the run changes; isolation.py: hides the node's files from the run
-    peer.py     the Go plugins of the node            estimate.py, progress.py  the time that a run takes
-    tables.py, plots.py, report.py                    the output
-    verdict.py, web_page.py, web_plots.py, web_style.py, svg.py  the page, with the verdict in words
+The run:
+
+    run        the run, part by part
+    bench      Bench: the state that all parts share
+    cases      the calls and their number
+    node       the namespaces and networks
+    sides      the implementations: plugins and servers
+    peer       finds the Go plugins of the node
+    calls      runs plugins as processes, one or many at once
+    floor      the kernel's part of the floor
+    echo       the launcher's part of the floor
+    guard      detects a busy node, and lists what the run changes
+    isolation  hides the node's files from the run
+    estimate   the time that a run takes
+    progress   shows the remaining time
+
+Parts:
+
+    churn      latency, one call at a time, and rate, many calls at once
+    density    latency by the number of pods
+    idle       latency after a pause, and after a call of another implementation
+    beside     latency while another program changes iptables
+    cost       processor time, and the number of processes
+    forks      counts processes and threads, for cost
+    memory     the server's memory
+
+Output:
+
+    report     writes samples, tables and plots
+    tables     tables as text
+    plots      plots as SVG files
+    verdict    the result in words
+    web_page   the HTML page
+    web_plots  plots of the page
+    web_style  CSS of the page
+    svg        draws the plots of the page
 """

@@ -11,6 +11,22 @@ witnesses         a module that reads links, addresses and routes by ip(8)
 The test kit needs pytest (pip install fastcni[testing]). No other module of fastcni imports it.
 """
 
+# The docstring above is a page of the docs, so the map of the modules is here:
+#
+#    conformance      Conformance
+#    fake_runtime     sends requests to plugins on a model of a node
+#    real_runtime     sends requests to plugins in real namespaces
+#    namespaces       makes namespaces
+#    witnesses        reads a namespace by ip(8)
+#    fake_node        the model of a node: a host and one pod, from the models below
+#    fake_sockets     sockets that replace netlink sockets
+#    fake_messages    netlink attributes, and the kernel's errors
+#    fake_links       links
+#    fake_routing     addresses, routes and rules
+#    fake_neighbours  neighbours and FDBs
+#    fake_shaping     traffic control
+#    fake_firewall    nftables
+
 import pytest
 
 pytest.register_assert_rewrite("fastcni.testing.fake_runtime", "fastcni.testing.namespaces",
