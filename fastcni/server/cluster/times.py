@@ -29,7 +29,7 @@ class Times:
     idle_s          how long a block must be without a pod before it may be returned
     reconcile_s     between two searches for pods that no longer exist
     apart_s         between the two checks of a search
-    nodes_s         between two checks of the cluster's nodes, if the cluster has at most CROWD nodes
+    nodes_s         between two checks of the cluster's nodes, if the cluster has at most lost.CROWD nodes
     grace_s         how long a node must be LOST before it is declared dead
     restored_s      how long nodes claim no block after the store was restored from a backup; at least hold.PAUSE_S
     away_s, max_away_s   the first and the longest pause after the store could not be reached
