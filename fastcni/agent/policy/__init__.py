@@ -1,7 +1,8 @@
 """Enforce network policies on this node's pods by nftables rules. Packets do not pass through the agent.
 
 "port" has two meanings in this package. In ports, port_rules, renames and salvage, a port is the host's end of a pod's
-link. In objects, chains, evaluate and state, a port is a number of TCP, UDP or SCTP, or the name of such a number.
+link: ports.Port. In objects, chains, evaluate and state, a port is a number of TCP, UDP or SCTP, or the name of such a
+number: objects.RulePort.
 
 From documents to rules:
 

@@ -29,9 +29,9 @@ from fastcni.agent.policy.objects import (
     Group,
     Node,
     Nodes,
-    Port,
     Reader,
     Rule,
+    RulePort,
     open_document,
     read_labels,
     read_network,
@@ -228,7 +228,7 @@ def read_networks(reader: Reader) -> tuple[Block, ...]:
     return tuple(Block(read_network(reader, "networks", text)) for text in items(reader, "networks"))
 
 
-def read_protocol(reader: Reader) -> tuple[Port, ...]:
+def read_protocol(reader: Reader) -> tuple[RulePort, ...]:
     """Read an item of `protocols`. A named port stands for each protocol in which a pod has a port with the name."""
     reader.only(*map(str.lower, PROTOCOLS), "destinationNamedPort")
     if len(reader.value) != 1:
@@ -236,12 +236,12 @@ def read_protocol(reader: Reader) -> tuple[Port, ...]:
     if name := reader.get("destinationNamedPort", str, ""):
         if not PORT_NAME.fullmatch(name):
             reader.wrong(f"{reprlib.repr(name)} is no name of a port", "destinationNamedPort")
-        return tuple(Port(protocol, name=name) for protocol in PROTOCOLS.values())
+        return tuple(RulePort(protocol, name=name) for protocol in PROTOCOLS.values())
     for key, protocol in PROTOCOLS.items():
         if one := reader.part(key.lower()):
             one.only("destinationPort")
             port = one.part("destinationPort") or one.wrong("is missing", "destinationPort")
-            return (Port(protocol, *read_range(port)),)
+            return (RulePort(protocol, *read_range(port)),)
     return reader.wrong("is missing", next(iter(reader.value)))
 
 

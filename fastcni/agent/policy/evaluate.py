@@ -16,7 +16,7 @@ from fastcni.agent.policy.objects import EGRESS, INGRESS, Block, Domain, Nodes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fastcni.agent.policy.objects import Group, Node, Pod, Policy, Port, Rule
+    from fastcni.agent.policy.objects import Group, Node, Pod, Policy, Rule, RulePort
 
 QUOTE = '"'                     # ends a comment in nft's output, so no comment may contain this character
 
@@ -181,7 +181,7 @@ def is_peer(cluster: Cluster, peer: Group | Block | Nodes, packed: bytes) -> boo
     return any(peer.matches(pod, cluster.namespaces) for pod in cluster.pods_at(packed))
 
 
-def is_port(port: Port, connection: Connection, destinations: Iterable[Pod]) -> bool:
+def is_port(port: RulePort, connection: Connection, destinations: Iterable[Pod]) -> bool:
     """Return whether the connection goes to `port`, a port of a rule. The destination pods give a named port its
     number."""
     if connection.protocol != port.protocol:

@@ -144,7 +144,7 @@ Peer = Group | Block | Nodes | Domain
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class RulePort:
     """Ports of a protocol (IPPROTO_*): the numbers `first` to `last`, or the ports that pods call `name`."""
 
     protocol: int
@@ -158,7 +158,7 @@ class Rule:
     """A rule of a policy. Without `peers`, the rule allows any peer; without `ports`, all ports and all protocols."""
 
     peers: tuple[Peer, ...] = ()
-    ports: tuple[Port, ...] = ()
+    ports: tuple[RulePort, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,7 @@ class Reader:
         raise PolicyError(f"{self.what}: {path + ': ' if path else ''}{text}"[:MAX_ERROR])
 
     def get(self, key: str, kind: type[Item], default: Item) -> Item:
-        """Return the value of `key`; `default` if the value is null or the key is missing. Raises PolicyError if the
-        value has another type than `kind`."""
+        """Return the value of `key`; `default` if the value is null or missing. Raises PolicyError for another type."""
         value = self.value.get(key)
         if value is None:
             return default
@@ -241,7 +240,6 @@ class Reader:
         return value
 
     def part(self, key: str) -> Reader | None:
-        """Return a Reader of the object at a key; None if the key is missing or null."""
         value = self.value.get(key)
         return None if value is None else Reader(self.what, value, ".".join(filter(None, (self.path, key))))
 
@@ -429,22 +427,22 @@ def read_network(reader: Reader, key: str, text: Any) -> tuple[bytes, int]:
     return addresses.network(packed, prefix), prefix
 
 
-def read_port(reader: Reader) -> Port:
+def read_port(reader: Reader) -> RulePort:
     reader.only("protocol", "port", "endPort")
     protocol, port, last = read_protocol(reader), reader.value.get("port"), reader.value.get("endPort")
     if port is None:
-        return Port(protocol) if last is None else reader.wrong("expected 1 to 65535", "port")
+        return RulePort(protocol) if last is None else reader.wrong("expected 1 to 65535", "port")
     if isinstance(port, str):
         if last is not None:
             reader.wrong("needs a port number in `port`", "endPort")
         if not PORT_NAME.fullmatch(port):
             reader.wrong(f"{reprlib.repr(port)} is no name of a port", "port")
-        return Port(protocol, name=port)
+        return RulePort(protocol, name=port)
     first = reader.get("port", int, 0)
     for key, number in (("port", first), ("endPort", reader.get("endPort", int, first))):
         if not max(first, 1) <= number <= MAX_PORT:
             reader.wrong(f"{number} is not between {max(first, 1)} and {MAX_PORT}", key)
-    return Port(protocol, first, number)
+    return RulePort(protocol, first, number)
 
 
 def read_protocol(reader: Reader) -> int:

@@ -20,7 +20,6 @@ from fastcni.spec import address
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-
     Element = tuple[str, bytes]                 # (set, key)
 
 ETHER_TYPES = {4: ETH_P_IP.to_bytes(2, "big"), 16: ETH_P_IPV6.to_bytes(2, "big")}      # by address length, bytes

@@ -13,7 +13,6 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-
     from fastcni.kernel.rtnl import Link
     from fastcni.kernel.wire import Socket
     from fastcni.kit.bridge.conf import Conf

@@ -29,9 +29,9 @@ from fastcni.agent.policy.objects import (
     Block,
     Group,
     Policy,
-    Port,
     Reader,
     Rule,
+    RulePort,
     open_document,
     read_network,
     read_selector,
@@ -157,9 +157,9 @@ def read_ports(reader: Reader, peers: tuple[Peer, ...]) -> Rule:
     return HttpRule(peers, ports, rules.each("http", read_request))
 
 
-def read_port(reader: Reader, with_http: bool) -> tuple[Port, ...]:
-    """Read an item of `ports`. Return a Port for each of its protocols. with_http: the ports have rules.http, so return
-    only the TCP port. Raises PolicyError."""
+def read_port(reader: Reader, with_http: bool) -> tuple[RulePort, ...]:
+    """Read an item of `ports`. Return a RulePort for each of its protocols. with_http: the ports have rules.http, so
+    return only the TCP port. Raises PolicyError."""
     reader.only("port", "endPort", "protocol")
     text, name = reader.get("port", str, ""), reader.get("protocol", str, "ANY")
     protocols = tuple(PROTOCOLS.values()) if name == "ANY" else (
@@ -171,12 +171,12 @@ def read_port(reader: Reader, with_http: bool) -> tuple[Port, ...]:
     if not (text.isascii() and text.isdigit()):
         if reader.value.get("endPort") is not None or not PORT_NAME.fullmatch(text):
             reader.wrong(f"expected a port's number or name, got {reprlib.repr(text)}", "port")
-        return tuple(Port(protocol, name=text) for protocol in protocols)
+        return tuple(RulePort(protocol, name=text) for protocol in protocols)
     first = int(text[:MAX_DIGITS])
     last = reader.get("endPort", int, first)
     if not 1 <= first <= last <= MAX_PORT or len(text) > MAX_DIGITS:
         reader.wrong(f"expected 1 to {MAX_PORT}", "port")
-    return tuple(Port(protocol, first, last) for protocol in protocols)
+    return tuple(RulePort(protocol, first, last) for protocol in protocols)
 
 
 def read_request(reader: Reader) -> Request:

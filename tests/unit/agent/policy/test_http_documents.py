@@ -11,7 +11,7 @@ from fastcni.agent.policy.evaluate import Connection, evaluate
 from fastcni.agent.policy.http.documents import HttpRule, Request, read_cilium_policy
 from fastcni.agent.policy.http.patterns import PatternError, read_pattern
 from fastcni.agent.policy.interpret import allows
-from fastcni.agent.policy.objects import Block, Group, Pod, PolicyError, Port, Rule, Selector, read_policy
+from fastcni.agent.policy.objects import Block, Group, Pod, PolicyError, Rule, RulePort, Selector, read_policy
 from fastcni.agent.policy.sources.content import Content
 from fastcni.agent.policy.sources.documents import encode, read_entry, reduced
 from fastcni.spec.address import read_ip
@@ -32,16 +32,17 @@ def test_a_rule_has_the_peers_of_its_item_and_the_ports_and_requests_of_each_ite
     assert found.key == "default/web (Cilium)" and found.egress is None
     first, second = found.ingress
     group = Group("default", Selector(first.peers[0].pods.requirements))
-    assert first == HttpRule((group,), (Port(TCP, 80, 80), Port(TCP, name="web")), (
+    assert first == HttpRule((group,), (RulePort(TCP, 80, 80), RulePort(TCP, name="web")), (
         Request("GET|HEAD", "/a.*", "b", (("x-a", "1 2"), ("x-b", ""))),))
-    assert second == Rule((group,), (Port(UDP, 8000, 8010),))
+    assert second == Rule((group,), (RulePort(UDP, 8000, 8010),))
     assert [one.key for one in group.pods.requirements] == ["app"]
 
 
 @pytest.mark.parametrize("items, rules", [
     ([], ()), ([{}], ()), ([{"fromEndpoints": []}], ()),
     ([{"fromEndpoints": [{}]}], (Rule((Group("default", Selector()),)),)),
-    ([{"toPorts": [{"ports": [{"port": "53"}]}]}], (Rule((), tuple(Port(each, 53, 53) for each in (TCP, UDP, SCTP))),)),
+    ([{"toPorts": [{"ports": [{"port": "53"}]}]}],
+     (Rule((), tuple(RulePort(each, 53, 53) for each in (TCP, UDP, SCTP))),)),
     ([{"fromEndpoints": [{"matchLabels": {"k8s:io.kubernetes.pod.namespace": "shop"}}]}],
      (Rule((Group("shop", Selector()),)),))])
 def test_an_item_without_peers_and_ports_allows_nothing(items, rules):

@@ -7,9 +7,9 @@ from fastcni.agent.policy.objects import (
     Block,
     Group,
     PolicyError,
-    Port,
     Requirement,
     Rule,
+    RulePort,
     Selector,
     read_namespace,
     read_pod,
@@ -54,8 +54,9 @@ def test_peers_are_selectors_and_blocks():
 
 
 @pytest.mark.parametrize("document, port", [
-    ({}, Port(6)), ({"protocol": "UDP"}, Port(17)), ({"port": 80}, Port(6, 80, 80)),
-    ({"port": 80, "endPort": 90, "protocol": "SCTP"}, Port(132, 80, 90)), ({"port": "http"}, Port(6, name="http"))])
+    ({}, RulePort(6)), ({"protocol": "UDP"}, RulePort(17)), ({"port": 80}, RulePort(6, 80, 80)),
+    ({"port": 80, "endPort": 90, "protocol": "SCTP"}, RulePort(132, 80, 90)),
+    ({"port": "http"}, RulePort(6, name="http"))])
 def test_ports(document, port):
     assert policy(ingress=[{"ports": [document]}]).ingress[0].ports == (port,)
 
