@@ -42,7 +42,7 @@ if TYPE_CHECKING:
             """Add again the state that another program removed. previous: prevResult."""
 
     class Prepared(Option[C_contra, L_contra], Protocol[C_contra, L_contra]):
-        """An option of bridge that needs a step before the pod's link exists."""
+        """An option in when_up of bridge's Conf that needs a step before the pod's link exists."""
 
         def prepare(self, req: Request, conf: C_contra, link: L_contra, undo: Undo) -> None:
             """Set attributes of `link` that decide how bridge makes the pod's link. Raises CniError."""

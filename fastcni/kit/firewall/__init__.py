@@ -1,4 +1,5 @@
-"""Change the host's firewall for pods. No other code of fastcni changes the host's firewall.
+"""Change the host's firewall for pods. Plugins change the host's firewall only by this package. The agent has tables of
+its own, see agent/nft_table.py and agent/policy.
 
 Subjects:
 
