@@ -17,7 +17,7 @@
     tables           reads and writes neighbours, FDB entries and routes
     wireguard_peers  reads and writes the peers of wireguard links
     masquerade       the nftables table of flannel's masquerading rules
-    nft_table        the base class of the agent's nftables tables, and notifications about these tables
+    nft_table        the base class of the tables of policies and egress addresses, and notifications about tables
     batches          splits many netlink requests into several messages
     files            writes subnet.env and the conflist
     peer_list        writes peers.json, the list of nodes for `fastcni selftest --peer`
