@@ -1,4 +1,4 @@
-"""Repeat an action that ends with an error, such as the watch of a registry, after pauses that grow."""
+"""Repeat an action that ends with an error, such as the watch of a registry, with growing pauses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from time import monotonic
 def tries(stop: Callable[[], bool], wait: Callable[[float], object], first_s: float, most_s: float) -> Iterator[float]:
     """Yield before each try, until stop() returns true. The value is the pause that follows the try, in seconds.
 
-    wait(seconds): makes the pause, with a random length between the half and one and a half times. The first pause is
-    first_s; it doubles up to most_s. After a try that took longer than most_s, the pause is first_s again.
+    wait(seconds): waits for the pause, made randomly shorter or longer by up to half. The first pause is first_s. Each
+    further pause is twice as long, up to most_s. After a try that took longer than most_s, the pause is first_s again.
     """
     pause = first_s
     while not stop():

@@ -119,8 +119,8 @@ def leave_caller(log: LogOptions) -> LogOptions:
 
 
 def make_collectors(agent: bool, parts: "Iterable[LastFlows]") -> "tuple[list[AgentCollector], list[FlowsCollector]]":
-    """Return the Prometheus collectors of the agent, if it runs in the server, and of the parts of --flows. Return no
-    collectors if prometheus_client is not installed, which the server reports."""
+    """Return the Prometheus collectors of the agent, if it runs in the server, and of the parts of --flows. If
+    prometheus_client is not installed, return no collectors; the server reports that the package is missing."""
     try:
         from fastcni.agent.metrics import AgentCollector
         from fastcni.flows.metrics import FlowsCollector

@@ -229,8 +229,8 @@ class Stream:
                     return
 
     def over(self) -> bool:
-        """Return whether the stream has to end: stop() returns true, or requests use another endpoint than the stream,
-        whose own endpoint may hang."""
+        """Return whether the stream has to end: stop() returns true, or requests have changed to another endpoint. Then
+        the stream's endpoint may hang."""
         return bool(self.stop()) or self.http.endpoints[self.http.good] != self.endpoint
 
     def pieces(self) -> Iterator[bytes]:

@@ -34,9 +34,9 @@ ISOLATING_CHAINS = (iptables.STAGE_1, iptables.STAGE_2)
 
 
 class Drop(NamedTuple):
-    """A packet that a chain drops. base: the base chain that led to `chain`; in the table of policies, the chain
-    `egress` or `ingress` if the base chain led to `chain` through it. handle: the handle of the rule; 0 if
-    the chain's policy drops the packet."""
+    """A packet that a chain drops. base: the base chain through which the packet came to `chain`; in the table of
+    policies, the chain `egress` or `ingress` if the packet passed one of them. handle: the handle of the rule; 0 if the
+    chain's policy drops the packet."""
 
     packet: Packet
     family: int
@@ -131,7 +131,7 @@ class Traces:
             followed.returned = trace.chain, trace.handle
         elif trace.verdict == nft.NFT_GOTO and trace.chain.startswith(POD_CHAINS):
             self._allow(followed, *followed.returned)
-        elif trace.verdict == nft.NF_ACCEPT and trace.chain != followed.base:      # no policy's rule is there
+        elif trace.verdict == nft.NF_ACCEPT and trace.chain != followed.base:      # `base` has no rule of a policy
             self._allow(followed, trace.chain, trace.handle)
 
     def _allow(self, followed: Followed, chain: str, handle: int) -> None:

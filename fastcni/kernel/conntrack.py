@@ -124,7 +124,8 @@ def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> l
 def list_flows(sock: Socket, ends: Collection[bytes] | None = None) -> list[Flow]:
     """Return the flows of IPv4 and IPv6 whose source or replier is one of `ends`; None: all flows.
 
-    The call takes some milliseconds even without any flow, see find(). Flow() takes five times as long as read_ends().
+    The call takes some milliseconds even without any flow, see find(). Flow() takes five times as long as read_ends(),
+    so flows of other ends are not decoded.
     """
     found = wire.dump(sock, IPCTNL_MSG_CT_GET, nfgenmsg(0), "list flows")
     return [Flow(payload) for _, payload in found if payload[0] in CTA_IP_SRC

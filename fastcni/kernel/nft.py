@@ -143,7 +143,7 @@ def read_table(payload: bytes) -> tuple[int, int]:
 
 
 def read_table_name(payload: bytes) -> tuple[int, str]:
-    """Read a notification about a table or an object in a table: (the table's family, its name)."""
+    """Return (family, name) of the table in a notification about a table or an object in a table."""
     return read_family(payload), as_text(attributes(payload, 4).get(NFTA_TABLE_NAME, b""))
 
 

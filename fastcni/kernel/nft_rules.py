@@ -373,7 +373,7 @@ def iif_is_not(ifindex: int) -> tuple[Expression, ...]:
 
 
 def ether_type(number: int, op: int = NFT_CMP_EQ) -> tuple[Expression, ...]:
-    """Match `meta protocol <number>`: if the frame has a VLAN tag, the ethertype after the tag. op: NFT_CMP_*."""
+    """Match `meta protocol <number>`, in a frame with a VLAN tag the ethertype after the tag. op: NFT_CMP_*."""
     return meta(NFT_META_PROTOCOL), compare(number.to_bytes(2, "big"), op)
 
 

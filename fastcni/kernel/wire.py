@@ -197,7 +197,8 @@ def raise_first(refused: list[NetlinkError], harmless: Collection[int] = ()) -> 
 
 
 def succeeds(sock: Socket, batch: Batch, harmless: Collection[int]) -> bool:
-    """Do exchange(), and return whether the kernel answered without an error."""
+    """Do exchange(), and return whether the kernel answered without an error. harmless: errnos with which succeeds()
+    returns False. Raises NetlinkError for another errno."""
     _, refused = attempt(sock, batch)
     done = not refused
     raise_first(refused, harmless)
@@ -247,7 +248,7 @@ class Batches:
 
 
 def in_batches(items: Sequence[T], add: Callable[[Batch, T], object], most: int = MAX_ASKED) -> list[Batch]:
-    """Return Batches with the requests about at most `most` items each. add(batch, item) adds the requests about an
+    """Return Batches, each with the requests for at most `most` items. add(batch, item) adds the requests for one
     item."""
     batches = []
     for at in range(0, len(items), most):

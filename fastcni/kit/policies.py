@@ -19,7 +19,7 @@ HINT = "the agent is `fastcni agent --policies`; its log says what it waits for"
 
 
 class NoAgent(CniError):
-    """The CniError 11 if no agent listens at the socket, or if the agent ends before it answers. why: the reason."""
+    """CniError 11: no agent listens at the socket, or the agent ended before it answered. why: the reason."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(errors.TRY_AGAIN_LATER, f"the policy agent at {path}: {why}", HINT)

@@ -51,7 +51,7 @@ def read(req: Request) -> Conf:
     if req.command in ENDINGS:
         return read_once(req, read_ending)
     conf = req.conf.once(read_keys)
-    read_requested_mac(req, strict=False)   # also for CHECK and STATUS, so that a bad MAC is an error
+    read_requested_mac(req, strict=False)   # CHECK and STATUS also reject a bad MAC
     return conf
 
 

@@ -59,7 +59,8 @@ def find_bridge(pod: Pod, conf: Conf) -> Link | None:
         return None
     bridge = find.link(pod.inside, conf.bridge)
     if bridge is None:
-        raise errors.bad_config(f"failed to get bridge {conf.bridge}: Link not found", "it is looked for in the pod")
+        raise errors.bad_config(f"failed to get bridge {conf.bridge}: Link not found",
+                                "the bridge must exist in the pod's namespace")
     return bridge
 
 

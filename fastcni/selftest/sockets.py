@@ -128,7 +128,7 @@ def datagram(namespace: int, address: str, port: int, packet_bytes: int, seconds
 
 def answer(namespace: int, address: str, port: int, request: bytes, seconds: float) -> bytes:
     """Send a request by UDP, and a second time if no answer comes within half of `seconds`. Return the answer; b"" if
-    there is none. No router may fragment the request. Raises OSError."""
+    there is none. The request must not be fragmented. Raises OSError."""
     family = family_of(address)
     with namespaces.call(namespace, lambda: socket.socket(family, socket.SOCK_DGRAM)) as sock:
         forbid_fragments(sock, family)

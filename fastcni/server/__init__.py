@@ -12,9 +12,9 @@
     node_view    what the server reads about its node
     control      control requests, and how to send them
     status       the control request of `fastcni doctor`
-    periodic     the record that the process is not stopped, systemd's watchdog, and other periodic work
+    periodic     work of every second: systemd's watchdog, and the check that the process was not stopped
     idle         the exit after an idle time
-    detached     detaches a server that a plugin file has started from the runtime's request
+    detached     detaches the server from a runtime's request, if a plugin file has started the server
     reboot       releases addresses of pods from before a reboot
     stale_ports  removes ports of Open vSwitch whose pod no longer exists
     datapath     deletes flows of the datapath ebpf that have ended

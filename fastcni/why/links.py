@@ -26,7 +26,8 @@ def prefix(path: Path, end: End) -> str:
 
 
 def add_routes(end: End) -> str:
-    """Return the end of a shell command that sets a link up: a link that goes down loses its routes."""
+    """Return " && ..." to append to a shell command that sets the end's link up, because a link that goes down loses
+    its routes. Return "" if the end has no routes."""
     found = replace_routes(end)
     return f" && {found}" if found else ""
 

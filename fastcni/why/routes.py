@@ -261,6 +261,6 @@ def target_route(path: Path) -> Fault | None:
         return found
     return Fault("target route", f"{target.name} has no route back to {addresses.ip_text(back)}",
                  do=replace_routes(target, path.v6) or
-                 "give the network's ipam a route to it, delete the pod and add it again")
+                 f"give the network's ipam a route to {addresses.ip_text(back)}, delete the pod and add it again")
 
 

@@ -30,8 +30,8 @@ NETWORKS = {"bridge": (), "ptp": (), "bridge-full": ("portmap", "firewall"), "pt
 SUBNETS = {name: (f"10.88.{number}.0/24", f"fd88:{number}::/64") for number, name in enumerate(NETWORKS, 1)}
 READY_S, GONE_S = 60, 30
 HOST_PORT = 8080
-# Another program's rules: the marks of packets have all bits but those of HTTP rules (agent/policy/marks.py), also the
-# bit that egress rules set, and connections keep them.
+# Rules of another program. These rules set all bits of the packet mark except the bits of HTTP rules (policy/marks.py),
+# so also the bit of egress rules. Conntrack keeps these marks for the connection's other packets.
 MARKING = """
 table inet marking {
     chain restore { type filter hook prerouting priority mangle; meta mark set ct mark or 0xf8ffffff; }

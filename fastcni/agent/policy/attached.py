@@ -240,7 +240,7 @@ class AttachedCompiler(Compiler):
         self._tunnels = wanted
 
     def _exchange(self, old: set[Element], wanted: set[Element]) -> None:
-        """Also fill the sets of FAST that have free places again."""
+        """Also fill each set of FAST that has free places after the exchange."""
         super()._exchange(old, wanted)
         for name in FAST.intersection(name for name, _ in old - wanted):
             self._journal.fill(name, self._held[name])

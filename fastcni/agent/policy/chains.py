@@ -75,8 +75,8 @@ class Compiled:
                            **{"length": length, **peer, **of_ports})    # type: ignore[arg-type]
 
     def _peers(self, rule: Rule) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (address length, the field of a Line that compares the peer) for each set of the rule's peers, the sets
-        of domain names last; (0, {}) if the rule has no peers."""
+        """Yield (address length, {field of a Line: name of a set}) for each set of the rule's peers, the sets of domain
+        names last; (0, {}) if the rule has no peers."""
         if not rule.peers:
             yield 0, {}
         blocks = [peer for peer in rule.peers if isinstance(peer, Block)]

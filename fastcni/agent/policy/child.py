@@ -55,7 +55,7 @@ class Child:
         if self.sock:
             self.sock.close()
         if self._process:
-            os.killpg(self._process.pid, signal.SIGKILL)        # the process exists until wait(), even if it has ended
+            os.killpg(self._process.pid, signal.SIGKILL)        # until wait(), no other process gets this id
             self._process.wait()
         self.sock = self._process = None
 

@@ -162,13 +162,13 @@ def read_group(reader: Reader) -> Group:
 
 
 def limited(reader: Reader, key: str, read: Any, least: int = 0) -> tuple[Any, ...]:
-    """Return Reader.each() of a list. Raises PolicyError, see items()."""
+    """Return read(item) of each item of the list at `key`, see Reader.each(). Raises PolicyError, also as items()."""
     items(reader, key, least)
     return reader.each(key, read)
 
 
 def items(reader: Reader, key: str, least: int = 1) -> list[Any]:
-    """Return a list. Raises PolicyError if the list has fewer than `least` or more than MAX_ITEMS items."""
+    """Return the list at `key`. Raises PolicyError if the list has fewer than `least` or more than MAX_ITEMS items."""
     found = reader.get(key, list, [])
     if not least <= len(found) <= MAX_ITEMS:
         reader.wrong(f"expected {least} to {MAX_ITEMS} items, got {len(found)}", key)

@@ -265,7 +265,7 @@ class Reader:
 
 
 def open_document(kind: str, document: Any, version: str = "") -> tuple[Reader, Reader, str, str]:
-    """Return (document, its metadata, name, namespace). version: its apiVersion; "": any. Raises PolicyError."""
+    """Return (document, its metadata, name, namespace). version: the required apiVersion, or "". Raises PolicyError."""
     it = Reader(kind, document)
     if (said := document.get("kind", kind)) != kind:
         it.wrong(f"expected {kind}, got {reprlib.repr(said)}", "kind")

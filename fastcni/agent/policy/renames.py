@@ -32,7 +32,7 @@ def watch() -> Socket:
 
 
 def discard(sock: Socket) -> None:
-    """Discard the datagrams that wait on a non-blocking netlink socket, also if they are no netlink messages. Raises
+    """Discard the datagrams that wait on a non-blocking netlink socket, even if they are no netlink messages. Raises
     OSError."""
     while True:
         try:
@@ -40,7 +40,7 @@ def discard(sock: Socket) -> None:
         except BlockingIOError:
             return
         except OSError as e:
-            if e.errno != ENOBUFS:          # the kernel has dropped datagrams
+            if e.errno != ENOBUFS:          # ENOBUFS: the kernel has dropped datagrams
                 raise
 
 

@@ -229,7 +229,7 @@ def permanent_rules() -> Iterator[tuple[str, Rule]]:
 
 
 def link_local(address: Callable[[int], Rule]) -> Rule:
-    """Return the condition `ip6 saddr & ffc0:: @link6`; `address` is nft_rules.saddr, or nft_rules.daddr for daddr."""
+    """Return the condition `ip6 saddr & ffc0:: @link6`, or the same with daddr. address: nft_rules.saddr or .daddr."""
     return *address(16), mask(LINK_LOCAL_MASK), in_set(LINK, SET_ID)
 
 
@@ -296,8 +296,8 @@ def rules_of(chain: Chain) -> Iterator[tuple[Rule, str]]:
 
 
 def verdict(name: str, direction: str) -> Rule:
-    """Return the verdict `name` of a rule, and the marks that it sets: in the direction EGRESS, a rule that accepts a
-    packet lets the chain `ingress` decide next."""
+    """Return the end of a rule: expressions that set marks, and the verdict `name`. In the direction EGRESS, a rule
+    that accepts a packet sets a mark and returns, so that the chain `ingress` decides next."""
     of_proxy = (marks.IN if direction == INGRESS else marks.OUT) if name == PROXY else 0
     if name not in (ACCEPT, PROXY):
         return (VERDICTS[name](),)

@@ -6,6 +6,6 @@
     conf_dir    the directory of network configurations
     addresses   addresses to listen on, and a collector of traces
     logging     the log of a daemon
-    server      the option --socket, and the error if a server cannot be asked
+    server      the option --socket, and the error if no server answers
     completion  completion of names in the shell
 """

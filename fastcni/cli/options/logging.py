@@ -19,7 +19,7 @@ def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the log's options to a command. The command's function gets one argument `log`, a LogOptions, instead of
     these options. `log.to` is "" without --log-to."""
     @click.option("--log-to", default=None, type=click.Choice(DESTINATIONS),
-                  help="The log's destination; syslog is /dev/log, journald gets fields.  [default: stderr]")
+                  help="The log's destination; syslog is /dev/log, journald gets structured fields.  [default: stderr]")
     @click.option("--log-level", default="info", show_default=True, type=click.Choice(LEVELS),
                   help="info: the server logs a line for each request.")
     @click.option("--log-format", default="logfmt", show_default=True, type=click.Choice(FORMATS))

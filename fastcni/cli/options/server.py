@@ -29,8 +29,8 @@ def asking(path: str, without: str) -> Iterator[None]:
 
 
 def ask_history(path: str, after: int | None, limit: int, *, wire: bool = False) -> dict[str, Any]:
-    """Return the server's answer to history.ask(). Raises CniError if the server keeps no history, OSError without an
-    answer."""
+    """Return the server's answer to history.ask(). Raises CniError if the server keeps no history, OSError if no
+    server answers."""
     from fastcni.server.records import history
 
     found = history.ask(path, after, limit, wire=wire)

@@ -72,8 +72,8 @@ def needs_link(req: Request) -> bool:
 
 
 def steps(function: Callable[[Request], None], req: Request, layer3: bool) -> list[Step]:
-    """Return a list for undo.every() with one step, function(req), which calls IPAM. Return [] without `layer3`: the
-    configuration names no IPAM plugin."""
+    """Return a list for undo.every() with one step, function(req), which calls IPAM. Return [] if `layer3` is
+    False, because the configuration names no IPAM plugin."""
     return [(function, req)] if layer3 else []
 
 

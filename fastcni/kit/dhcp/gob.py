@@ -149,7 +149,7 @@ class Decoder:
 
 
 def kind_of(wire: dict[str, Any]) -> Any:
-    """Return the type of a type definition, in this module's notation; ("other", None) if the notation lacks it."""
+    """Return the type of a type definition, in this module's notation; ("other", None) for a type without notation."""
     if "SliceT" in wire:
         return "list", wire["SliceT"].get("Elem", 0)
     if "StructT" in wire:

@@ -44,8 +44,9 @@ class Store:
     """A network's directory, open and locked inside `with`. Two threads must not use an object at the same time.
 
     `with Store(...) as store` returns None if the directory does not exist and create is False. The first Store after a
-    reboot releases the addresses of the previous boot, see before_reboot.py; `released` lists them as (packed,
-    owner). With release_former=False the Store leaves these addresses and the index to the next Store.
+    reboot releases the addresses of the previous boot, see before_reboot.py; `released` lists these addresses as
+    (packed, owner). With release_former=False the Store leaves these addresses and the index to the next Store.
+
     Methods raise CniError: 7 for a network name that cannot be a directory's name, 11 if another process holds the lock
     too long, otherwise 5 with the path and the kernel's message.
     """

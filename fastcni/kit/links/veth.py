@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
 
-MAC_PREFIX = b"\x0a\x58"        # begins a MAC; the IPv4 address follows, as in ovs-cni and ovn-kubernetes
+MAC_PREFIX = b"\x0a\x58"        # in a MAC, the IPv4 address follows these bytes, as in ovs-cni and ovn-kubernetes
 NAME_TRIES = 10                 # as in the reference plugin; names of four random bytes rarely collide
 
 

@@ -84,7 +84,7 @@ def read_keys(conf: Section) -> Keys:
             keys.auxiliary = conf.bad("auxiliaryCNIChainName", e.msg, "")
         if "/" not in keys.cluster_network:
             keys.auxiliary = conf.bad("auxiliaryCNIChainName", "`clusterNetwork` must be the path of a file; the "
-                                      "directory of that name is next to it", "")
+                                      "directory of that name is next to this file", "")
     keys.ignored = [f"{key} is ignored: {why}" for key, why in IGNORED.items() if conf.has(key)]
     conf.has("retryDeleteOnError")              # fastcni always retries; has() marks the key as known
     keys.delegates = []

@@ -82,7 +82,7 @@ def read_limit(section: Section, direction: str, offsets: dict[int, int], subnet
         raise errors.bad_config("rate and burst have to be 8 bits at least: the kernel counts bytes", both)
     limit = Limit(rate // 8, burst // 8, offsets, subnets, exempt)
     if not limit.burst_us:
-        raise errors.bad_config("burst is too small for its rate: the kernel counts what passes in microseconds", both)
+        raise errors.bad_config("burst is too small for its rate: the kernel needs a burst of 1 us or more", both)
     return limit
 
 

@@ -207,6 +207,6 @@ class IptablesWalk:
 
 
 def of_iptables(saved: Mapping[str, list[str]], members: Collection[str]) -> Iterator[IptablesForward]:
-    """Yield the chain FORWARD of each iptables that has rules. saved: see filter_tables()."""
+    """Yield the chain FORWARD of each table that filter_tables(saved) yields."""
     for program, table in filter_tables(saved):
         yield IptablesForward(program, table, members)

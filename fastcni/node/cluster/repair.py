@@ -31,16 +31,16 @@ def life_of(holder: Holder, own_node: str, inventory: Inventory) -> tuple[str, s
     """Return (RUNNING, GONE or UNKNOWN, the reason as text) for the pod of a holder, by this node's files and
     kernel."""
     if holder.node != own_node:
-        return UNKNOWN, f"it is on node {holder.node or 'unknown'}, and this is node {own_node}"
+        return UNKNOWN, f"the pod is on node {holder.node or 'unknown'}, and this is node {own_node}"
     found = [it for it in inventory.attachments if it.container_id == holder.container
              and it.ifname in ("", holder.ifname)]
     running = [it for it in found if it.state == RUNNING]
     if running:
         return RUNNING, running[0].why
     if there := next((it for it in inventory.unowned if holder.address in it.addresses), None):
-        return RUNNING, f"{there.place} has its address"
+        return RUNNING, f"{there.place} has the address"
     if any(it.state not in (GONE, ORPHANED) for it in found):
-        return UNKNOWN, "this node does not show whether it runs"
+        return UNKNOWN, f"the files and links of node {own_node} do not show whether the pod runs"
     if not found and inventory.unseen:
         return UNKNOWN, inventory.unseen[0]
     return GONE, found[0].why if found else f"node {own_node} has no such container"
@@ -99,7 +99,7 @@ def guard(place: Place, holder: Holder, own_node: str, inventory: Inventory, for
     state, why = life_of(holder, own_node, inventory)
     if state == RUNNING:
         raise refused(f"{what}, which runs ({why})", "delete the pod; --force releases the address all the same, "
-                      "and another pod may get it while this one uses it")
+                      "and another pod may get the address while this pod uses it")
     if state == UNKNOWN:
         raise refused(f"{what}, which may run: {why}", f"run this command on node {holder.node}" if holder.node
                       and holder.node != own_node else "run it as root on the node; if the pod is gone: --force")

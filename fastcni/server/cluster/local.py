@@ -48,8 +48,8 @@ class LocalSpace:
     # Reading
 
     def count(self, networks: Iterable[Keys]) -> tuple[State, list[Room], int]:
-        """Return (the state in this node's files, upkeep.room_of() each range of these networks, the number of this
-        node's blocks without an address in use). Raises CniError."""
+        """Return (the state in this node's files, upkeep.room_of() for each range of these networks, the number of
+        this node's blocks without an address in use). Raises CniError."""
         with self.open() as space:
             if space is None:
                 return State({}), [], 0

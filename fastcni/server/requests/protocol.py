@@ -189,7 +189,7 @@ def answer(conn: Connection, status: int, stdout: bytes = b"", stderr: bytes = b
 
 
 def finish(conn: Connection, status: int, stdout: bytes = b"") -> None:
-    """Send the answer and close the connection. That the caller has left is no error."""
+    """Send the answer and close the connection. A caller that has left is no error."""
     try:
         answer(conn, status, stdout)
     except OSError:

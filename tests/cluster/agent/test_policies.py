@@ -174,7 +174,7 @@ def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(monkeypatc
 
 
 def test_an_event_that_the_api_finds_invalid_is_sent_once(monkeypatch):
-    """Once, the agent sent such an Event again every minute without end."""
+    """The agent sent such an Event again every minute, without end."""
     monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
     log, sent = structlog.testing.CapturingLogger(), []
 
@@ -197,7 +197,7 @@ def test_an_event_that_the_api_finds_invalid_is_sent_once(monkeypatch):
 
 
 def test_an_event_in_a_namespace_that_was_deleted_is_sent_once(server, tmp_path, monkeypatch):
-    """Once, the agent sent such an Event again every minute without end."""
+    """The agent sent such an Event again every minute, without end."""
     monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
     (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
     server.do(lambda api: api.absent.add("gone"))

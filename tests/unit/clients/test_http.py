@@ -205,7 +205,7 @@ def test_a_stream_gives_documents_as_they_come(service, free, path):
 
 
 def test_a_stream_ends_when_requests_use_another_endpoint(service):
-    """The stream's endpoint may hang, while requests go on at the next one."""
+    """The stream's endpoint may hang, while requests use the next endpoint."""
     http = Http([service.url, "http://127.0.0.1:1"])
     with http.stream("POST", "/lines", {}, stop=lambda: False) as stream:
         documents = iter(stream)

@@ -43,7 +43,7 @@ POLICIES = """
                        "from": [{"pods": {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "vault"}}}}]
                        }]}}
 """
-# web may connect to ports 80 and 81, but by a cluster policy not to port 99.
+# web may connect to ports 80 and 81. A cluster policy denies port 99.
 OF_BOTH_DIRECTIONS = """
 ---
 {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "out-80", "namespace": "shop"},
@@ -61,7 +61,7 @@ OF_BOTH_DIRECTIONS = """
                       "to": [{"pods": {"namespaceSelector": {}, "podSelector": {}}}]},
                      {"action": "Pass", "to": [{"pods": {"namespaceSelector": {}, "podSelector": {}}}]}]}}
 """
-OF_NO_POD = "10.73.99.9"        # an address that a route leads to the link of vault
+OF_NO_POD = "10.73.99.9"        # an address without a pod, with a route to the link of vault
 
 
 class Node:
@@ -216,7 +216,7 @@ def test_policies_are_named_with_their_pods_and_verdicts(node, pod_netns):
 
 def test_both_directions_are_named_of_pods_with_several_policies(node, pod_netns):
     """All pods have policies of both directions. A cluster policy passes the packets of web on to two NetworkPolicies,
-    of which one allows port 80 and the other one port 81."""
+    one for port 80 and one for port 81."""
     policy = {"type": "policy", "agentSocketPath": str(node.agent_socket)}
     node.configure("net", policy)
     node.configure("routed", policy, kind="ptp", ranges=[[{"subnet": "10.73.0.0/24"}], [{"subnet": "fd00:73::/64"}]])
@@ -232,7 +232,7 @@ def test_both_directions_are_named_of_pods_with_several_policies(node, pod_netns
                     (db, 80, ("allowed", "shop/out-80, shop/db")), (db, 81, ("dropped", "shop/db")),
                     (db, 82, ("dropped", "shop/out-80, shop/out-81")),
                     (db, 99, ("dropped", "passing egress[0] (no 99)")), (vault, 80, ("dropped", "shop/closed")),
-                    (OF_NO_POD, 80, ("dropped", ""))):          # once: shop/out-80, shop/out-81
+                    (OF_NO_POD, 80, ("dropped", ""))):          # not shop/out-80, shop/out-81
                 sockets.enter_context(send(pods["web"], address, port))
                 found = following.to(address, port)
                 assert (found["verdict"], found["policy"]) == expected

@@ -233,7 +233,7 @@ def test_bridge_is_looked_for_in_the_pod_alone(node, pod, conf):
     before = node.left(pod)
     error = node.refused("ADD", {**conf, "bridge": "outer"}, pod)
     assert error == {"code": 7, "msg": "failed to get bridge outer: Link not found",
-                     "details": "it is looked for in the pod"}
+                     "details": "the bridge must exist in the pod's namespace"}
     assert node.left(pod) == before
 
 

@@ -347,7 +347,7 @@ def test_watch_asks_the_plugins_only_after_a_change(stage, networks):
         calls = stage.where / "calls"
         assert eventually(lambda: any(calls.iterdir()))
         time.sleep(0.5)
-        assert len(list(calls.glob("*.stdin"))) <= 2        # the file was created and written
+        assert len(list(calls.glob("*.stdin"))) <= 2        # one check when the file is created, one when it is written
 
 
 def test_an_error_of_the_callback_ends_the_watch_and_close_raises_it(stage, networks):

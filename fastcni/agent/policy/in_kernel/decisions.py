@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from fastcni.agent.policy.in_kernel.nft_walk import Outcome
 
 DIRECTIONS = {EGRESS: INGRESS_CHAIN, INGRESS: EGRESS_CHAIN}     # {direction: the chain of the other direction}
-OF_CHAINS = {TO_NODE_CHAIN: EGRESS,         # {base chain: direction}; the next two exist while the rules are of fastcni
-             EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS}      # before the chain `forward`, until the agent restarts
+# {base chain: direction}. Only the rules of an older agent, which has no chain `forward`, have the last two as base
+# chains.
+OF_CHAINS = {TO_NODE_CHAIN: EGRESS, EGRESS_CHAIN: EGRESS, INGRESS_CHAIN: INGRESS}
 OF_PORTS = {(nft.NFPROTO_BRIDGE, port_rules.ADDRESSES): EGRESS, (FAMILY, port_rules.SOURCE): EGRESS,
             (nft.NFPROTO_BRIDGE, port_rules.ARRIVING): INGRESS}
 HOOKS = tuple((FAMILY, hook) for hook in (nft.NF_INET_PRE_ROUTING, nft.NF_INET_LOCAL_IN, nft.NF_INET_FORWARD,

@@ -101,7 +101,7 @@ class Table:
         return f"{nft.FAMILIES.get(self.family, self.family)} {self.name}"
 
     def without_rules(self, chain: str) -> Table:
-        """Return a table that differs from this table in one chain: `chain` has no rules."""
+        """Return a copy of this table in which `chain` has no rules."""
         it = Table(self.family, self.name)
         it.chains, it.sets = {**self.chains, chain: Chain(None, nft.NF_ACCEPT)}, self.sets
         return it

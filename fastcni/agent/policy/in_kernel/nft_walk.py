@@ -49,10 +49,9 @@ class Packet:
 
 
 class Outcome:
-    """The result of walk(). code: NF_ACCEPT or NF_DROP. chain, comment: the chain and comment of the rule that decided;
-    if the base chain's policy decided, those of the last rule that set a mark and returned; without such a rule, the
-    base chain and "". missed: [(map, key)] of the maps that had no element for
-    the packet."""
+    """The result of walk(). code: NF_ACCEPT or NF_DROP. chain, comment: the chain and comment of the rule that decided.
+    If the base chain's policy decided, the chain and comment of the last rule that set a mark and returned; if no rule
+    did so, the base chain and "". missed: [(map, key)] of the maps that had no element for the packet."""
 
     __slots__ = ("chain", "code", "comment", "missed")
 

@@ -82,7 +82,7 @@ class Redirect:
             for name, keys in ((f"resolvers{version}", [packed for packed in resolvers if len(packed) == length]),
                                (f"forwarders{version}", [concat(protocol(each), service(port))
                                                          for of, each, port in ports if of == length])):
-                timed = [(key, LIVE_MS) for key in keys]            # three steps as in elements.change()
+                timed = [(key, LIVE_MS) for key in keys]            # add, delete, add: see elements.change()
                 requests.add_parts(nft_elements.add_timed, FAMILY, NAMES, name, timed)
                 requests.add_parts(nft_elements.del_elements, FAMILY, NAMES, name, keys)
                 requests.add_parts(nft_elements.add_timed, FAMILY, NAMES, name, timed)

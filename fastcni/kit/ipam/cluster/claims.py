@@ -173,7 +173,7 @@ def away(req: Request, attachment: Attachment, why: Away) -> CniError:
             plan = space.state.plan(attachment.keys.ranges[i])
             size = sum(last - first + 1 for first, last, _ in plan.parts)
             text = (f"{size} in this node's {len(plan.parts)} blocks, none of them free" if plan.parts
-                    else "this node has no block of it")
+                    else "this node has no block of this range")
             texts.append(f"{attachment.keys.ranges[i]}: {text}")
     return CniError(TRY_AGAIN_LATER,
                     f"cannot claim addresses: the store {store_text(attachment.keys.store)} is unavailable: {why}",

@@ -40,7 +40,7 @@ def error(store: Store, keys: Keys, range_: Range) -> CniError:
         advice.append("`fastcni ipam forget-node NODE` frees the blocks in quarantine, once no pod of that node runs")
     advice.append("a larger range, or smaller blocks (ipam.block_size) in a new network_name, has room for more nodes")
     return CniError(TRY_AGAIN_LATER, f'range {range_} of space "{keys.space}" is full for node "{keys.node}": '
-                    f"{', '.join(texts) or 'no other node has a block of it'}", "; ".join(advice))
+                    f"{', '.join(texts) or 'no other node has a block of this range'}", "; ".join(advice))
 
 
 COUNTED = (("block", "blocks"), ("block in quarantine", "blocks in quarantine"), ("single address", "single addresses"))

@@ -178,7 +178,7 @@ def without(bounds: Span, excluded: Iterable[Span]) -> Iterator[Span]:
 
 
 def merged(spans: Iterable[Span]) -> list[list[int]]:
-    """Return the spans [[first, last], ...] in which overlapping and adjacent spans are one. spans: in order."""
+    """Return [[first, last], ...]: the spans, with overlapping and adjacent spans joined. spans: sorted."""
     found: list[list[int]] = []
     for first, last in spans:
         if found and first <= found[-1][1] + 1:

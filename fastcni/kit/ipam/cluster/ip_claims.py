@@ -174,7 +174,7 @@ def give_fixed(req: Request, attachment: Attachment, store: Store, me: Node, i: 
             raise allocate.unavailable(ip_claim.address, claim_text(e.by)) from None
         got, shared = ask(store, me, ip_claim, e.by), False
     if not take(req, attachment, i, got, store, shared):
-        raise allocate.unavailable(ip_claim.address, "this node has an address file of another pod for it")
+        raise allocate.unavailable(ip_claim.address, "another pod has the address file on this node")
 
 
 def ask(store: Store, me: Node, ip_claim: IPClaim, block: Block) -> IPClaim:

@@ -108,8 +108,8 @@ class State:
         return new
 
     def later_history(self, now: History) -> History:
-        """Return the value of `history` after a later result of the store's history(), if the store was not restored
-        since."""
+        """Return the value of `history` after the store's history() has returned `now`, if `now` shows no restore of
+        the store."""
         return now[0], now[1], max(now[2], self.history[2])
 
     def add_block(self, cidr: str, epoch: int, since: float) -> None:

@@ -142,7 +142,7 @@ def after(record: R, event: str, guard: str = ANY, node: Node | None = None) -> 
 
 
 def change(record: R, event: str, error: Exception, guard: str = ANY, node: Node | None = None) -> R:
-    """Return after(). Raises `error` if TRANSITIONS does not allow the event."""
+    """Return the record after the event, see after(). Raises `error` if TRANSITIONS does not allow the event."""
     if (new := after(record, event, guard, node)) is None:
         raise error
     return new

@@ -102,8 +102,8 @@ def test_an_element_lives_for_the_ttl_within_bounds_and_is_prolonged_only_if_it_
 
 
 def test_an_address_in_two_answers_is_written_once():
-    """The second answer, with a longer TTL, came before the first was written. The transaction deleted the element
-    twice, so the kernel rejected the transaction, and the pod waited until the complete table was written."""
+    """The second answer, with a longer TTL, came before the agent had written the first answer. The transaction deleted
+    the element twice, so the kernel rejected it. The pod waited until the agent had written the complete table."""
     kept = answered.AnsweredAddresses(State())
     for ttl in (60, 300):
         kept.put("d4-x", POD, {HOST: ttl}, 0.0)

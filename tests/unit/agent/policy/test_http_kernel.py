@@ -86,7 +86,7 @@ def test_policies_on_addresses_and_ports_of_the_other_end_hold_for_proxied_conne
 @pytest.mark.parametrize("to_link", (False, True))
 def test_link_local_addresses_lead_past_no_policy_to_the_proxy(world, to_link):
     """Link-local addresses are in no map. Once, a pod that may connect to no pod got the proxy's answer by its
-    link-local address, and a pod with HTTP rules for egress reached it by a link-local destination."""
+    link-local address, and a pod with HTTP rules for egress reached the proxy by a link-local destination."""
     closed = {"kind": "NetworkPolicy", "metadata": {"name": "closed"}, "spec": {
         "podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"]}}
     begin(world, policy(ingress=[http({"method": "GET"})]),

@@ -116,7 +116,7 @@ def test_after_a_flush_the_command_says_that_the_kernel_lets_all_through(running
 
 
 def test_the_rules_of_an_agent_before_the_chain_forward_are_read(running, node, asked):         # noqa: F811
-    """The package is newer than the running agent. Its rules have a base chain for each direction."""
+    """The running agent is older than the package. The agent's rules have a base chain for each direction."""
     running.write(DENY)
     running.add("b", app="db")
     running.stop()

@@ -130,7 +130,7 @@ def spec_of(record: Node | Block | IPClaim | Use) -> Object:
 
 
 def converted(name: str, value: Any, convert_time: Callable[[Any], Any]) -> Any:
-    """Return the value of a field with converted times. Holders have no empty fields."""
+    """Return the value of the field `name` with converted times. In the field `holders`, leave out empty values."""
     if name in TIMES:
         return convert_time(value)
     if name == "holders":

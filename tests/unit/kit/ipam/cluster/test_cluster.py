@@ -115,7 +115,7 @@ def test_a_failed_add_leaves_nothing(a):
     a.mode.watched.away = True
     e = a.refused("ADD", DUAL, "c1")
     assert (e.code, "is unavailable: no route to host" in e.msg) == (11, True)
-    assert "fd00:9::/64: this node has no block of it" in e.details
+    assert "fd00:9::/64: this node has no block of this range" in e.details
     assert a.files() == held
 
 
