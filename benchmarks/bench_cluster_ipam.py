@@ -328,7 +328,7 @@ def main():
         if "present" in parts:
             for held in HELD:
                 compare(table, f"{held} held, in process", block_present(etcd.conf, directory, held, rounds * 5))
-            compare(table, "48 held, the others cooling down, in process",
+            compare(table, "48 held, all other addresses cooling down, in process",
                     block_present(etcd.conf, directory, 48, rounds * 5, cool_down=30), wanted="")
         if "files" in parts and os.geteuid() == 0:
             by_files(table, etcd, directory, rounds // 2)

@@ -63,7 +63,7 @@ class Node:
         source, self.target = self.spaces
         with Inside(self.spaces[source]):
             self.senders = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(SOCKETS)]
-        # Drops the datagrams, to which the namespace would answer with ICMP errors
+        # Drop the datagrams in the target namespace, which would otherwise answer with ICMP errors
         with Inside(self.spaces[self.target]):
             run("nft", "add table ip c; add chain ip c i { type filter hook input priority 0; policy drop; }")
 

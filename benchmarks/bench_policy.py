@@ -73,7 +73,7 @@ def policy_document(number, port=80):
 
 def cluster_policy_document(number):
     """Return a cluster policy. Odd numbers select all pods, even numbers the pods of some apps. Every tenth policy is
-    of tier Baseline, the others of tier Admin. The rules have an address range, a namespace and ports."""
+    of tier Baseline, all other policies are of tier Admin. The rules have an address range, a namespace and ports."""
     subject = {"namespaces": {}} if number % 2 else {"pods": {"namespaceSelector": {}, "podSelector": {
         "matchLabels": {"tier": f"tier-{number % 3}"}}}}
     team = {"namespaces": {"matchLabels": {"team": f"team-{number % 4}"}}}

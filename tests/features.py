@@ -134,7 +134,7 @@ def reason_to_skip(features):
 
 
 class Lane:
-    """A plugin of pytest that skips tests by their marks and records the others.
+    """A plugin of pytest that skips tests by their marks, and records which tests ran.
 
     record: the path of a file with {"kernel", "ran": [test], "not run": {test: why}}, or None if the run is no lane.
     other_lacks: the features that the other lane's kernel lacks. Only BASE and the tests that need one of these

@@ -14,7 +14,7 @@ def kill(pid):
 
 def stop(pid):
     """Send SIGSTOP, and wait until all threads of the process have stopped. The kernel delivers the signal to one
-    thread, and the others keep running until this thread runs."""
+    thread, and the other threads keep running until this thread runs."""
     os.kill(pid, signal.SIGSTOP)
     assert eventually(lambda: states(pid) == {"T"}), states(pid)
 

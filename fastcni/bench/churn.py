@@ -95,8 +95,8 @@ def rounds_of(plan: Plan, case: Case) -> int:
 
 
 def rate(bench: Bench) -> dict[str, Any]:
-    """Measure the part rate. Return {case: {at once: {side: {call: {"seconds": [of each repeat], "ms": [of each
-    call]}}}}}.
+    """Measure the part rate: many concurrent calls. Return {case: {number of concurrent calls: {name of the
+    implementation: {call: {"seconds": [of each repeat], "ms": [of each call]}}}}}.
 
     One more case, ALONE, measures the limit of the benchmark itself, with launchers that echo.py answers immediately.
     """

@@ -103,7 +103,7 @@ def rate(data: dict[str, Any], cases: Sequence[str]) -> Figure:
 def density(data: dict[str, Any], cases: Sequence[str]) -> Figure:
     """Draw the median time of each of these cases by the number of existing pods, with the range from the first to the
     third quartile."""
-    figure, panels = grid(cases, "Latency with pods there already, median and middle half", wide=3.6)
+    figure, panels = grid(cases, "Latency with existing pods, median and middle half", wide=3.6)
     for case, call, axes in panels:
         curves = [(data["density"][case], "-")]
         own = {each.name: line for each, line in OWN_LINES if case == "bridge" and each.name in data["density"]}
@@ -123,7 +123,7 @@ def density(data: dict[str, Any], cases: Sequence[str]) -> Figure:
             axes.set_title(f"{axes.get_title()}\n({lines})", fontsize="small")
         axes.set_yscale("log")
         plain(axes.yaxis)
-    label(figure, panels, "pods there already", "milliseconds")
+    label(figure, panels, "existing pods", "milliseconds")
     return figure
 
 

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 SAMPLES, PAGE = "report.json", "report.md"
 WITH_PLOTS = "plots need matplotlib: pip install 'fastcni[plots]'"
 PLOTS = {"latency": "Latency, one at a time", "rate": "Rate against calls at once",
-         "density": "Latency against pods that are there already"}
+         "density": "Latency against the number of existing pods"}
 INTRODUCTION = """\
 **Go** is the reference plugins, **one-shot** fastcni's plugins without a server, **warm** the same files with
-`fastcni serve`. **floor** is a launcher that is answered at once, and the netlink requests that any plugin has to send,
-from a warm process. Warm and floor make the same latency request, shown in the table. All sides ran in one run, in turn
-and in random order.
+`fastcni serve`. **floor** is a launcher that gets its answer immediately, and the netlink requests that any plugin has
+to send, from a warm process. Warm and floor make the same latency request, shown in the table. All sides ran in one
+run, in turn and in random order.
 """
 
 

@@ -82,8 +82,8 @@ def latency(data: Data) -> Table:
             rows.append([title(case), call, *cells])
     return Table("One at a time, ms: p50 / p99", ["case", "call", *sides, *[" + ".join(FLOOR)] * ("floor" in sides),
                                                   *(f"{a} : {b}" for a, b in ratios)], rows, 2,
-                 "Ratios are of medians; below 1x is faster. The floor is a launcher that is answered at once, and the "
-                 "requests to the kernel.")
+                 "Ratios are of medians; below 1x is faster. The floor is a launcher that gets its answer immediately, "
+                 "and the requests to the kernel.")
 
 
 def idle(data: Data) -> Table:
@@ -147,8 +147,8 @@ def rate(data: Data) -> Table:
                 rows.append([title(case), call, at_once, *cells])
     return Table("Many at once: calls a second, and ms: p50 / p99 of each",
                  ["case", "call", "at once", *sides, "harness alone", *(f"{a} : {b}" for a, b in ratios)], rows, 3,
-                 "Ratios are of rates; above 1x is faster. The harness alone starts launchers that are answered at "
-                 "once. The start of processes limits a rate near it.")
+                 "Ratios are of rates; above 1x is faster. The harness alone starts launchers that get their "
+                 "answer immediately. The start of processes limits a rate near it.")
 
 
 def speed(found: dict[str, Any] | None) -> float | None:
@@ -199,7 +199,7 @@ def density(data: Data) -> Table:
                     found["Go"] = plain.get("Go", {}).get(call)
                 cells += [ratio(middle(found[ours]), middle(found.get(theirs))) for ours, theirs in ratios]
                 rows.append([title(case), call, f"{int(level):,}", *cells])
-    return Table("With pods there already, ms: p50 / p99",
+    return Table("With existing pods, ms: p50 / p99",
                  ["case", "call", "pods", *sides, *(f"{a} : {b}" for a, b in ratios)], rows, 3,
                  "One at a time, on one bridge or in one routing table. Only fastcni has the keys disableIPv6 and "
                  "disableFlooding: their ratios are to the Go plugins on a bridge without the key.")

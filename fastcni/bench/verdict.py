@@ -157,7 +157,7 @@ def crowded(data: Data) -> Iterator[Row]:
     for name in [name for name in ("bridge", "ptp") if measured.get(name)]:
         level, series = list(measured[name].items())[-1]
         for call in [call for call in CALLS if int(level) and calls_of(series, call)]:
-            yield times_row("With pods there already", f"{title(name)} {call}, {int(level):,} pods",
+            yield times_row("With existing pods", f"{title(name)} {call}, {int(level):,} pods",
                             calls_of(series, call), burst_of(data))
 
 

@@ -89,7 +89,7 @@ def density(data: dict[str, Any]) -> Figure:
             if any(len(curve.points) > 1 for curve in drawn):
                 what = f"{title(name)} {call}"
                 plots.append((what, svg.curves(f"density-{name}-{call}", f"{what}: medians by the number of pods",
-                                               drawn, ("pods there already", "ms"), False)))
+                                               drawn, ("existing pods", "ms"), False)))
     keys = [f" {line.capitalize()}: warm, with {key}." for own, key, line in OWN_CURVES if measured.get(own)]
     return Figure("On a full node", "Medians in ms, by the number of pods that are on the network already. Lower is "
                   f"better.{''.join(keys)}", plots, present(data))

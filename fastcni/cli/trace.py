@@ -124,7 +124,7 @@ def followed(path: str, chosen: Filter, count: int, wire: bool) -> Iterator[dict
         if answer["pid"] != pid:                # another server process, which numbers its requests from 1
             answer = next_answer(path, 0, wire)
         if answer["lost"]:
-            click.echo(f"{answer['lost']} requests are not shown: too many came at once; see --history of "
+            click.echo(f"{answer['lost']} requests are not shown: too many came at the same time; see --history of "
                        "`fastcni serve`", err=True)
         for request in filter(chosen, answer["requests"]):
             yield request

@@ -36,8 +36,8 @@ class Access:
 
     source: where the Access was read, for errors. server: the URL. ca, cert, key: PEM files or texts. verify: whether
     to check the server's certificate. server_name: the name in the certificate, "" for the URL's host. namespace: the
-    namespace of the context, or "". token, token_file, basic ("user:password"): at most one of them is set, the others
-    are "".
+    namespace of the context, or "". token, token_file, basic ("user:password"): at most one of them is set; the other
+    values are "".
     """
 
     __slots__ = ("source", "server", "ca", "cert", "key", "verify", "server_name", "namespace", "token", "token_file",

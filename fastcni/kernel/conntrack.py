@@ -106,7 +106,7 @@ class Flow:
 
 
 def find(sock: Socket, family: int, protocol: int, port: int | None = None) -> list[Flow]:
-    """Return the flows whose first packet went to `port`; None: the flows of the protocol with DNAT.
+    """Return the flows of `protocol` whose first packet went to `port`; if `port` is None, those with destination NAT.
 
     The call takes some milliseconds, because the kernel locks each bucket of its table in turn. Linux before 5.8 sends
     the complete table.

@@ -76,7 +76,7 @@ KillMode=mixed
 # Each request that runs or waits needs three descriptors.
 LimitNOFILE=16384
 OOMScoreAdjust=-500
-# If the kernel kills one IPAM plugin for memory, the server and the others continue.
+# If the kernel kills one IPAM plugin for memory, the server and all other plugins continue.
 OOMPolicy=continue
 
 # SYS_ADMIN: setns(2) into pods. NET_ADMIN: links, addresses, nftables, sysctls. NET_RAW: the legacy iptables.

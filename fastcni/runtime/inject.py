@@ -32,7 +32,7 @@ def inject(plugin: PluginConf, values: Mapping[str, Any], prev_result: dict[str,
 
 def for_attachment(name: str, version: str, plugin: PluginConf, rt: RuntimeConf,
                    prev_result: dict[str, Any] | None) -> bytes:
-    """Return the stdin of ADD, CHECK and DEL. name, version: of the network."""
+    """Return the stdin of ADD, CHECK and DEL. name, version: the network's name and cniVersion."""
     values: dict[str, Any] = {"name": name, "cniVersion": version}
     matched = {key: rt.capability_args[key] for key, on in plugin.capabilities.items()
                if on and key in rt.capability_args}

@@ -60,8 +60,8 @@ def packet(protocol: int, source: bytes, destination: bytes, segment: bytes, at:
 
 
 class Injected:
-    """The first packet of a connection from an outside address, with the methods of a Probe. index, mac: of the link at
-    which the packet arrives.
+    """The first packet of a connection from an outside address, with the methods of a Probe. index, mac: those
+    of the link at which the packet arrives.
 
     The trace also shows the pod's answer. The last chain in the trace's own table drops the answer, so the answer does
     not leave the node.

@@ -66,7 +66,7 @@ def one_freeze(world, row, server, conf, pod, rng, seconds):
     row.attempt()
     try:
         asked.join(seconds)
-        os.kill(pid, signal.SIGCONT)    # the server answers requests that it has read; plugin files run the others
+        os.kill(pid, signal.SIGCONT)    # the server answers the requests that it has read; plugin files run the rest
         asked.join(ANSWER)
         if asked.is_alive() or asked.answer.status is None:
             row.failed(f"{first}, frozen {'before' if before else 'while it worked'}: no answer in {ANSWER} s")

@@ -129,7 +129,7 @@ class Arena:
         return Target("outside", self.node.outside, theirs["address"], *GATEWAY, ours["address"], False, "", "ext0")
 
     def _gateway(self, network, link):
-        """Return the MAC of the node's end of the link: of the bridge, or of the pod's veth peer."""
+        """Return the MAC of the bridge, or of the host end of the pod's veth pair."""
         if network.startswith("bridge"):
             (found,) = ip_json("link", "show", "dev", self.node.chain(network)[0]["bridge"])
             return found["address"]

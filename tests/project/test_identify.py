@@ -1,4 +1,4 @@
-"""What a plugin directory contains: plugin files of fastcni, Go plugins, other programs, and links to them."""
+"""Identify the files of a plugin directory: plugin files of fastcni, Go plugins, other programs, and links to them."""
 
 import os
 import sys

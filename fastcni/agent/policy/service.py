@@ -227,7 +227,7 @@ class Policies:
     def _write(self) -> None:
         if not self.source.complete:
             self.due = float("inf")
-            if self.stale and self.source.former:       # the kernel's table is missing or incomplete
+            if self.stale and self.source.former:       # the kernel lacks rules of the stored objects
                 self._load()
                 self.log.warning("policies_kept", policies=len(self.compiler.cluster.policies), why=self.source.away)
             return

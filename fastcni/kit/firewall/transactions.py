@@ -32,7 +32,7 @@ def in_one(sock: Socket, items: Sequence[Any], fill: Fill) -> list[NetlinkError]
 
 def in_halves(sock: Socket, items: Sequence[Any], fill: Fill, *fine: int) -> int:
     """Send items like in_one(). If the kernel rejects a transaction, send each half of its items again, so that one bad
-    item does not keep the kernel from accepting the others.
+    item does not keep the kernel from accepting the other items.
 
     Return the number of items that the kernel accepted. Raises NetlinkError if the kernel rejects a single item, except
     for the errnos in `fine`.

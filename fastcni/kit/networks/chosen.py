@@ -87,7 +87,7 @@ def pod_of(objects: ApiObjects, namespace: str, name: str, uid: str, kubeconfig:
                        f"kubeconfig {kubeconfig}")
     if not pod.is_of(uid):
         raise CniError(errors.TRY_AGAIN_LATER, f'pod {namespace}/{name} has the uid "{pod.uid}" in the Kubernetes API, '
-                       f'and "{uid}" in the request', "the pod was deleted, and another one has its name")
+                       f'and "{uid}" in the request', "the pod was deleted, and another pod has its name")
     return pod
 
 

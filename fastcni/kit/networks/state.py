@@ -95,7 +95,7 @@ class State:
         is_there = exists(self.path)
         if is_there or any(self.kept_results()):
             raise CniError(errors.IO_FAILURE, f"{self.path} is {'damaged' if is_there else 'missing'}",
-                           "the file names all networks of the pod; some of them may be unknown without it")
+                           "only this file names all networks of the pod")
 
     def kept_results(self, listed: Iterable[Network] = ()) -> tuple[list[Network], list[Damaged]]:
         """Return (networks with a readable cache file, damaged cache files). Each file shows that an ADD has added its

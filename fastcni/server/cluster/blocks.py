@@ -55,8 +55,8 @@ class Blocks:
                 self.log.info("cluster_block_adopted", space=space.name, block=cidr, epoch=own.epoch)
 
     def _regain(self, node: Node) -> None:
-        """Try to claim the lost blocks in which this node's pods still have addresses. If another node has a block, log
-        that once."""
+        """Try to claim the lost blocks in which this node's pods still have addresses. If another node has such a
+        block, log this only once."""
         space = self.space
         held = self.local.held_outside()
         self.conflicts = {cidr: who for cidr, who in self.conflicts.items() if cidr in held}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class LocalSpace:
-    """The files of one address space on this node: its blocks and addresses. keys: of any network of the space."""
+    """The files of one address space on this node: its blocks and addresses. keys: a network's keys."""
 
     def __init__(self, keys: Keys, log: Logger) -> None:
         self.keys, self.log = keys, log

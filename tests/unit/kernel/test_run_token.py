@@ -1,4 +1,4 @@
-"""The run token. Of the threads that need the token one runs, until it ends or blocks for long."""
+"""The run token. Only one thread that needs the token runs, until it ends or blocks for long."""
 
 import socket
 import statistics

@@ -1,5 +1,5 @@
-"""Packed plugins have no annotations and no imports that only annotations need. Of the source's positions, they keep
-only line numbers."""
+"""Packed plugins have no annotations and no imports that only annotations need. They keep the line
+numbers of the source, but no columns."""
 
 import ast
 import textwrap

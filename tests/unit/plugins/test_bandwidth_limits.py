@@ -143,7 +143,7 @@ def test_tc_shows_rate_burst_and_latency(node, pod, conf):
 
 @pytest.mark.parametrize("megabit", [1, 100])
 def test_the_longest_burst_of_runtimes_is_no_error(node, pod, conf, megabit):
-    """containerd converts the rates in a pod's annotations, with a burst of 2^32-1 bits."""
+    """containerd passes the rates in a pod's annotations with a burst of 2^32-1 bits."""
     rates = {"ingressRate": megabit * MBIT, "ingressBurst": 0xFFFFFFFF, "egressRate": megabit * MBIT,
              "egressBurst": 0xFFFFFFFF}
     conf["runtimeConfig"] = {"bandwidth": rates}

@@ -212,7 +212,7 @@ def test_del_asks_only_about_addresses_that_firewalld_has(chain, firewalld, monk
 @pytest.mark.parametrize("key", [None, "same"])
 @pytest.mark.parametrize("backend", ["nftables", "iptables"])
 def test_del_of_a_pod_that_firewalld_never_had_asks_no_bus(node, tmp_path, backend, key):
-    """Once, a hanging bus delayed two kinds of DEL by 10 s: of a pod that iptables accepts, and each repeated DEL."""
+    """Once, a hanging bus delayed the DEL of a pod that iptables accepts, and each repeated DEL, by 10 s."""
     chain = Chain(node, {"DBUS_SYSTEM_BUS_ADDRESS": f"unix:path={tmp_path}/bus"})
     conf = chain.at("10.22.0.2/24", "fd00:22::2/64", backend=backend)
     chain.ok("ADD", conf, "pod")

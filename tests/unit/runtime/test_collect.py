@@ -88,8 +88,8 @@ def test_gc_releases_a_pod_whose_namespace_s_path_another_pod_has(node, bin_dir,
 
 
 def test_gc_keeps_a_pod_that_runs_without_the_path_that_another_pod_has(node, bin_dir, tmp_path, pod_netns):
-    """libcni's GC of all pods but the other one sends a DEL with this path. Once, fastcni's DEL, too, deleted the other
-    pod's interface."""
+    """If libcni's GC deletes a pod, the DEL has the path of the namespace, which another pod may have now. Once, such a
+    DEL of fastcni, too, deleted the other pod's interface."""
     it = Runtime(node, CNI([bin_dir], cache_dir=tmp_path / "cni", runner=InProcess()), "1.1.0")
     pod = pod_netns()
     first = it.add(pod)

@@ -16,7 +16,7 @@ def decoded(configurations, **keys):
 
 
 def test_the_shared_part_of_a_configuration_is_read_once():
-    """Of a DEL's configuration, only prevResult belongs to one pod. All pods share the values that plugins read from
+    """In a DEL's configuration, only prevResult belongs to one pod. All pods share the values that plugins read from
     the other keys."""
     configurations, asked = Configurations(), []
 

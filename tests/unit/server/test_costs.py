@@ -1,4 +1,4 @@
-"""What a warm request costs. The tests count and never time: a change that makes a request costlier exceeds a limit in
+"""Count the work of warm requests. The tests measure no time: a change that makes a request costlier exceeds a limit in
 the table. A count is higher if the request waits or does the work of another thread: on a busy machine, a DEL called 16
 functions more. So a test repeats a round until all counts are within the limits, ROUNDS times at most."""
 

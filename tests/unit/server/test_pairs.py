@@ -1,5 +1,5 @@
 """The server records the veth pair that an ADD makes. So the DEL need not search for the pair, and never deletes
-another one."""
+another pair."""
 
 import pytest
 from lab.node import elements, links, run

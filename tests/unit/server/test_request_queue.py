@@ -131,8 +131,8 @@ def test_a_request_that_waits_lets_another_one_work_and_wakes_a_worker_for_it():
 
 
 def test_a_request_that_hangs_in_a_wait_adds_no_place_to_work():
-    """A call that waits does no work, so the queue replaces it at once. It replaces a call that hangs only if this call
-    is not in a wait."""
+    """A call that waits does no work, so the queue replaces it immediately. The queue replaces a call that hangs only
+    if this call is not in a wait."""
     queue = queue_of(workers=4, busy=1)
     put(queue, *adds(3))
     first = queue.take()

@@ -28,7 +28,7 @@ def test_a_silent_connection_is_closed_in_time_and_delays_no_stop(node, local, m
 
 
 def test_many_silent_connections_cost_no_worker(node, local, monkeypatch):
-    """Once, two workers closed the same silent connection, and the second one ended with a KeyError."""
+    """Once, two workers closed the same silent connection, and the second worker ended with a KeyError."""
     monkeypatch.setattr(acceptor, "MAX_SILENT", 4)
     monkeypatch.setattr(acceptor, "SILENT_TIMEOUT_S", 0.02)
     before = sys.getswitchinterval()

@@ -137,7 +137,7 @@ def test_a_caller_that_leaves_ends_its_program_and_frees_its_attachment(node, po
     add = server.send("ADD", node.conf(**hung.keys), pod, env=hung.env)
     hung.started()
     add.close()
-    hung.started(2)  # the second one is the rollback's, which releases the address of the ADD and hangs, too
+    hung.started(2)  # the rollback of the ADD also calls the plugin that hangs
     assert set(hung.pids.values()) == {"ADD", "DEL"}
     hung.works()
     server.ok("DEL", node.conf(**hung.keys), pod, env=hung.env)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 LEASE_S = 2                     # the shortest lease that etcd grants
 RENEW_S = 0.5                   # seconds between two renewals, so that three renewals in a row may fail
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 1.0   # seconds before a lost watch is opened again: the pause doubles
-REQUEST_S, ENDPOINT_S = 1.0, 0.4        # timeouts in seconds: of a request, and of a request's try at one endpoint
+REQUEST_S, ENDPOINT_S = 1.0, 0.4        # timeouts in seconds of a request, and of its try at one endpoint
 
 
 class Claims(Protocol):

@@ -87,8 +87,8 @@ def unless_taken(found: Conversion, taken: set[tuple[str, str, str]]) -> Convers
     names = {identity_of(each) for each in found.documents}
     if clash := sorted(names & taken):
         kind, namespace, name = clash[0]
-        return Conversion(errors=[f"{found.what}: metadata.name: {kind} {'/'.join(filter(None, (namespace, name)))} is "
-                                  "there already; the document is not converted"])
+        return Conversion(errors=[f"{found.what}: metadata.name: {kind} {'/'.join(filter(None, (namespace, name)))} "
+                                  "exists already; the document is not converted"])
     taken |= names
     return found
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 FAMILIES = {4: socket.AF_INET, 16: socket.AF_INET6}
 IPPROTO_TCP, IPPROTO_UDP = 6, 17
 BEAT_S, ANSWER_S = 0.5, 1.0     # seconds between two BEATs; maximum age of the last answer of a working forwarder
-START_S, LOST_S = 10.0, 5.0     # seconds until a restart: without a first answer; without another answer
+# Restart a forwarder that has sent no answer START_S after its start, or LOST_S after its last answer
+START_S, LOST_S = 10.0, 5.0
 FIRST_PAUSE_S = 0.2
 MAX_MESSAGE_BYTES = 1 << 18
 BACKLOG = 128

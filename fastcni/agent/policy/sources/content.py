@@ -102,7 +102,8 @@ class Content:
                  for place in self.errors.keys() | self.notes.keys()}
         for (kind, key), (*others, last) in self.superseded.items():
             for place in others:
-                found.setdefault(place, []).append(f"{kind} {key} is not in force: {last} has another one of this name")
+                text = f"{kind} {key} is not in force: {last} has another {kind} of this name"
+                found.setdefault(place, []).append(text)
         return found
 
     def _put(self, id: Id) -> None:

@@ -365,7 +365,7 @@ def claim_blocks(store: Store, me: Node, keys: Keys, ranges: Sequence[Range],
                 return [mine], None
             known = {*state.blocks, *(block.cidr for block in store.blocks(keys.space))}
     raise CniError(TRY_AGAIN_LATER, f"other nodes took {MAX_TRIES} blocks of "
-                   f"{', '.join(map(str, ranges))} before this one", "many nodes claim blocks now; try again")
+                   f"{', '.join(map(str, ranges))} before this node", "many nodes claim blocks now; try again")
 
 
 def note_blocks(store: Store, keys: Keys, blocks: Sequence[Block], warn: Warn) -> None:

@@ -32,7 +32,7 @@ class Site(Running):
         return result
 
     def pod(self, name, **keys):
-        """Add a pod. keys: of the plugin's configuration."""
+        """Add a pod. keys: further keys of the plugin's configuration."""
         self.call("ADD", name, f"K8S_POD_NAME={name}", **keys)
 
     def arrived(self, sent, sender, receiver, last_from):

@@ -110,8 +110,8 @@ def test_several_documents_of_one_name_are_told_and_the_last_one_is_in_force(it)
     put(it, policy(app="other"), place="b.yaml")
     put(it, policy(app="web"), place="c.yaml")
     assert closed(it) == ({"web"}, set())
-    assert it.told() == {place: ["NetworkPolicy default/p is not in force: c.yaml has another one of this name"]
-                         for place in ("a.yaml", "b.yaml")}
+    text = "NetworkPolicy default/p is not in force: c.yaml has another NetworkPolicy of this name"
+    assert it.told() == {place: [text] for place in ("a.yaml", "b.yaml")}
     put(it, policy(app="web"))
     assert [*it.told()] == ["b.yaml"]
     put(it, place="b.yaml")

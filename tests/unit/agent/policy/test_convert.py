@@ -199,12 +199,12 @@ def test_no_document_takes_the_name_of_another_one():
         ("g", of_calico("GlobalNetworkPolicy", "x-end", order=11, egress=[deny, {"action": "Allow"}], **ends))])
     names = [it["metadata"]["name"] for it in found.documents]
     assert "x-end" in names and len(names) == len(set(names))
-    assert [text for text in found.errors if text.startswith("g: ") and "ClusterNetworkPolicy x-end is there" in text]
+    assert [text for text in found.errors if text.startswith("g: ") and "ClusterNetworkPolicy x-end exists" in text]
     own = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}},
            "metadata": {"name": "d", "namespace": "prod"}}
     it = of_calico("NetworkPolicy", "d", "prod", order=10, selector="all()", types=["Ingress"])
     found = convert([("f", it), ("g", own)])
-    assert not found.documents and "NetworkPolicy prod/d is there already" in found.errors[0]
+    assert not found.documents and "NetworkPolicy prod/d exists already" in found.errors[0]
 
 
 def test_log_is_left_out_with_a_note():

@@ -194,7 +194,7 @@ def test_the_node_is_asked_for_its_links_only_when_a_tunnel_changes(site, monkey
     assert asked == []
     assert "jump tunnels" not in run("nft", "list", "ruleset")  # without a tunnel, UDP packets pass no tunnel rules
     make_tunnels(site)
-    # in the table of bridges
+    # only the table of the family bridge needs the rules
     assert asked and eventually(lambda: run("nft", "list", "ruleset").count("jump tunnels") == 1)
     site.add("d")  # the first pod with a separate link, so the other table needs the rules, too
     assert eventually(lambda: run("nft", "list", "ruleset").count("jump tunnels") == 2)

@@ -133,7 +133,7 @@ def test_a_process_killed_while_it_signs_leaves_an_index_that_is_not_used(direct
 
 
 def test_that_a_directory_is_plain_is_known_until_the_directory_changes(directory):
-    """The mark `plain` saves host-local a check at each request: whether the directory belongs to cluster-wide
+    """With the mark `plain`, host-local need not check at each request whether the directory belongs to cluster-wide
     addresses."""
     index = directory.open()
     assert not index.plain

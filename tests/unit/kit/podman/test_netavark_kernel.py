@@ -30,7 +30,7 @@ WEB = {"container_port": 80, "host_port": 8080, "protocol": "tcp", "range": 1, "
 
 
 def setup(*subnets, ips=("10.88.0.50",), ports=(), mac=None, container=ID, interface="eth0", **keys):
-    """Return podman's JSON for a container of the network "podman-net". keys: of the network."""
+    """Return podman's JSON for a container of the network "podman-net". keys: further keys of the network."""
     network = {"name": "podman-net", "id": "2f259bab93", "driver": "fastcni", "network_interface": "podman1",
                "internal": False, "ipv6_enabled": False, "dns_enabled": False, "options": None,
                "ipam_options": {"driver": "host-local"}, "subnets": list(subnets or (SUBNET,)), **keys}

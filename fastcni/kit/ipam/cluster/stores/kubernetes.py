@@ -314,7 +314,7 @@ class KubernetesStore(NodeObjects):
 
     def write_uses(self, me: Node, uses: Sequence[Use]) -> None:
         """Implement Store.write_uses() of contract.py. An IPBlock owns its IPUse, so that Kubernetes removes the IPUse
-        with the IPBlock. If the API server rejects an IPUse, the others are written before the error is raised."""
+        with the IPBlock. If the API server rejects an IPUse, write the other uses, and then raise the error."""
         self.check_epoch(me)
         rejected: Rejected | None = None
         own = {(block.space, block.cidr): document for block, document in self.list_of(BLOCKS, node=me.name)}

@@ -45,7 +45,7 @@ class Signs:
         self._seen: dict[str, tuple[tuple[float, ...], float, bool]] = {}   # {node: (signs, first seen, any newer)}
 
     def alive(self, node: str, signs: tuple[float, ...], now: float) -> bool:
-        """Return whether a node is alive. signs: the unix times of its last heartbeats: of its Lease, and of its
+        """Return whether a node is alive. signs: the unix times of the last heartbeats in its Lease and in its
         IPNode. now: the API server's time. Until a newer heartbeat comes, the node is alive if a time is younger than
         the ttl. From then on, only heartbeats that arrive within the ttl count, whatever their times."""
         before, at, moved = self._seen.get(node, ((), 0.0, False))
