@@ -51,8 +51,8 @@ def overlap(first: Mapping[int, Prefix], second: Mapping[int, Prefix]) -> bool:
 def usable(conf: NetworkConf, me: Node, nodes: Collection[Node]) -> tuple[list[Node], dict[str, str]]:
     """Return (the other nodes that are used, {name of a skipped node: the reason}). A node is skipped if its subnet is
     not in the network or overlaps another node's, because a damaged record must not attract packets to other
-    destinations. If this node and another node have one subnet, this node keeps the subnet; of two other nodes, the
-    first by name. A record with this node's address is an old record of this node and is skipped: a tunnel to it would
+    destinations. If this node and another node have the same subnet, this node keeps it; of two other nodes, the first
+    by name. A record with this node's address is an old record of this node and is skipped: a tunnel to it would
     lead back to this node.
     """
     skipped: dict[str, str] = {}

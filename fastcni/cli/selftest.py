@@ -29,8 +29,8 @@ from fastcni.spec.errors import CniError
 
 INTRODUCTION = (
     'The test adds two pods of its own to each network, a veth link "fcst..." with the addresses of an outside host, '
-    "and one host port. It removes these again after some seconds, and does not change running pods. It changes "
-    "nothing else, except what each ADD repairs, such as a bridge that is down.")
+    "and one host port. After some seconds, the test removes the pods, the link and the port. It changes nothing else, "
+    "and no running pod, except what each ADD repairs, such as a bridge that is down.")
 
 
 @click.command()

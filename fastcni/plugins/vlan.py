@@ -55,8 +55,8 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     check_mtu(conf.mtu, master)
     if not master.up:
         raise CniError(errors.TRY_AGAIN_LATER, f'master "{master.name}" is down',
-                       "the kernel sets no VLAN of it up until it is up itself")
-    taken = f"VLAN {conf.vid} of it is taken, by another pod or by the host (ip -d link show type vlan)"
+                       "a link of a VLAN can be up only while its master is up")
+    taken = f"VLAN {conf.vid} of this master is taken, by another pod or by the host (ip -d link show type vlan)"
     link = devices.create(req, pod, undo, "vlan", sock=conf.master.sock(pod), master=master, why={EEXIST: taken},
                           mtu=conf.mtu, mac=conf.mac, data=kinds.vlan(conf.vid))
     return devices.attach(req, conf, undo, pod, link)

@@ -87,14 +87,15 @@ def modes(path: Path) -> Fault | None:
 
 
 def other_network(path: Path) -> Fault | None:
-    """Return the Fault if the pods are in different layer-2 networks, although their networks have one subnet."""
+    """Return the Fault if the pods are in different layer-2 networks, although their networks have the same
+    subnet."""
     own, other = path.switch, path.target.switch
     if own is None or own == other or path.pod_way.gateway:
         return None
     source, target = path.source, path.target
     where = f"on {other}" if other else "behind a route of this node"
     return Fault("layer-2 network", f"{source.name} asks for the MAC of {target.text} on {own}, and {target.name} is "
-                 f"{where}: the networks {source.network} and {target.network} have one subnet",
+                 f"{where}: the networks {source.network} and {target.network} have the same subnet",
                  f"{source.network}: on {own}; {target.network}: {where}",
                  do=f"give {source.network} and {target.network} different subnets and a gateway, delete the pods and "
                     "add them again")

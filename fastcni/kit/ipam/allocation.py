@@ -35,7 +35,7 @@ def assign_requested(range_sets: Sequence[RangeSet], requested: Iterable[bytes])
         texts = " ".join(address.ip_text(packed) for packed in left)
         ranges = "; ".join(set_text(range_set) for range_set in range_sets)
         raise CniError(INVALID_CONFIG, f"failed to allocate all requested IPs: {texts}",
-                       f"one address is given from each of the sets {ranges}")
+                       f"each of the sets {ranges} gives one address")
     return wanted
 
 

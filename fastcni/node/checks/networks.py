@@ -108,7 +108,7 @@ def place_of(net: NetworkList) -> Place | None:
 
 
 def shared_networks(node: Node) -> Iterator[Finding]:
-    """No two networks give the same addresses, or have one subnet on two bridges, or one bridge for two subnets."""
+    """No two networks give the same addresses, have the same subnet on two bridges, or one bridge for two subnets."""
     places = [place for net in node.networks if (place := place_of(net))]
     ranges = {place.network.name: list(ranges_of([place.network])) for place in places}
     for first, other in combinations(places, 2):
@@ -117,7 +117,7 @@ def shared_networks(node: Node) -> Iterator[Finding]:
         one_link = bool(first.where) and first.where == other.where
         clash = next((it for it in pairs if clashes(first, other, *it)), None)
         if clash:
-            yield Finding(WARNING, f"{names} have one subnet, {clash[0].range.network()}", "pods of both networks get "
+            yield Finding(WARNING, f"{names} share the subnet {clash[0].range.network()}", "pods of both networks get "
                           "the same addresses, or the node reaches the pods of only one network", "give the networks "
                           f"ranges that do not overlap, on bridges of their own subnets: {first.file}, {other.file}")
         elif one_link and first.where[0] == "bridge" and not pairs and (

@@ -195,7 +195,7 @@ def test_after_a_reboot_a_node_whose_record_cannot_be_read_takes_another_subnet(
 
 def test_the_subnet_of_a_record_that_cannot_be_read_is_taken(network):
     """The agent took the subnet for a free one, and failed after 10 attempts to claim it. With both address families
-    the keys of the two records differed, so two nodes had one subnet."""
+    the keys of the two records differed, so two nodes had the same subnet."""
     network.configure({"Network": "10.244.0.0/28", "SubnetLen": 30})
     network.put("subnets/10.244.0.4-30", "[")
     network.put("subnets/10.244.0.8-30&fd00:10:0:8::-64", "[")

@@ -23,19 +23,19 @@ def kind(kind, subnet, **keys):
 LOW, HIGH = {"rangeEnd": "10.1.0.99"}, {"rangeStart": "10.1.0.100"}
 # ruff: noqa: E501 {case: (plugin of one network, plugin of another, a part of the finding or "")}
 PAIRS = {
-    "two bridges with one subnet": (bridge("a", "10.1.0.0/16"), bridge("b", "10.1.0.0/16"), "have one subnet, 10.1.0.0/16"),
-    "a subnet inside of another": (bridge("a", "10.1.0.0/16"), bridge("b", "10.1.2.0/24"), "have one subnet"),
+    "two bridges with one subnet": (bridge("a", "10.1.0.0/16"), bridge("b", "10.1.0.0/16"), "share the subnet 10.1.0.0/16"),
+    "a subnet inside of another": (bridge("a", "10.1.0.0/16"), bridge("b", "10.1.2.0/24"), "share the subnet"),
     "one bridge": (bridge("a", "10.1.0.0/16"), bridge("a", "10.2.0.0/16"), "have one bridge, a"),
     "the default bridge": (kind("bridge", "10.1.0.0/16"), kind("bridge", "10.2.0.0/16"), "have one bridge, cni0"),
-    "one bridge and one subnet": (bridge("a", "10.1.0.0/16"), bridge("a", "10.1.0.0/16"), "have one subnet"),
+    "one bridge and one subnet": (bridge("a", "10.1.0.0/16"), bridge("a", "10.1.0.0/16"), "share the subnet"),
     "one subnet in two VLANs of ovs": (kind("ovs", "10.1.0.0/16", vlan=5), kind("ovs", "10.1.0.0/16", vlan=6), ""),
-    "one subnet in one VLAN of ovs": (kind("ovs", "10.1.0.0/16", vlan=5), kind("ovs", "10.1.0.0/16", vlan=5), "have one subnet"),
-    "one subnet of ptp and bridge": (kind("ptp", "10.1.0.0/16"), bridge("a", "10.1.0.0/16"), "have one subnet"),
+    "one subnet in one VLAN of ovs": (kind("ovs", "10.1.0.0/16", vlan=5), kind("ovs", "10.1.0.0/16", vlan=5), "share the subnet"),
+    "one subnet of ptp and bridge": (kind("ptp", "10.1.0.0/16"), bridge("a", "10.1.0.0/16"), "share the subnet"),
     "one master and one subnet": (kind("macvlan", "10.1.0.0/16", master="e0"), kind("macvlan", "10.1.0.0/16", master="e0"),
-                                  "have one subnet"),
+                                  "share the subnet"),
     "two masters and one subnet": (kind("macvlan", "10.1.0.0/16", master="e0"), kind("macvlan", "10.1.0.0/16", master="e1"), ""),
     "parts of one subnet on one bridge": (bridge("a", "10.1.0.0/16", LOW), bridge("a", "10.1.0.0/16", HIGH), ""),
-    "parts of one subnet on two bridges": (bridge("a", "10.1.0.0/16", LOW), bridge("b", "10.1.0.0/16", HIGH), "have one subnet"),
+    "parts of one subnet on two bridges": (bridge("a", "10.1.0.0/16", LOW), bridge("b", "10.1.0.0/16", HIGH), "share the subnet"),
     "parts of one subnet of ptp": (
         {"type": "ptp", "ipam": bridge("a", "10.1.0.0/16", LOW)["ipam"]},
         {"type": "ptp", "ipam": bridge("a", "10.1.0.0/16", HIGH)["ipam"]}, ""),

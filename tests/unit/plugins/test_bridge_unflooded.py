@@ -38,8 +38,8 @@ def test_the_mac_is_made_of_the_address_unless_one_is_requested(node, conf, pod_
 
 
 def test_pods_of_different_ipv6_networks_have_different_macs(node, conf, pod_netns):
-    """Once, the MAC was a XOR of the address's halves. fd00:22:0:1::6 and fd00:22:0:3::4 had one MAC, and the first pod
-    lost its network."""
+    """Once, the MAC was a XOR of the address's halves. fd00:22:0:1::6 and fd00:22:0:3::4 had the same MAC, and the
+    first pod lost its network."""
     macs = {node.add(conf(f"fd00:22:0:{prefix}::/64", runtimeConfig={"ips": [f"fd00:22:0:{prefix}::{host}/64"]}),
                      pod_netns())["interfaces"][2]["mac"] for prefix, host in ((1, 6), (3, 4), (3, 6))}
     assert len(macs) == 3

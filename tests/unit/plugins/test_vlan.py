@@ -66,7 +66,7 @@ def test_a_vlan_of_a_master_serves_one_pod(node, pod, pod_netns, conf):
     error = node.refused("ADD", conf, other)
     assert error["msg"].startswith("failed to create vlan: ")
     assert error["details"] == \
-        'the master is "up0"; VLAN 5 of it is taken, by another pod or by the host (ip -d link show type vlan)'
+        'the master is "up0"; VLAN 5 of this master is taken, by another pod or by the host (ip -d link show type vlan)'
     assert node.left(pod, other) == before
 
 

@@ -167,7 +167,7 @@ def test_an_address_whose_pod_s_namespace_path_a_later_pod_has_is_released(clust
 
 
 def test_a_claim_for_the_address_of_another_pod_is_logged_once(cluster_node, monkeypatch):
-    """Two pods can have one address, for instance, after a restore of the store. The running pod keeps it."""
+    """Two pods can have the same address, for instance after a restore of the store. The running pod keeps it."""
     a = cluster_node(list_s=0.02)
     address = a.add("c1")
     assert eventually(lambda: a.stored)

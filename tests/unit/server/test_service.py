@@ -144,8 +144,8 @@ class Recorded:
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Return a Server whose constructor did not run and whose parts are Recorded. Its attribute calls lists their
-    calls."""
+    """Return a Server whose constructor did not run and whose parts are Recorded. The Server's attribute `calls`
+    lists the calls of all parts."""
     it, it.calls = object.__new__(service.Server), []
     for name in ("hosts", "pool", "restoring", "cluster", "pool_watch", "datapath", "acceptor", "upkeep", "logger"):
         setattr(it, name, Recorded(name, it.calls))

@@ -20,8 +20,8 @@ def test_networks_that_multus_has_added_have_the_namespace_and_the_name_of_the_p
 
 
 def test_of_two_pods_with_one_address_the_one_of_the_source_s_network_is_the_target():
-    """Two networks can have one subnet. Once, the command followed the packet to a pod of the network that is first in
-    the inventory."""
+    """Two networks can have the same subnet. Once, the command followed the packet to a pod of the network that is
+    first in the inventory."""
     pods = tuple(NodeAttachment(network, f"c-{network}", "eth0", RUNNING, "", netns="/run/netns/none",
                                 addresses=("10.9.0.2",)) for network in ("blue", "red"))
     for network in ("blue", "red"):

@@ -268,7 +268,8 @@ def give_sticky(req: Request, attachment: Attachment, store: Store, me: Node) ->
                 continue
             if ip_claim.state == HELD and ip_claim.node != me.name:
                 raise CniError(TRY_AGAIN_LATER, f"sticky address of pod {attachment.asked.pod}: {claim_text(ip_claim)}",
-                               "it is given here when its pod on that node is deleted, or that node is forgotten")
+                               "this node can claim the address after DEL of the pod on that node, or after "
+                               "`fastcni ipam forget-node`")
             known.remove(ip_claim)
             intend(req, attachment, ip_claim.address, KEPT)
             if ip_claim.state == KEPT:

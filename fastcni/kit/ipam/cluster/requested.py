@@ -82,7 +82,7 @@ def assign(ranges: Sequence[Range], asked: list[bytes]) -> list[bytes | None]:
     if left:
         raise CniError(INVALID_CONFIG,
                        f"failed to allocate all requested IPs: {' '.join(map(address.ip_text, left))}",
-                       f"one address is given from each of the ranges {'; '.join(map(str, ranges))}")
+                       f"each of the ranges {'; '.join(map(str, ranges))} gives one address")
     return wanted
 
 
