@@ -66,7 +66,7 @@ def look_up(path: str, since: float) -> tuple[str, str]:
     if found.st_dev == device:
         return ALIVE, f"{path} exists"
     return UNKNOWN, (f"{path} is a plain file here, where a namespace that this process cannot see may be mounted; if "
-                     "its pod is gone, remove the file")
+                     "the pod no longer exists, remove the file")
 
 
 def missing(path: str, since: float) -> tuple[str, str]:

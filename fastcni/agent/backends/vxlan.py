@@ -99,7 +99,7 @@ class Vxlan:
         if node.backend != self.name:
             raise ValueError(f'its backend is "{node.backend}"')
         if family not in node.public:
-            raise ValueError(f"it has no public IPv{family} address")
+            raise ValueError(f"the node has no public IPv{family} address")
         if not self.publishes:
             return derived_mac(node.public[family], self.keys["VNI"]), node.public[family]
         data = node.data.get(family, {})

@@ -93,7 +93,7 @@ class Wireguard:
             raise ValueError(f'its backend is "{node.backend}"')
         key = next((str(data["PublicKey"]) for data in node.data.values() if "PublicKey" in data), "")
         if outer not in node.public:
-            raise ValueError(f"it has no public IPv{outer} address")
+            raise ValueError(f"the node has no public IPv{outer} address")
         decoded = decode_key(key, "its PublicKey")
         port = self.keys["ListenPortV6" if name == LINKS[6] else "ListenPort"]
         return WireguardPeer(name, decoded, node.public[outer], port, subnets, self.preshared,

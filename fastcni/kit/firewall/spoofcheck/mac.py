@@ -59,7 +59,7 @@ def restore(req: Request, conf: object, previous: dict[str, Any]) -> None:
 def restore_items(req: Request, store: Store, items: Sequence[Item]) -> None:
     if not items:
         raise errors.bad_config("prevResult does not name the pod's port",
-                                "its interfaces must be the bridge, the port and the pod's interface")
+                                "prevResult.interfaces must be the bridge, the port and the pod's interface")
     store.restore(req, items)
 
 

@@ -87,7 +87,8 @@ def provide(req: Request, attachment: Attachment) -> None:
             raise away(req, attachment, e) from None
         except (Fenced, Changed) as e:
             raise CniError(TRY_AGAIN_LATER, f'node "{attachment.keys.node}" cannot write to the store: {e}',
-                           "it was declared dead or forgotten a moment ago") from None
+                           "another node has declared this node dead, or "
+                           "`fastcni ipam forget-node` has removed its record") from None
 
 
 class Patience:

@@ -194,8 +194,8 @@ def ask(store: Store, me: Node, ip_claim: IPClaim, block: Block) -> IPClaim:
     if answer is not None:
         store.release_ip_claim(answer)
     if answer is not None and answer.state == REFUSED:
-        raise allocate.unavailable(ip_claim.address, answer.reason or f'node "{block.node}" refuses it')
-    raise allocate.unavailable(ip_claim.address, f'asked node "{block.node}", which has its block {block.cidr}; '
+        raise allocate.unavailable(ip_claim.address, answer.reason or f'node "{block.node}" refuses this address')
+    raise allocate.unavailable(ip_claim.address, f'asked node "{block.node}", which has the block {block.cidr}; '
                       "its server does not answer", f"is `fastcni serve` running on {block.node}?")
 
 
