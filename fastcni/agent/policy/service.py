@@ -342,7 +342,7 @@ class Policies:
 
     def _note(self, kind: int, payload: bytes) -> None:
         """Set `stale` if the notification is another program's change of a table of policies."""
-        self.stale = self.stale or nft.read_table_name(payload) in WATCHED      # NEWGEN names no table: (0, "")
+        self.stale = self.stale or nft.read_table_name(payload) in WATCHED      # NEWGEN: family 0, so never in WATCHED
 
     def _note_dropped(self) -> None:
         self.stale = True

@@ -29,9 +29,9 @@ ARGS = ("IP", "GATEWAY", "K8S_POD_NAMESPACE", "K8S_POD_NAME", "K8S_POD_INFRA_CON
 
 
 class Requested:
-    """The addresses that a pod requests. pod: "namespace/name", "" if unknown. wanted: for each range the
-    requested packed address or None. extra: requested addresses outside of all ranges, [(packed, prefix length, packed
-    gateway or None)]."""
+    """The addresses that a pod requests. pod: "namespace/name", "" if unknown. wanted: for each range the requested
+    packed address or None. extra: requested addresses outside of all ranges, [(packed, prefix length, packed gateway or
+    None)]."""
 
     __slots__ = ("extra", "pod", "wanted")
     extra: list[Address]
