@@ -28,7 +28,6 @@ from fastcni.kit.firewall.table import TABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-
     from fastcni._netlink import Batch
     from fastcni.kit.call.request import Request
 
