@@ -12,13 +12,15 @@ from prometheus_client.registry import Collector
 if TYPE_CHECKING:
     from fastcni.agent.run import Agent
 
-EVENTS = ("agent_failed", "bridge_filter_off", "bridge_filter_restored", "conflist_kept", "datapath_unseen",
-          "domain_names_closed", "egress_claims_away", "egress_lost", "egress_refused", "egress_restored",
-          "entry_refused", "http_proxy_ended", "http_proxy_missing", "http_proxy_refused", "http_rules_cut",
-          "http_rules_on_bridge", "link_failed", "masquerade_refused", "masquerade_restored", "network_repaired",
-          "node_skipped", "pod_record_damaged", "pod_record_missing", "policies_gone", "policies_kept",
-          "policies_not_kept", "policies_refused", "policies_restored", "policy_file_gone", "policy_unreadable",
-          "record_restored", "record_unreadable", "registry_away", "subnet_changed", "subnet_lost", "waiting")
+EVENTS = ("agent_directory_restored", "agent_failed", "agent_unreachable", "bgp_failed", "bridge_filter_off",
+          "bridge_filter_restored", "conflist_kept", "datapath_unseen", "domain_names_closed", "egress_claims_away",
+          "egress_lost", "egress_refused", "egress_restored", "entry_refused", "flowtable_unavailable",
+          "http_proxy_ended", "http_proxy_missing", "http_proxy_refused", "http_rules_cut", "http_rules_on_bridge",
+          "kubernetes_event_unsent", "link_failed", "masquerade_refused", "masquerade_restored", "network_repaired",
+          "node_skipped", "nodes_not_kept", "pod_record_damaged", "pod_record_missing", "policies_gone",
+          "policies_kept", "policies_not_kept", "policies_refused", "policies_restored", "policy_file_gone",
+          "policy_unreadable", "port_renamed", "record_restored", "record_unreadable", "registry_away",
+          "subnet_changed", "subnet_lost", "waiting")
 GAUGES = {
     "nodes": "Other nodes with a record in the registry",
     "skipped": "Other nodes that cannot be reached; the log has the reason",
