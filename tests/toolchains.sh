@@ -10,7 +10,8 @@ quiet="--quiet --disable-pip-version-check"
 # shellcheck disable=SC2086
 "$1" -c 'import matplotlib' 2> /dev/null || "$1" -m pip install $quiet -e '.[test,plots]'
 LANE=toolchains "$1" -m pytest -q -rs tests/project/test_launcher.py tests/project/test_bench.py \
-    tests/unit/kit/datapath tests/unit/node/test_datapath.py \
+    tests/unit/kit/datapath tests/unit/node/test_datapath.py tests/unit/node/test_datapath_flows.py \
+    tests/unit/server/test_datapath_trace.py \
     benchmarks/bench_datapath.py -k "aarch64 or clang or plots or datapath"
 
 # shellcheck disable=SC2086
