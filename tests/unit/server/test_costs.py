@@ -29,7 +29,7 @@ LIMITS = {
     ("bridge", "ADD"): (298, 7, 68), ("bridge", "DEL"): (202, 3, 41),
     ("bridge, ipMasq", "ADD"): (347, 9, 71), ("bridge, ipMasq", "DEL"): (287, 11, 57),
     ("ptp", "ADD"): (279, 7, 64), ("ptp", "DEL"): (201, 3, 41),
-    ("bridge, portmap, firewall", "ADD"): (1028, 30, 118), ("bridge, portmap, firewall", "DEL"): (1028, 30, 114),
+    ("bridge, portmap, firewall", "ADD"): (1034, 30, 118), ("bridge, portmap, firewall", "DEL"): (1034, 30, 114),
 }
 of_this_python = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the limits are those of Python 3.11")
 
