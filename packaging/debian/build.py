@@ -18,6 +18,4 @@ Path(units).mkdir(parents=True)
 texts = {"fastcni.socket": systemd.SOCKET,
          "fastcni.service": systemd.service(["/usr/bin/python3", "-I", "-m", "fastcni", "serve"])}
 for name, text in texts.items():
-    header, rest = text.split("\n", 1)
-    assert header.startswith(systemd.WRITTEN_BY)
-    Path(units, name).write_text(f"# Put changes into /etc/systemd/system/{name}.d/*.conf.\n{rest}", encoding="utf-8")
+    Path(units, name).write_text(f"# Put changes into /etc/systemd/system/{name}.d/*.conf.\n{text}", encoding="utf-8")
