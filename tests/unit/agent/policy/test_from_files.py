@@ -283,7 +283,7 @@ def test_a_document_of_two_files_counts_while_one_of_them_has_it(directory, sour
     assert not it.state.elements["in4"]                 # the policy of the last file is in force
     first, last = directory / "policies.yaml", directory / "z.yaml"
     assert source.errors == {str(first): [f"{first}: NetworkPolicy default/closed is not in force: {last} has another "
-                                          "one of this name"]}
+                                          "NetworkPolicy of this name"]}
     last.write_text(POLICIES)                           # both files have the same policy
     settle(source)
     assert it.state.elements["in4"] and not source.errors
