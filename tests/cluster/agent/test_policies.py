@@ -152,7 +152,7 @@ def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
 
 
 def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(monkeypatch):
-    """The agent repeated the first Event until the API accepted it, and sent no later Event meanwhile."""
+    """Until the API accepted the first Event, the agent repeated this Event and sent no later Event."""
     monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
     sent = []
 
