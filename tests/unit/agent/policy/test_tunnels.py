@@ -170,10 +170,14 @@ def test_the_protocols_of_tunnels_over_ip_are_known(kind, protocols):
     assert tunnels.elements([link(kind, up=False)]) == set()
 
 
-def test_packets_of_a_tunnel_over_ip_do_not_pass(site, monkeypatch):        # noqa: F811
-    """The test reports a link of the kind ipip in addition to the kernel's links. So the kernel need not support
-    ipip."""
+@pytest.fixture
+def link_ipip(monkeypatch):
+    """Report a link of the kind ipip in the place of the kernel's links, so that the kernel need not support ipip."""
     monkeypatch.setattr(find, "all_links", lambda sock: [link("ipip")])
+
+
+# link_ipip comes first, because the agent of `site` lists the links soon after its start
+def test_packets_of_a_tunnel_over_ip_do_not_pass(link_ipip, site):         # noqa: F811
     assert eventually(lambda: site.it.compiler.state.elements["tunnel-protocols"])
     for name in "acd":
         site.add(name)
