@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -49,10 +50,10 @@ BRIDGED = "net/bridge/bridge-nf-call-iptables"
 STREAM_BYTES, CHUNK_BYTES = 4 << 20, 64 << 10
 TRACKED = "table ip nat { chain post { type nat hook postrouting priority 100; oifname none masquerade; }; }"
 CASES = (*policy_packets.CASES, "TCP stream, 1 MB")
-# {variant: (kind of link, whether with the ebpf datapath, whether with br_netfilter)}
-VARIANTS = {"bare veth": ("bare", False, False), "ptp with ebpf": ("ptp", True, False), "ptp": ("ptp", False, False),
-            "bridge": ("bridge", False, False), "bridge, br_netfilter": ("bridge", False, True),
-            "macvlan": ("macvlan", False, False)}
+# {variant: (kind of link, method of Redirect that attaches programs, whether with br_netfilter)}
+VARIANTS = {"bare veth": ("bare", None, False), "ptp, least redirect": ("ptp", "least", False),
+            "ptp with ebpf": ("ptp", "on", False), "ptp": ("ptp", None, False), "bridge": ("bridge", None, False),
+            "bridge, br_netfilter": ("bridge", None, True), "macvlan": ("macvlan", None, False)}
 POLICED = ("ptp with ebpf", "ptp", "bridge, br_netfilter")
 
 
@@ -94,11 +95,36 @@ def bare_pods(pods, kind, addresses, *links):
             subprocess.run(["ip", "-batch", "-"], input=lines, text=True, check=True)
 
 
+def instruction(code, registers=0, offset=0, value=0):
+    """Return one instruction of a BPF program (linux/bpf.h): an opcode, the registers as source << 4 | destination."""
+    return struct.pack("=BBhi", code, registers, offset, value)
+
+
+def program(*instructions):
+    """Load a program for cls_bpf that ends with `instructions`, or passes a packet that is not IPv4. Return its
+    descriptor."""
+    pass_on = instruction(0xB7, 0, value=-1) + instruction(0x95)                    # r0 = TC_ACT_UNSPEC; exit
+    ethertype = instruction(0x61, 0x12, offset=16)                                  # r2 = skb->protocol
+    skip = instruction(0x55, 2, len(instructions), int.from_bytes(b"\x08\0", sys.byteorder))      # if r2 != IPv4 goto
+    return objects.load(ethertype + skip + b"".join(instructions) + pass_on, (), {})
+
+
 class Redirect:
-    """The ebpf datapath at the host ends of ptp's pods. on() attaches it without the plugin, off() detaches it."""
+    """BPF programs at the host ends of ptp's pods. on() attaches the ebpf datapath without the plugin, least() attaches
+    programs that do no more than redirect each packet to the other pod: the least that a redirect by cls_bpf can take.
+    off() detaches them."""
 
     def __init__(self, pods):
         self.pods, self.sock = pods, wire.open_socket()
+
+    def least(self):
+        first, second = (find.link(self.sock, self.pods.port(address)) for address in policy_packets.PODS["ptp"])
+        for host, other in ((first, second), (second, first)):
+            programs = {"to_pod": program(), "from_pod": program(
+                instruction(0xB7, 1, value=other.index), instruction(0xB7, 2),      # r1 = the other link; r2 = 0
+                instruction(0x85, value=155), instruction(0x95))}                   # bpf_redirect_peer(r1, r2); exit
+            filters.add(self.sock, host, programs)
+            objects.close(*programs.values())
 
     def on(self):
         with pins.open_or_load(self.sock, print) as opened:
@@ -139,15 +165,15 @@ def rounds_of(connections, redirect, variants, rounds):
     found = {}
     for number in range(rounds):
         for name in sorted(variants, reverse=bool(number % 2)):
-            kind, ebpf, bridged = VARIANTS[name]
+            kind, attach, bridged = VARIANTS[name]
             sysctl.write(BRIDGED, str(int(bridged)))
-            if ebpf:
-                redirect.on()
+            if attach:
+                getattr(redirect, attach)()
             for case in CASES:
                 connections[kind].warm()
                 connections[kind].warm()
                 found.setdefault((name, case), []).append(connections[kind].measure(case))
-            if ebpf:
+            if attach:
                 redirect.off()
     return {key: statistics.median(values) for key, values in found.items()}
 
@@ -214,23 +240,29 @@ def added(table, rounds, directory):
 
 def by_flowtable(table, rounds):
     """Add a row for each case: the CPU time in us between two pods of ptp with policies, in turn with and without the
-    agent's flowtable."""
+    agent's flowtable, and over a bare veth pair, which is the least that a flowtable could take."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     pods, found = Pods(), {}
-    connections = Measured(pods, "ptp")
+    bare_pods(pods, "bare", BARE, "eth0 netns {0} type veth peer eth0 netns {1}")
+    connections = {kind: Measured(pods, kind) for kind in ("ptp", "bare")}
+
+    def add(name, kind):
+        for case in CASES:
+            connections[kind].warm()
+            connections[kind].warm()
+            found.setdefault((name, case), []).append(connections[kind].measure(case))
+
     for number in range(rounds):
+        add("bare", "bare")
         for offload in sorted((False, True), reverse=bool(number % 2)):
             close = policy_packets.load(pods, "ptp", offload=offload)
-            for case in CASES:
-                connections.warm()
-                connections.warm()
-                found.setdefault((offload, case), []).append(connections.measure(case))
+            add(offload, "ptp")
             close()
     policy_packets.remove()
     for case in CASES:
-        without, with_it = (statistics.median(found[offload, case]) for offload in (False, True))
+        without, with_it, bare = (statistics.median(found[name, case]) for name in (False, True, "bare"))
         table.add(f"ptp under policies, {case}", f"{without:.2f} us, by the flowtable {with_it:.2f} us, "
-                  f"{with_it / without:.2f}x")
+                  f"{with_it / without:.2f}x; a bare veth pair {bare:.2f} us, {bare / without:.2f}x")
 
 
 def send_all(connections, last):
