@@ -24,7 +24,7 @@ from fastcni.spec.errors import CniError, NestedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from fastcni.kit.call.mode import Mode
@@ -46,6 +46,7 @@ NOT_ERRORS = (netns.Lost, Crowded, Abandoned)
 # A key that fastcni's runtime sets: GC then works in every CNI version, and prints the released objects
 REPORT = "fastcni/report"
 UPDATE = "UPDATE"               # the command of the Request that update() makes
+FUNCTIONS = {"DEL": "delete", "CHECK": "check", "GC": "gc", "STATUS": "status"}     # functions without a result
 SINCE = {"CHECK": "0.4.0", "GC": "1.1.0", "STATUS": "1.1.0"}
 
 
@@ -126,7 +127,9 @@ def load(plugin: str) -> ModuleType:
     return plugins.load(plugin)
 
 
-def reply(status: int, stdout: bytes, warnings: Iterable[str]) -> Reply:
+def reply(status: int, stdout: bytes, warnings: Sequence[str]) -> Reply:
+    if not warnings:
+        return Reply(status, stdout)
     return Reply(status, stdout, "".join(f"{line}\n" for line in warnings).encode("utf-8", "replace"))
 
 
@@ -231,15 +234,13 @@ def about(plugin: str, supported: Sequence[str]) -> tuple[str, str]:
 
 def check_variables(env: Mapping[str, str], command: str) -> None:
     """Raise CniError 3 or 4 for invalid variables, then CniError 4 for missing variables."""
-    missing = []
-    for name in NEEDS.get(command, ()):
-        value = env.get(name)
-        if not value:
-            missing.append(name)
-        elif name in VALID:
-            VALID[name](value)
-    if missing:
-        raise CniError(errors.INVALID_ENVIRONMENT, f"required env variables [{','.join(missing)}] missing")
+    needed = NEEDS.get(command, ())
+    for name, check in VALID.items():
+        if name in needed and (value := env.get(name)):
+            check(value)
+    if not all(map(env.get, needed)):
+        missing = ",".join([name for name in needed if not env.get(name)])
+        raise CniError(errors.INVALID_ENVIRONMENT, f"required env variables [{missing}] missing")
 
 
 def check_version(req: Request, supported: Sequence[str]) -> None:
@@ -267,8 +268,8 @@ def reports(req: Request) -> bool:
 
 def check_other_netns(req: Request) -> None:
     """Raise CniError 8 if CNI_NETNS is the caller's own namespace, because the plugin would change the host."""
-    override = req.env.get("CNI_NETNS_OVERRIDE", "")
-    if override == "1" or override.lower() == "true":
+    override = req.env.get("CNI_NETNS_OVERRIDE")
+    if override and (override == "1" or override.lower() == "true"):
         return
     try:
         same = req.mode.is_home(req.open_netns())
@@ -280,25 +281,26 @@ def check_other_netns(req: Request) -> None:
 
 
 def _run(module: ModuleType, req: Request) -> bytes:
-    if req.command == "GC" and not req.conf.has(config.VALID_ATTACHMENTS):
-        req.warn(f'GC of network "{req.name}": no "{config.VALID_ATTACHMENTS}", nothing is released')
-        return b""
-    # fastcni's runtime has already added multus' pods to the valid attachments
-    if req.command == "GC" and not reports(req):
-        from fastcni.kit.networks.other_caches import with_pods_of_multus
+    command = req.command
+    if command == "GC":
+        if not req.conf.has(config.VALID_ATTACHMENTS):
+            req.warn(f'GC of network "{req.name}": no "{config.VALID_ATTACHMENTS}", nothing is released')
+            return b""
+        if not reports(req):            # fastcni's runtime has already added multus' pods to the valid attachments
+            from fastcni.kit.networks.other_caches import with_pods_of_multus
 
-        req = with_pods_of_multus(req)
-    if req.command == "DEL":
+            req = with_pods_of_multus(req)
+    if command == "DEL":
         req.mode.announce_delete(req)
     conf = module.read(req)
-    if req.command == "ADD":
+    if command == "ADD":
         with Undo() as undo:
             result = module.add(req, conf, undo)
             stdout = req.mode.encode(results.to_version({"cniVersion": version.CURRENT, **result}, req.version))
             req.leave_mount()
             req.mode.deliver(reply(0, stdout, req.warnings))
             return stdout
-    function = getattr(module, {"DEL": "delete"}.get(req.command, req.command.lower()), None)
+    function = getattr(module, FUNCTIONS[command], None)
     if function:                    # gc() and status() are optional
         function(req, conf)
     return json.write({"released": req.released}) if reports(req) else b""

@@ -30,7 +30,7 @@ for name, module in unused.items():
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-    from typing import Any, Protocol
+    from typing import Any, Protocol, TextIO
 
     from structlog.typing import Processor
 
@@ -69,13 +69,17 @@ def make(level: str, fmt: str, to: str = "", receivers: Iterable[Processor] = ()
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper()))).bind()
 
 
-class Lines(structlog.WriteLogger):
+class Lines:
     """A logger that writes lines to a file. It drops lines that it cannot write, for example because the disk is full,
     so that no request fails because of the log."""
 
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
     def msg(self, message: str) -> None:
         try:
-            super().msg(message)
+            self.file.write(f"{message}\n")
+            self.file.flush()
         except OSError:
             return
 

@@ -102,8 +102,8 @@ class Connection:
         return self.fd
 
     def close(self) -> None:
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
             close_file(fd)
 
     __del__ = close

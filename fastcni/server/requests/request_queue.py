@@ -86,7 +86,7 @@ class RequestQueue:
         self._deferred_was_last = False         # whether the last taken call was a DEL or GC
         # {key of a runnable or running call: later calls with the key}
         self._behind: dict[Key, deque[Call]] = {}
-        # Waiting calls, oldest first. Calls that have left the queue may still be in this list.
+        # Waiting calls, oldest first. Calls that have left the queue may still be behind the oldest.
         self._arrivals: deque[Call] = deque()
 
     # Requests -------------------------------------------------------------------------------------
@@ -98,20 +98,17 @@ class RequestQueue:
                 return False
             self.waiting += 1
             self._arrivals.append(call)
-            if call.key is None:
-                self._make_runnable(call)
-            elif call.key in self._behind:
-                self._behind[call.key].append(call)
-            else:
-                self._behind[call.key] = deque()
-                self._make_runnable(call)
+            if (key := call.key) in self._behind:
+                self._behind[key].append(call)
+                return True
+            if key:
+                self._behind[key] = deque()
+            self._make_runnable(call)
             return True
 
     def take(self) -> Running | None:
         """Take the call that runs next, and return its Running, for which the caller must call done(). None if no call
         may run."""
-        if not self.waiting:
-            return None                 # the thread that calls put() next also calls take()
         with self._lock:
             call = self._choose()
             if call is None:
@@ -154,22 +151,24 @@ class RequestQueue:
     def expired(self) -> list[Call]:
         """Remove the calls that have waited for longer than the timeout, and return them."""
         found: list[Call] = []
-        if not self._arrivals:
-            return found
         with self._lock:
-            while self._arrivals and (self._arrivals[0].left or self._arrivals[0].waited > self.timeout_s):
-                call = self._arrivals.popleft()
-                if not call.left:
-                    self._leave(call)
-                    found.append(call)
-                    if call.runnable:
-                        self._release(call.key)
+            latest = monotonic() - self.timeout_s
+            while self._arrivals and self._arrivals[0].arrived < latest:
+                call = self._arrivals[0]
+                self._leave(call)
+                found.append(call)
+                if call.runnable:
+                    self._release(call.key)
         return found
 
     def _make_runnable(self, call: Call) -> None:
         call.runnable = True
-        deferred = call.command in DEFERRED_COMMANDS
-        (self._light if call.light else self._deferred if deferred else self._first).append(call)
+        if call.light:
+            self._light.append(call)
+        elif call.command in DEFERRED_COMMANDS:
+            self._deferred.append(call)
+        else:
+            self._first.append(call)
 
     def _leave(self, call: Call) -> None:
         call.left = True
@@ -231,9 +230,8 @@ class RequestQueue:
         if not self._arrivals:
             return None
         with self._lock:
-            oldest = next((call for call in self._arrivals if not call.left), None)
-            if oldest is None:
+            if not self._arrivals:      # another thread has taken the call
                 return None
-            hang = self._slots.next_hang()
+            oldest, hang = self._arrivals[0], self._slots.next_hang()
         timeout = max(0.0, self.timeout_s - oldest.waited)
         return timeout if hang is None else min(timeout, hang)

@@ -46,7 +46,7 @@ class Running(waiting.Request):
 
     def __init__(self, queue: RequestQueue, call: Call) -> None:
         self.queue, self.call = queue, call
-        self.caller = call.connection.fileno()
+        self.caller = call.connection.fd
         self.kind, self.since = "", monotonic()
         self.phases = Phases()
         self.spent = self.phases.note

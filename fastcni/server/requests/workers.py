@@ -20,7 +20,9 @@ from fastcni._run_token import give_token, take_token
 from fastcni.daemon.background import CANNOT_START
 from fastcni.daemon.log import RateLimited
 from fastcni.handle import UPDATE, error_document, handle, update
-from fastcni.kernel import netns, uapi, waiting
+from fastcni.kernel import netns, waiting
+from fastcni.kernel.uapi import NETLINK_NETFILTER, NETLINK_ROUTE
+from fastcni.kernel.waiting import IPAM
 from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.kit.call.request import Reply
 from fastcni.server.records.ended import ABANDONED, CALLER_GONE, DECLINED, FAULT, code_of
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
     from fastcni.server.requests.slots import Running
     from fastcni.spec.config import Section
 
-LOGGED_PHASES: dict[str, int | str] = {"ipam_ms": waiting.IPAM, "netlink_ms": uapi.NETLINK_ROUTE,
-                                       "nftables_ms": uapi.NETLINK_NETFILTER}
 FAULT_PAUSE_S = 0.05            # seconds of pause after an exception in _next()
 STARTING_PAUSE_S = 0.001        # seconds between two checks whether keep() has started a thread
 
@@ -149,6 +149,8 @@ class Workers:
         return running
 
     def _take(self) -> Running | None:
+        if not self.queue.waiting:
+            return None                 # the thread that puts the next call on the queue also takes it
         for each in self.queue.expired():
             waited = f"waited {each.waited:.1f} s for {self._what_for(each)}"
             self._decode(each)                  # so that the log line has the network's name
@@ -174,8 +176,8 @@ class Workers:
         """Run a request, answer it, and log it."""
         call = running.call
         conn, message = call.connection, call.message
-        queued, started = call.waited, monotonic()
-        answer, outcome, error = Answer(conn, message), FAULT, ""
+        started = monotonic()
+        queued, answer, outcome, error = started - call.arrived, Answer(conn, message), FAULT, ""
         waiting.here.request = running
         begin_request(conn.fd, REQUEST_S - queued)
         try:
@@ -206,10 +208,10 @@ class Workers:
             del waiting.here.request
             message.close()
             conn.close()
+            took = monotonic() - started
             if conn is not self.acceptor.probe_connection:
-                self.acceptor.records.report(call, outcome, queued, monotonic() - started, running.phases,
-                                             error or answer.error)
-        self._report(running, answer, queued, monotonic() - started)
+                self.acceptor.records.report(call, outcome, queued, took, running.phases, error or answer.error)
+        self._report(running, answer, queued, took)
 
     def _run(self, call: Call, answer: Answer, decode: Callable[[bytes], Section]) -> None:
         message = call.message
@@ -225,11 +227,11 @@ class Workers:
             answer.send(reply.status, reply.stdout, reply.stderr)
 
     def _report(self, running: Running, answer: Answer, queued: float, took: float) -> None:
-        call, spent = running.call, running.phases.sums
+        call, spent = running.call, running.phases.sums.get
         if call.connection is self.acceptor.probe_connection:
             return                      # the watchdog's probe, every few seconds
-        values = fields(call) | {"ms": ms(took), "queue_ms": ms(queued)}
-        values |= {field: ms(spent.get(phase, 0) / 1e9) for field, phase in LOGGED_PHASES.items()}
+        values = {**fields(call), "ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(spent(IPAM, 0) / 1e9),
+                  "netlink_ms": ms(spent(NETLINK_ROUTE, 0) / 1e9), "nftables_ms": ms(spent(NETLINK_NETFILTER, 0) / 1e9)}
         if answer.unsent:
             self.log.warning("caller_gone", **values, run=True)
         elif answer.status:
@@ -261,15 +263,20 @@ class Answer:
         except OSError:
             self.unsent = True
             raise
-        self.status, self.warning = reply.status, text_of(reply.stderr)
+        self.status = reply.status
+        if reply.stderr:
+            self.warning = text_of(reply.stderr)
 
     def send(self, status: int, stdout: bytes = b"", stderr: bytes = b"") -> None:
         """Send the answer, unless deliver() has sent it, or the caller has left."""
         if self.status is not None or self.unsent:
             return
         self.message.close_netns()
-        self.status, self.error = status, stdout.decode("utf-8", "replace") if status else ""
-        self.warning = text_of(stderr)
+        self.status = status
+        if status:
+            self.error = stdout.decode("utf-8", "replace")
+        if stderr:
+            self.warning = text_of(stderr)
         try:
             protocol.answer(self.conn, status, stdout, stderr)
         except OSError:

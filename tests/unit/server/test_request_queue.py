@@ -12,7 +12,7 @@ from fastcni.server.requests.request_queue import DEFERRED_COMMANDS, OVERTAKEN_S
 from fastcni.spec.errors import CniError
 
 POD, OTHER = ("c1", "eth0"), ("c2", "eth0")
-CONNECTION = SimpleNamespace(fileno=lambda: -1)
+CONNECTION = SimpleNamespace(fd=-1)
 
 
 def queue_of(workers=100, busy=100, **more):
