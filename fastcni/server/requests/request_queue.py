@@ -76,7 +76,8 @@ class RequestQueue:
     def __init__(self, workers: int, busy: int, *, size: int = 1024, timeout_s: float = 60.0,
                  wake: Callable[[], None] = lambda: None) -> None:
         self.workers, self.size, self.timeout_s, self.wake = workers, size, timeout_s, wake
-        self.waiting, self.recording = 0, False
+        self.recording = False
+        self.arrivals: dict[Call, None] = {}            # the waiting calls, oldest first
         self._lock, self._slots = Lock(), Slots(workers, busy)
         self.min_threads = self._slots.min_threads      # threads that are needed while no call hangs
         # Runnable calls: light requests, ADD and CHECK, DEL and GC
@@ -86,18 +87,15 @@ class RequestQueue:
         self._deferred_was_last = False         # whether the last taken call was a DEL or GC
         # {key of a runnable or running call: later calls with the key}
         self._behind: dict[Key, deque[Call]] = {}
-        # Waiting calls, oldest first. Calls that have left the queue may still be behind the oldest.
-        self._arrivals: deque[Call] = deque()
 
     # Requests -------------------------------------------------------------------------------------
 
     def put(self, call: Call, *, always: bool = False) -> bool:
         """Add a call. Return False if the queue is full, unless `always` is true."""
         with self._lock:
-            if self.waiting >= self.size and not always:
+            if len(self.arrivals) >= self.size and not always:
                 return False
-            self.waiting += 1
-            self._arrivals.append(call)
+            self.arrivals[call] = None
             if (key := call.key) in self._behind:
                 self._behind[key].append(call)
                 return True
@@ -153,10 +151,12 @@ class RequestQueue:
         found: list[Call] = []
         with self._lock:
             latest = monotonic() - self.timeout_s
-            while self._arrivals and self._arrivals[0].arrived < latest:
-                call = self._arrivals[0]
-                self._leave(call)
+            for call in self.arrivals:
+                if call.arrived >= latest:
+                    break
                 found.append(call)
+            for call in found:
+                self._leave(call)
                 if call.runnable:
                     self._release(call.key)
         return found
@@ -172,9 +172,7 @@ class RequestQueue:
 
     def _leave(self, call: Call) -> None:
         call.left = True
-        self.waiting -= 1
-        while self._arrivals and self._arrivals[0].left:
-            self._arrivals.popleft()
+        del self.arrivals[call]
 
     def _release(self, key: Key | None) -> None:
         """Make the next call with this key runnable."""
@@ -191,6 +189,11 @@ class RequestQueue:
     # Workers --------------------------------------------------------------------------------------
 
     @property
+    def waiting(self) -> int:
+        """Return how many calls wait."""
+        return len(self.arrivals)
+
+    @property
     def running(self) -> int:
         """Return how many calls run."""
         return len(self._slots.running)
@@ -204,7 +207,7 @@ class RequestQueue:
         """Record that a running call begins a wait of kind `kind`: another call may run during the wait."""
         with self._lock:
             self._slots.move(running, kind)
-            needed = self.waiting > 0
+            needed = bool(self.arrivals)
         if needed:
             self.wake()
 
@@ -227,11 +230,11 @@ class RequestQueue:
     def next_deadline(self) -> float | None:
         """Return the seconds until the oldest call has waited too long, or a running call begins to hang; None if no
         call waits."""
-        if not self._arrivals:
+        if not self.arrivals:
             return None
         with self._lock:
-            if not self._arrivals:      # another thread has taken the call
+            if not self.arrivals:       # another thread has taken the call
                 return None
-            oldest, hang = self._arrivals[0], self._slots.next_hang()
+            oldest, hang = next(iter(self.arrivals)), self._slots.next_hang()
         timeout = max(0.0, self.timeout_s - oldest.waited)
         return timeout if hang is None else min(timeout, hang)

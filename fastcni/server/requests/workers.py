@@ -136,20 +136,21 @@ class Workers:
 
     def _next(self) -> Running | None:
         """Return the next Running; None: this thread must end."""
+        queue = self.queue
         while not (running := self._take()):
-            if self.stopping and not self.acceptor.unread and not self.queue.waiting:
-                self.queue.wake()       # wake the next worker, which then ends, too
+            if self.stopping and not self.acceptor.unread and not queue.arrivals:
+                queue.wake()            # wake the next worker, which then ends, too
                 return None
-            if len(self.threads) > self.queue.min_threads and len(self.threads) > self.queue.wanted_threads():
+            if len(self.threads) > queue.min_threads and len(self.threads) > queue.wanted_threads():
                 self.threads.remove(threading.current_thread())     # fewer requests hang than before
                 return None
-            self.acceptor.wait(self.queue.next_deadline())
-        if len(self.threads) <= self.queue.running:
+            self.acceptor.wait(queue.next_deadline())
+        if len(self.threads) <= queue.running:
             self._start_one()
         return running
 
     def _take(self) -> Running | None:
-        if not self.queue.waiting:
+        if not self.queue.arrivals:
             return None                 # the thread that puts the next call on the queue also takes it
         for each in self.queue.expired():
             waited = f"waited {each.waited:.1f} s for {self._what_for(each)}"
@@ -177,7 +178,8 @@ class Workers:
         call = running.call
         conn, message = call.connection, call.message
         started = monotonic()
-        queued, answer, outcome, error = started - call.arrived, Answer(conn, message), FAULT, ""
+        queued, answer = started - call.arrived, Answer(conn, message)
+        outcome, error = FAULT, ""
         waiting.here.request = running
         begin_request(conn.fd, REQUEST_S - queued)
         try:
@@ -250,10 +252,11 @@ class Answer:
     caller may unmount the namespace immediately, and an open descriptor would make umount(2) fail with EBUSY.
     """
 
+    status: int | None = None
+    error, warning, unsent = "", "", False
+
     def __init__(self, conn: protocol.Connection, message: protocol.Message) -> None:
-        self.conn, self.message, self.error, self.unsent = conn, message, "", False
-        self.warning = ""
-        self.status: int | None = None
+        self.conn, self.message = conn, message
 
     def deliver(self, reply: Reply) -> None:
         """Send the result of an ADD. Raises OSError if the caller has left."""
