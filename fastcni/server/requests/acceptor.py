@@ -72,6 +72,7 @@ class Acceptor:
         self.events = select.epoll()
         self.events.register(wakeup, ONCE)
         self.events.register(listener, ONCE)
+        self.listener_fd = listener.fileno()
         if latency.timer is not None:
             self.events.register(latency.timer, ONCE)
         self.open = True
@@ -88,7 +89,9 @@ class Acceptor:
         if self.silent and (silence := self._next_silence()) is not None:
             seconds = silence if seconds is None else min(seconds, silence)
         fd = await_event(self.events.fileno(), -1 if seconds is None else int(seconds * 1000) + 1)
-        if fd in self.silent:
+        if fd == self.listener_fd and self.open:
+            self._accept()
+        elif fd in self.silent:
             conn, _ = self.silent.pop(fd)
             with self.order:
                 self._read(conn)
@@ -99,8 +102,6 @@ class Acceptor:
             with self.order:            # the lock under which threads call latency.hold()
                 self.latency.release()
             self.events.modify(fd, ONCE)
-        elif fd >= 0 and self.open:
-            self._accept()
         if self.silent:
             self._close_silent()
 
@@ -151,32 +152,31 @@ class Acceptor:
         """Accept the next connection, and read its request if that follows within REQUEST_DELAY_MS."""
         self.accepted = True
         with self.order:
-            conn = self._accept_one() if self.open else None
-            if self.open:
-                self.events.modify(self.listener, ONCE)     # the next connection wakes another thread
-            if not conn:
+            if not self.open:
                 return
-            self.arriving[conn] = None
-            self._read_up_to(conn)
-            if conn not in self.arriving:
+            conn = self._accept_one()
+            self.events.modify(self.listener, ONCE)     # the next connection wakes another thread
+            if not conn or self._read_up_to(conn):
                 return                  # the usual case: the request was read
+            self.arriving[conn] = None
             fd = conn.fd                # from here on the thread of a later connection may read and close conn
         await_message(fd, REQUEST_DELAY_MS)
         with self.order:
             if conn not in self.arriving:
                 return                  # the thread of a later connection has read the request
-            self._read_up_to(conn)
-            if conn in self.arriving:
-                del self.arriving[conn]
+            if not self._read_up_to(conn):
                 self._watch(conn)
+            del self.arriving[conn]
 
-    def _read_up_to(self, conn: Connection) -> None:
-        """Read the requests that have arrived on the connections up to `conn`, in the order of the connections."""
+    def _read_up_to(self, conn: Connection) -> bool:
+        """Read the requests that have arrived on the connections up to `conn`, in the order of the connections. Return
+        False if the request of `conn` has not arrived."""
         for each in list(self.arriving):
+            if each is conn:
+                break
             if self._read(each):
                 del self.arriving[each]
-            if each is conn:
-                return
+        return self._read(conn)
 
     def _watch(self, conn: Connection) -> None:
         self.silent[conn.fd] = conn, monotonic()
@@ -254,9 +254,10 @@ class Acceptor:
 def key_of(message: Message) -> tuple[str, str] | None:
     """Return (container id, ifname), see Call; None if the request is about no attachment. The configuration is not
     decoded here: it can be large, and the worker decodes it without a lock."""
-    if message.env["CNI_COMMAND"] not in KEYED_COMMANDS:
+    env = message.env
+    if env["CNI_COMMAND"] not in KEYED_COMMANDS:
         return None
-    return message.env.get("CNI_CONTAINERID", ""), message.env.get("CNI_IFNAME", "")
+    return env.get("CNI_CONTAINERID", ""), env.get("CNI_IFNAME", "")
 
 
 def as_cni(conn: Connection, message: Message) -> str:
@@ -282,9 +283,9 @@ def reason_to_decline(message: Message) -> str:
     command = message.env.get("CNI_COMMAND")
     if not command or command == UPDATE:
         return "no command"
-    directories = message.env.get("CNI_PATH", "/").split(":")
-    # VERSION runs no other plugin, and libcni sends it with CNI_PATH=dummy.
-    if command != "VERSION" and any(not directory.startswith("/") for directory in directories):
+    path = ":" + message.env.get("CNI_PATH", "/")
+    # A slash follows each colon. VERSION runs no other plugin, and libcni sends it with CNI_PATH=dummy.
+    if path.count(":") != path.count(":/") and command != "VERSION":
         return "a CNI_PATH relative to its caller"
     return ""
 

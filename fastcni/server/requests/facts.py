@@ -46,6 +46,7 @@ class Facts:
         self.watched: set[int] = set()          # indexes of links with cached state
         self.forgotten: tuple[str, int, str, bool] | None = None        # the last change, if nothing was cached since
         self.route = wire.open_socket(groups=ROUTE_GROUPS)
+        self.route_fd = self.route.fileno()
         self.nftables: wire.Socket | None = None        # opened when state of a table is first cached
         filters.attach(self.route, filters.links(()))
 
@@ -66,7 +67,8 @@ class Facts:
         """Return the cached result of ask(). Call ask() again only after the kernel has notified a change that may
         change the result. See Mode.recall()."""
         with self.lock:
-            self._catch_up(key)
+            if key[0] == "nftables" or has_input(self.route_fd):     # seldom: the filter passes few notifications
+                self._catch_up(key)
             if key in self.facts:
                 return self.facts[key]
             received = self.received
@@ -99,8 +101,7 @@ class Facts:
     def _catch_up(self, key: Key) -> None:
         """Read the queued notifications about the kind of state that `key` names."""
         if key[0] != "nftables":
-            if has_input(self.route.fileno()):          # seldom: the filter passes few notifications
-                wire.drain(self.route, self._receive_route, self._lost)
+            wire.drain(self.route, self._receive_route, self._lost)
             return
         if not self.nftables:
             self.nftables = wire.open_socket(uapi.NETLINK_NETFILTER, groups=(uapi.NFNLGRP_NFTABLES,))

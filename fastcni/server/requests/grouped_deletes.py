@@ -105,11 +105,13 @@ class GroupedDeletes(Deleter):
         """Run the request that a previous leader has begun, or a new request for all waiting deletions."""
         if not mine.request:
             with self.lock:
-                group = [mine, *(each for each in self.waiting[:MAX_LINKS] if each is not mine)]
-                del self.waiting[:MAX_LINKS]
-                self.links += sum(len(each.deletions) for each in group)
+                group = [mine]
+                if self.waiting:
+                    group += [each for each in self.waiting[:MAX_LINKS] if each is not mine]
+                    del self.waiting[:MAX_LINKS]
+                mine.request = request = SharedRequest(group)
+                self.links += len(request.deletions)
                 self.requests += 1
-            mine.request = SharedRequest(group)
         try:
             self.run(mine.request)
         except CallerGone:

@@ -63,8 +63,8 @@ class Hosts:
                  networks: NetworkSources) -> None:
         self.home, self.defer, self.restoring, self.lock = home, defer, restoring, Lock()
         self.cluster, self.networks = cluster, networks
-        own = Namespace(self.home, True, defer, restoring)
-        self.known = {netns.identity(self.home): own}
+        self.own_key = netns.identity(home)
+        self.known = {self.own_key: Namespace(home, True, defer, restoring)}
         self.closed_deletes = [0, 0]    # the numbers of link_deletes() of closed namespaces
 
     def visit(self, fd: int) -> Visit:
@@ -114,28 +114,27 @@ class Visit:
     """The visit of a worker to a caller's namespace. Entering raises OSError. Leaving raises netns.Lost if the worker
     cannot return to the server's namespace."""
 
+    namespace: Namespace
+    mode: WarmMode
+    away: netns.inside | None = None    # None: the caller is in the server's namespace
+    clean = False                       # the worker sets True if the mode's sockets have no unread replies
+
     def __init__(self, hosts: Hosts, fd: int) -> None:
         self.hosts, self.fd = hosts, fd
-        self.namespace: Namespace
-        self.mode: WarmMode
-        self.away: netns.inside | None = None
-        self.clean = False              # the worker sets True if the mode's sockets have no unread replies
 
     def __enter__(self) -> WarmMode:
-        key = netns.identity(self.fd)
-        home = self.hosts.known.get(key)
-        if not (home and home.home):
-            self.away = netns.inside(self.fd, self.hosts.home)
+        key, hosts = netns.identity(self.fd), self.hosts
+        if key != hosts.own_key:
+            self.away = netns.inside(self.fd, hosts.home)
             self.away.__enter__()
         try:
-            self.namespace = self._namespace(key)
+            self.namespace = it = self._namespace(key)
         except BaseException:
             self._leave()
             raise
-        it = self.namespace
-        self.mode = it.idle.pop() if it.idle else WarmMode(it.fd, it.facts, it.deletes, self.hosts.defer,
-                                                           self.hosts.cluster, self.hosts.networks)
-        return self.mode
+        self.mode = mode = it.idle.pop() if it.idle else WarmMode(it.fd, it.facts, it.deletes, hosts.defer,
+                                                                  hosts.cluster, hosts.networks)
+        return mode
 
     def _namespace(self, key: tuple[int, int]) -> Namespace:
         with self.hosts.lock:
@@ -155,15 +154,16 @@ class Visit:
             raise
 
     def __exit__(self, *error: Any) -> None:
+        namespace = self.namespace
         try:
             if self.clean:
-                self.namespace.idle.append(self.mode)
+                namespace.idle.append(self.mode)
             else:
                 self.mode.close()
         finally:                        # also after an error the thread returns to the server's namespace
+            namespace.left = monotonic()
             with self.hosts.lock:
-                self.namespace.users -= 1
-                self.namespace.left = monotonic()
+                namespace.users -= 1
             self._leave()
 
     def _leave(self) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["DECLINED", "HEAD", "MAGIC", "NETNS", "VERSION", "Connection", "Declined", "Lost", "Message", "accept",
            "answer", "finish", "read", "read_environment", "receive", "request"]
 HEAD = struct.Struct(server_messages.HEAD)
+HEAD_BYTES = HEAD.size
 MAX_MESSAGE = _acceptor.MAX_MESSAGE     # limit of a request in bytes; a launcher's request has at most half as many
 MAX_ANSWER = 128 << 10          # limit in bytes: longer answers go in a memfd, because the send buffer is small
 MAX_VARIABLES = 64
@@ -77,12 +78,12 @@ class Message:
         self.close_netns()
         if self.caller_netns is not None:
             close_file(self.caller_netns)
-        self.caller_netns = None
+            self.caller_netns = None
 
     def close_netns(self) -> None:
         if self.netns is not None:
             close_file(self.netns)
-        self.netns = None
+            self.netns = None
 
 
 class Connection:
@@ -142,18 +143,19 @@ def receive(conn: Connection) -> Message | None:
 def read(data: bytes, fds: list[int]) -> Message:
     """Read a request's bytes and descriptors into a Message. The message's descriptors are removed from `fds`. Raises
     Declined."""
-    if len(data) < HEAD.size:
+    rest = len(data) - HEAD_BYTES
+    if rest < 0:
         raise Declined(f"a message of {len(data)} bytes, shorter than its head")
     magic, version, mask, size = HEAD.unpack_from(data)
     if magic != MAGIC or version != VERSION:
         raise Declined(f"magic {magic!r}, version {version}")
     if mask & ~NETNS or mask.bit_count() != len(fds):
         raise Declined(f"descriptors {mask:#x}, but {len(fds)} descriptors came with the message")
-    if size > len(data) - HEAD.size:
+    if size > rest:
         raise Declined(f"an environment of {size} bytes in a message of {len(data)}")
-    message = Message()
-    message.plugin, message.env = read_environment(data[HEAD.size:HEAD.size + size])
-    message.stdin = data[HEAD.size + size:]
+    message, stdin = Message(), HEAD_BYTES + size
+    message.plugin, message.env = read_environment(data[HEAD_BYTES:stdin])
+    message.stdin = data[stdin:]
     message.caller_netns, message.netns = None, fds.pop(0) if mask & NETNS else None
     return message
 

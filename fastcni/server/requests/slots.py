@@ -45,13 +45,12 @@ class Running(waiting.Request):
     spent: Callable[..., None]
 
     def __init__(self, queue: RequestQueue, call: Call) -> None:
-        self.queue, self.call = queue, call
-        self.caller = call.connection.fd
+        self.queue, self.call, self.caller = queue, call, call.connection.fd
         self.kind, self.since = "", monotonic()
-        self.phases = Phases()
-        self.spent = self.phases.note
+        self.phases = phases = Phases()
+        self.spent = phases.note
         if queue.recording:
-            self.show = self.phases.steps = Steps(MAX_BYTES)
+            self.show = phases.steps = Steps(MAX_BYTES)
 
     def step(self, text: str) -> None:
         if self.show:
@@ -91,11 +90,11 @@ class Slots:
 
     def free(self) -> tuple[bool, bool]:
         """Return (whether any call may run, whether a light call may run)."""
-        left, unannounced = self.workers - len(self.running), 0
+        left, working = self.workers - len(self.running), self.working
         if hanging := self._longer_than(HANGS_S):
             left += min(len(hanging), MAX_HANGING * self.workers)
-            unannounced = sum(not each.kind for each in hanging)        # calls that hang outside of a wait
-        return left > 0 and self.busy + unannounced > self.working, left > -RESERVED
+            working -= sum(not each.kind for each in hanging)           # calls that hang outside of a wait
+        return left > 0 and self.busy > working, left > -RESERVED
 
     def begin(self, running: Running) -> None:
         self.running[running] = None
