@@ -38,14 +38,17 @@ def run(machine, chosen):
         run_state_machine_as_test(machine, settings=chosen)
 
 
+# The planted faults need none of these rules. Without them, a search takes a tenth of the time.
+NOT_NEEDED = dict.fromkeys(("back_up", "restore", "confirm", "jump_clock", "collect", "return_idle", "answer", "delete",
+                            "repeat_add", "kill_process", "pass_time", "reboot", "change_power", "forget", "remove"))
+
+
 def find(base, match, **values):
-    """Run a machine with a planted fault until an invariant fails, with one seed after another. Most faults need one or
-    two seeds. The steps of a seed depend on the version of hypothesis. The search omits rules that these faults do not
-    need, to save time."""
-    values |= dict.fromkeys(("back_up", "restore", "confirm", "jump_clock", "collect", "return_idle", "answer"))
+    """Run a machine with a planted fault until an invariant fails, with one seed after another. Most faults need one
+    seed. The steps of a seed depend on the version of hypothesis and on the imported modules."""
     with pytest.raises(AssertionError, match=match):
         for number in range(1, 1 + SEEDS):
-            run(seed(number)(type("ClusterMachine", (base,), values)), FIND)
+            run(seed(number)(type("ClusterMachine", (base,), NOT_NEEDED | values)), FIND)
 
 
 def steps(*lines, kind=ClusterMachine):
