@@ -84,35 +84,44 @@ def ip(value: Any) -> str:
     return address.ip_text(address.read_ip(value)) if text(value) else ""
 
 
-# The shapes: rows of (key, kind, the value that is printed if the key is unset; None: nothing) in the order of
-# printing. A shape stands for an object, [kind] for a list. The same table validates, orders and prints.
+class Shape:
+    """The members of an object, as rows of (key, kind, the value that is printed if the key is unset; None: nothing).
+    The same table validates, orders and prints. As a kind, a Shape stands for an object, [kind] for a list.
 
-def shape(*rows: Any) -> dict[str, Any]:
-    """Return {key in lower case: row}, because keys are case-insensitive."""
-    return {row[0].lower(): row for row in rows}
+    rows    {key: row}, in the order of printing
+    folded  {key in lower case: row}, because keys are case-insensitive
+    unset   {key: the value that is printed if the key is unset}
+    """
+
+    __slots__ = ("folded", "rows", "unset")
+
+    def __init__(self, *rows: Any) -> None:
+        self.rows = {row[0]: row for row in rows}
+        self.folded = {row[0].lower(): row for row in rows}
+        self.unset = {key: unset for key, _, unset in rows if unset is not None}
 
 
 UNKNOWN = "", None, None       # the row for keys that a shape does not have
 ZERO_COUNTS, REALS = (index, real_index), (real, real_index)
-DNS = shape(("nameservers", [text], None), ("domain", text, None), ("search", [text], None), ("options", [text], None))
-DNS_SORTED = dict(sorted(DNS.items()))
-ROUTE = shape(("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", integer, None), ("advmss", integer, None),
+DNS = Shape(("nameservers", [text], None), ("domain", text, None), ("search", [text], None), ("options", [text], None))
+DNS_SORTED = Shape(*sorted(DNS.rows.values()))
+ROUTE = Shape(("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", integer, None), ("advmss", integer, None),
               ("priority", integer, None), ("table", index, None), ("scope", index, None))
 
-IP_OF_A = shape(("ip", cidr, UNSET_CIDR), ("gateway", ip, None), ("routes", [ROUTE], None))
-SHAPE_A = shape(("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))
+IP_OF_A = Shape(("ip", cidr, UNSET_CIDR), ("gateway", ip, None), ("routes", [ROUTE], None))
+SHAPE_A = Shape(("cniVersion", text, None), ("ip4", IP_OF_A, None), ("ip6", IP_OF_A, None), ("dns", DNS, {}))
 
-INTERFACE_B = shape(("name", text, ""), ("mac", text, None), ("sandbox", text, None))
-IP_OF_B = shape(("version", text, ""), ("interface", index, None), ("address", cidr, UNSET_CIDR), ("gateway", ip, None))
-SHAPE_B = shape(("cniVersion", text, None), ("interfaces", [INTERFACE_B], None), ("ips", [IP_OF_B], None),
+INTERFACE_B = Shape(("name", text, ""), ("mac", text, None), ("sandbox", text, None))
+IP_OF_B = Shape(("version", text, ""), ("interface", index, None), ("address", cidr, UNSET_CIDR), ("gateway", ip, None))
+SHAPE_B = Shape(("cniVersion", text, None), ("interfaces", [INTERFACE_B], None), ("ips", [IP_OF_B], None),
                 ("routes", [ROUTE], None), ("dns", DNS, {}))
 
-INTERFACE_C = shape(("mac", text, None), ("mtu", real, None), ("name", text, ""), ("pciID", text, None),
+INTERFACE_C = Shape(("mac", text, None), ("mtu", real, None), ("name", text, ""), ("pciID", text, None),
                     ("sandbox", text, None), ("socketPath", text, None))
-IP_OF_C = shape(("address", cidr, UNSET_CIDR), ("gateway", ip, None), ("interface", real_index, None))
-ROUTE_C = shape(("advmss", real, None), ("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", real, None),
+IP_OF_C = Shape(("address", cidr, UNSET_CIDR), ("gateway", ip, None), ("interface", real_index, None))
+ROUTE_C = Shape(("advmss", real, None), ("dst", cidr, UNSET_CIDR), ("gw", ip, None), ("mtu", real, None),
                 ("priority", real, None), ("scope", real_index, None), ("table", real_index, None))
-SHAPE_C = shape(("cniVersion", text, None), ("dns", DNS_SORTED, None), ("interfaces", [INTERFACE_C], None),
+SHAPE_C = Shape(("cniVersion", text, None), ("dns", DNS_SORTED, None), ("interfaces", [INTERFACE_C], None),
                 ("ips", [IP_OF_C], None), ("routes", [ROUTE_C], None))
 
 SHAPES = (SHAPE_A, SHAPE_B, SHAPE_C)
@@ -140,7 +149,7 @@ def create(version: str, document: Any) -> Result:
 def create_any(document: Any) -> Result:
     """Do create() with the version that the document names, or 0.1.0 for a document without a version."""
     try:
-        version = read({} if document is None else document, shape(SHAPE_A["cniversion"])).get("cniVersion", "")
+        version = read({} if document is None else document, Shape(SHAPE_A.rows["cniVersion"])).get("cniVersion", "")
     except CniError as e:
         raise CniError(e.code, f"decoding version from network config: {e}") from None
     return create(version or OLDEST, document)
@@ -150,7 +159,7 @@ def read(value: Any, kind: Any, where: str = "result") -> Any:
     """Check a value against its kind, and return the canonical form. An object keeps only the members that the rows of
     its shape name. Raises CniError 6."""
     try:
-        if type(kind) is dict:
+        if type(kind) is Shape:
             return read_object(value, kind, where)
         if type(kind) is list:
             return read_list(value, kind[0], where)
@@ -161,12 +170,12 @@ def read(value: Any, kind: Any, where: str = "result") -> Any:
         raise CniError(DECODING_FAILURE, str(e), where) from None
 
 
-def read_object(value: Any, rows: Any, where: str) -> Result:
+def read_object(value: Any, shape: Shape, where: str) -> Result:
     if type(value) is not dict:
         raise TypeError(f"expected an object, got {shown(value)}")
     found = {}
     for key, item in value.items():
-        name, kind, _ = rows.get(key.lower(), UNKNOWN)
+        name, kind, _ = shape.folded.get(key.lower(), UNKNOWN)
         if kind and (item is not None or kind is cidr):
             found[name] = read(item, kind, f"{where}.{name}")
     return found
@@ -179,27 +188,35 @@ def read_list(value: Any, kind: Any, where: str) -> list[Any]:
             for i, item in enumerate(value)]
 
 
-def arrange(values: Result, rows: Any, *, printed: bool = False) -> Result:
+def arrange(values: Result, shape: Shape, printed: bool = False) -> Result:
     """Return a result, or a part of a result, with its keys in order. Unset members are left out or have the shape's
     value. printed: convert the numbers that are printed as floats."""
-    found = {}
-    for key, kind, unset in rows.values():
-        value = values.get(key)
-        if value:
-            if type(value) is not str:
-                value = arrange_value(value, kind, printed) or unset
-        elif value is None or kind not in ZERO_COUNTS:
-            value = unset
-        if value is not None:
+    found, rows = {}, shape.rows
+    for key in rows:
+        if key in values:
+            value = values[key]
+            if not value or type(value) is not str:
+                value = arrange_value(value, rows[key], printed)
+                if value is None:
+                    continue
             found[key] = value
+        elif key in shape.unset:
+            found[key] = shape.unset[key]
     return found
 
 
-def arrange_value(value: Any, kind: Any, printed: bool) -> Any:
-    if type(kind) is dict:
-        return arrange(value, kind, printed=printed)
-    if type(kind) is list and type(kind[0]) is dict:
-        return [arrange(item, kind[0], printed=printed) for item in value]
+def arrange_value(value: Any, row: Any, printed: bool) -> Any:
+    """Do arrange() for one member, given its row. None: the member is left out."""
+    _, kind, unset = row
+    if not value:
+        return value if value is not None and kind in ZERO_COUNTS else unset
+    if type(kind) is Shape:
+        return arrange(value, kind, printed) or unset
+    if type(kind) is list and type(shape := kind[0]) is Shape:
+        found = []
+        for item in value:      # for so few items a comprehension takes longer
+            found.append(arrange(item, shape, printed))
+        return found
     return json.normalize(value) if printed and kind in REALS else value
 
 
@@ -252,7 +269,7 @@ def add_ip_version(result: Result) -> Result:
     """Convert 1.0.0 to 0.4.0. Drop the members of interfaces that 1.1.0 added, and keep the members of routes that
     1.1.0 added."""
     ips = [{**one, "version": "4" if is_ip4(one["address"]) else "6"} for one in result.get("ips", ())]
-    interfaces = [{key: one[key] for key, _, _ in INTERFACE_B.values() if key in one}
+    interfaces = [{key: one[key] for key in INTERFACE_B.rows if key in one}
                   for one in result.get("interfaces", ())]
     return {**result, "ips": ips, "interfaces": interfaces}
 

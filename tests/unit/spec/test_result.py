@@ -295,7 +295,7 @@ def test_an_error_names_the_place():
 
 
 TABLES = (*result.SHAPES, result.IP_OF_A, result.IP_OF_B, result.INTERFACE_C, result.ROUTE, result.DNS)
-KEYS = st.sampled_from(sorted({row[0] for rows in TABLES for row in rows.values()}))
+KEYS = st.sampled_from(sorted({key for shape in TABLES for key in shape.rows}))
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False),
                    st.text(max_size=20),
                    st.sampled_from(["10.1.0.2/16", "::1/64", "10.0.0.1", "1.0.0", "4", "6"]))
@@ -332,8 +332,8 @@ def cidrs():
 
 def of_shape(kind):
     """Return a strategy for documents with the keys of this shape. Most of these documents are valid."""
-    if isinstance(kind, dict):
-        return st.fixed_dictionaries({}, optional={key: of_shape(inner) for key, inner, _ in kind.values()})
+    if isinstance(kind, result.Shape):
+        return st.fixed_dictionaries({}, optional={key: of_shape(inner) for key, inner, _ in kind.rows.values()})
     if isinstance(kind, list):
         return st.lists(of_shape(kind[0]), max_size=2)
     return {result.text: st.text(max_size=5) | st.sampled_from(["4", "6"]), result.index: st.integers(-1, 9),
