@@ -30,7 +30,7 @@ from __future__ import annotations
 from fastcni.kernel.waiting import waiting
 from fastcni.kernel.wire import NetlinkError
 from fastcni.kit.call import chained, ipam
-from fastcni.kit.call.pod import Pod, interface
+from fastcni.kit.call.pod import Pod, PodLink, interface
 from fastcni.kit.call.request import Request
 from fastcni.kit.call.undo import Undo, every
 from fastcni.kit.links import configure, find, remove, veth
@@ -126,7 +126,9 @@ def configure_host(pod: Pod, host: Link, result: Result) -> None:
     """
     from fastcni.kit.links import ptp_routes
 
-    ptp_routes.configure_host(pod, host, result, dad=False)
+    link = PodLink(pod)
+    link.host, link.result, link.ips = host, result, ips_of(result)
+    ptp_routes.configure_host(link, dad=False)
 
 
 def delete_link(req: Request) -> None:

@@ -194,10 +194,9 @@ def set_link(batch: Batch, index: int, *, up: bool | None = None, promisc: bool 
              master: int | None = None, name: str | None = None, what: str | None = None) -> Batch:
     """Change flags, MAC, MTU, txqlen, master (an index, 0 for none) and name of a link. An argument None changes
     nothing. A name can change only while the link is down."""
-    flags = change = 0
-    for bit, wanted in ((uapi.IFF_UP, up), (uapi.IFF_PROMISC, promisc), (uapi.IFF_ALLMULTI, allmulti)):
-        flags |= bit if wanted else 0
-        change |= bit if wanted is not None else 0
+    flags = (uapi.IFF_UP if up else 0) | (uapi.IFF_PROMISC if promisc else 0) | (uapi.IFF_ALLMULTI if allmulti else 0)
+    change = ((0 if up is None else uapi.IFF_UP) | (0 if promisc is None else uapi.IFF_PROMISC)
+              | (0 if allmulti is None else uapi.IFF_ALLMULTI))
     batch.begin(uapi.RTM_NEWLINK, NLM_F_ACK, ifinfomsg(index, flags, change), what or f"change link {index}")
     if address:
         batch.raw(uapi.IFLA_ADDRESS, address)

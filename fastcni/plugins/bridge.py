@@ -45,12 +45,12 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     for option in conf.while_down:
         option.add(req, conf, port, undo)
     if not conf.leave_down:
-        configure.pod_link(port.pod, port.inside, port.result, ipv6=conf.ipv6, dad=detection(conf, port.result),
-                           arp_notify=conf.layer3)
+        configure.pod_link(port.pod, port.inside, port.result, ips=port.ips, ipv6=conf.ipv6,
+                           dad=detection(conf, port.result), arp_notify=conf.layer3)
     for option in conf.when_up:
         option.add(req, conf, port, undo)
     result = complete(req, conf, port)
-    req.mode.keep_pair(req, port.host, result)
+    req.mode.keep_pair(req, port.host, port.ips)
     # last, because the kernel sets the host end up on another processor at the same time
     if not conf.leave_down:
         port.wait_until_up()

@@ -13,6 +13,7 @@ from fastcni.kit.call.undo import every
 from fastcni.kit.links import remove, veth
 from fastcni.kit.ovs import addresses, cache, ovs_conf, ports
 from fastcni.spec import errors
+from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -62,7 +63,7 @@ def add(req: Request, keys: Keys, undo: Undo) -> dict[str, Any]:
                             for entry in (interface(host), interface(inside, req.netns))]
     if conf.dns is not None:
         result["dns"] = conf.dns
-    req.mode.keep_pair(req, host, result)
+    req.mode.keep_pair(req, host, results.ips_of(result))
     return result
 
 

@@ -19,6 +19,7 @@ from fastcni.kit.firewall.masquerade import keys as masquerade
 from fastcni.kit.links import find, ptp_routes, remove, veth
 from fastcni.kit.sysctls import forwarding
 from fastcni.spec import errors
+from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -90,19 +91,20 @@ def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
             raise CniError(errors.INTERNAL, f"failed to add IP addr to veth: {ip['address']} has no gateway",
                            "ptp routes everything through the host end; ipam has to name a gateway")
     check_families(conf.ipv6, result)
-    forwarding.enable(req.mode, result)
+    ips = results.ips_of(result)
+    forwarding.enable(req.mode, ips)
     link = PodLink(Pod(req))
     host, inside = link.host, link.inside = veth.add(req, link.pod, undo, mtu=conf.mtu, ipv6=conf.ipv6,
                                                      mac=read_requested_mac(req, strict=False))
-    link.result = result
-    ptp_routes.configure_host(link.pod, host, result, dad=conf.enable_dad)
-    ptp_routes.configure_pod(link.pod, inside, result, ipv6=conf.ipv6, dad=conf.enable_dad)
+    link.result, link.ips = result, ips
+    ptp_routes.configure_host(link, dad=conf.enable_dad)
+    ptp_routes.configure_pod(link, ipv6=conf.ipv6, dad=conf.enable_dad)
     for option in conf.options:
         option.add(req, conf, link, undo)
     result["interfaces"] = [interface(host), interface(inside, req.netns)]
     if conf.dns is not None:
         result["dns"] = conf.dns
-    req.mode.keep_pair(req, host, result)
+    req.mode.keep_pair(req, host, ips)
     return result
 
 

@@ -40,7 +40,7 @@ class Section:
     def __init__(self, values: dict[str, Any], where: str = "", common: Section | None = None) -> None:
         self.values, self.where, self._common = values, where, common
         self._folded: dict[str, Any] | None = None
-        self._read: dict[Callable[[Section], Any], Any] | None = None
+        self._read: dict[Callable[[Section], Any], Any] = common._read if common else {}
 
     @property
     def common(self) -> Section:
@@ -49,13 +49,9 @@ class Section:
     def once(self, read: Callable[[Section], T]) -> T:
         """Return read(the common Section). once() calls read() only the first time, and many requests share the result,
         so do not change the result."""
-        common = self._common or self
-        if common._read is None:
-            common._read = {}
-        elif read in common._read:
-            known: T = common._read[read]
-            return known
-        found = common._read[read] = read(common)
+        if read not in self._read:
+            self._read[read] = read(self.common)
+        found: T = self._read[read]
         return found
 
     def raw(self, key: str, default: Any = None) -> Any:

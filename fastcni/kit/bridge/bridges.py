@@ -34,7 +34,7 @@ class Port(PodLink):
     __slots__ = ("bridge", "mac", "vlan_interface", "is_up")
 
     def __init__(self, pod: Pod, bridge: Link, mac: bytes | None = None) -> None:
-        self.pod, self.result = pod, {}
+        self.pod, self.result, self.ips = pod, {}, []
         self.bridge, self.mac, self.is_up = bridge, mac, False
         self.vlan_interface: Link | None = None
 

@@ -14,11 +14,12 @@ from fastcni.kit.links.configure import broadcast
 from fastcni.kit.sysctls import forwarding
 from fastcni.spec import address as addresses
 from fastcni.spec import errors
+from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
@@ -36,22 +37,30 @@ DEFAULT_ROUTES = {4: "0.0.0.0/0", 16: "::/0"}
 
 def add_addresses(req: Request, conf: Conf, port: Port, undo: Undo) -> None:
     """Call IPAM, and set port.result to IPAM's result, with the gateways for isGateway and the default routes for
-    isDefaultGateway. Raises CniError."""
-    port.result = ipam.add_addresses(req, undo, interface=2)
-    check_families(conf.ipv6, port.result)
-    complete(port.result, conf)
+    isDefaultGateway. Set port.ips. Raises CniError."""
+    result = port.result = ipam.add_addresses(req, undo, interface=2)
+    check_families(conf.ipv6, result)
+    ips = port.ips = results.ips_of(result)
+    if conf.is_gateway:
+        add_gateways(result, ips)
+    if conf.is_default_gateway:
+        add_default_routes(result, ips)
 
 
-def complete(result: dict[str, Any], conf: Conf) -> None:
-    """Add the gateways for isGateway and the default routes for isDefaultGateway to the result of IPAM."""
-    # Families with a default route from IPAM. If that route has no gw, it goes to the gateway of the family's address.
+def add_gateways(result: dict[str, Any], ips: Sequence[Network]) -> None:
+    """Give each address without a gateway the first address of its subnet as gateway."""
+    for ip, (packed, prefix) in zip(result["ips"], ips, strict=True):
+        if not ip.get("gateway"):
+            ip["gateway"] = addresses.ip_text(addresses.plus(addresses.network(packed, prefix), 1))
+
+
+def add_default_routes(result: dict[str, Any], ips: Sequence[Network]) -> None:
+    """Add a default route to the first gateway of each family, unless IPAM gave a default route of that family. If
+    IPAM's route has no gw, it goes to the gateway of the family's address."""
     routed = [len(packed) for packed, prefix in
               (addresses.read_cidr(route["dst"]) for route in result.get("routes", ())) if not prefix]
-    for ip in result["ips"]:
-        packed, prefix = addresses.read_cidr(ip["address"])
-        if conf.is_gateway and not ip.get("gateway"):
-            ip["gateway"] = addresses.ip_text(addresses.plus(addresses.network(packed, prefix), 1))
-        if conf.is_default_gateway and len(packed) not in routed:
+    for ip, (packed, _) in zip(result["ips"], ips, strict=True):
+        if len(packed) not in routed:
             routed.append(len(packed))
             result.setdefault("routes", []).append({"dst": DEFAULT_ROUTES[len(packed)], "gw": ip["gateway"]})
 
@@ -59,14 +68,15 @@ def complete(result: dict[str, Any], conf: Conf) -> None:
 def add(req: Request, conf: Conf, link: Port, undo: Undo) -> None:
     """Add the result's gateways as addresses to the bridge, or to its interface in the pod's VLAN, and enable
     forwarding on the host. Raises CniError."""
-    mode, result = req.mode, link.result
+    mode = req.mode
     if conf.vlans.vlan:
         link.vlan_interface = vlans.ensure_interface(mode, link.bridge, conf.vlans, undo)
-    gateways = dict.fromkeys((addresses.read_ip(ip["gateway"]), addresses.read_cidr(ip["address"])[1])
-                             for ip in result["ips"])           # several addresses may share a gateway
+    gateways: dict[Network, None] = {}          # several addresses may share a gateway
+    for ip, (_, prefix) in zip(link.result["ips"], link.ips, strict=True):
+        gateways[addresses.read_ip(ip["gateway"]), prefix] = None
     ensure_addresses(mode, link.bridge, link.vlan_interface, gateways, conf, undo)
     try:
-        forwarding.enable(mode, result)
+        forwarding.enable(mode, link.ips)
     except CniError as e:
         raise CniError(e.code, f"failed to enable forwarding: {e.msg}", e.details) from e
 

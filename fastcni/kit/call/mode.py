@@ -191,9 +191,9 @@ class Mode:
         """
         return ask()
 
-    def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
+    def keep_pair(self, req: Request, link: Link, ips: Sequence[tuple[bytes, int]]) -> None:
         """Record the veth pair that an ADD made, so that the DEL need not search for the pair. link: the host end.
-        result: the ADD's result."""
+        ips: the addresses of the ADD's result, (packed, prefix length)."""
 
     def find_pair(self, req: Request) -> Pair | None:
         """Return the pair that an ADD recorded for this attachment. None: no record, so the caller must search."""

@@ -53,13 +53,15 @@ class PodLink:
 
     host, inside  the ends of the pair
     result        ADD: the result so far; CHECK: prevResult
+    ips           ADD: the addresses of `result`, [(packed, prefix length)]
     """
 
-    __slots__ = ("pod", "host", "inside", "result")
+    __slots__ = ("pod", "host", "inside", "result", "ips")
 
     host: Link
     inside: Link
     result: dict[str, Any]
+    ips: list[tuple[bytes, int]]
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod

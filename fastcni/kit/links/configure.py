@@ -11,7 +11,7 @@ from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from fastcni.kernel.rtnl import Link
@@ -22,11 +22,12 @@ ROUTE_NUMBERS = ("scope", "table", "priority", "mtu", "advmss")     # the numeri
 SCOPES = {uapi.RT_SCOPE_UNIVERSE: "universe", uapi.RT_SCOPE_LINK: "link", uapi.RT_SCOPE_HOST: "host"}
 
 
-def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True, dad: bool | None = None,
-             arp_notify: bool = False, ndisc_notify: bool = False,
+def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ips: Sequence[tuple[bytes, int]] | None = None,
+             ipv6: bool = True, dad: bool | None = None, arp_notify: bool = False, ndisc_notify: bool = False,
              then: Callable[[Batch], None] | None = None) -> None:
     """Give the pod's link the addresses and routes of `result` (1.1.0 shape), and set the link up.
 
+    ips           results.ips_of(result), if the caller has read the addresses
     ipv6          False: the link has no IPv6
     dad           duplicate address detection on or off; None: the kernel's default
     arp_notify    the kernel announces the IPv4 addresses by gratuitous ARP
@@ -37,7 +38,8 @@ def pod_link(pod: Pod, link: Link, result: dict[str, Any], *, ipv6: bool = True,
     when the addresses are no longer tentative. Raises NetlinkError, and CniError 7 for a route with a number that is
     too large for the kernel's field.
     """
-    ips = results.ips_of(result)
+    if ips is None:
+        ips = results.ips_of(result)
     gateways = first_gateways(result)
     has_v6 = any(len(packed) == 16 for packed, _ in ips)
     sysctls = list(ipv6_sysctls(dad, ndisc_notify)) if ipv6 else [("disable_ipv6", "1")]
@@ -86,8 +88,8 @@ def first_gateways(result: dict[str, Any]) -> dict[int, str]:
     """Return {4: text, 16: text}: the first gateway of each family, by the length of its address."""
     found: dict[int, str] = {}
     for ip in result.get("ips", ()):
-        if ip.get("gateway"):
-            found.setdefault(len(addresses.read_ip(ip["gateway"])), ip["gateway"])
+        if text := ip.get("gateway"):
+            found.setdefault(len(addresses.read_ip(text)), text)
     return found
 
 
@@ -96,10 +98,9 @@ def add_route(batch: Batch, link: Link, item: dict[str, Any], gateways: dict[int
     dst, prefix = addresses.read_cidr(item["dst"])
     via = item.get("gw") or gateways.get(len(dst))
     gateway = addresses.read_ip(via) if via else None
-    numbers = {key: route_number(item, key) if item.get(key) else 0 for key in ROUTE_NUMBERS}
-    scope, table, metric = numbers["scope"], numbers["table"], numbers["priority"]
+    scope, table, metric, mtu, advmss = [route_number(item, key) if item.get(key) else 0 for key in ROUTE_NUMBERS]
     rtnl.route(batch, addresses.network(dst, prefix), prefix, index=link.index, gateway=gateway, metric=metric,
-               table=table or uapi.RT_TABLE_MAIN, scope=scope, mtu=numbers["mtu"], advmss=numbers["advmss"],
+               table=table or uapi.RT_TABLE_MAIN, scope=scope, mtu=mtu, advmss=advmss,
                what=f"failed to add route '{item['dst']} via {via or '<nil>'} dev {link.name} metric {metric} "
                     f"(Scope: {SCOPES.get(scope, scope)}, Table: {table})'")
 

@@ -10,43 +10,40 @@ from fastcni.spec import address as addresses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
-    from fastcni.kernel.rtnl import Link
-    from fastcni.kit.call.pod import Pod
+    from fastcni.kit.call.pod import PodLink
 
 
-def configure_host(pod: Pod, host: Link, result: dict[str, Any], *, dad: bool) -> None:
+def configure_host(link: PodLink, *, dad: bool) -> None:
     """Give the host end the gateways' addresses, and a route to each address of the pod. Raises NetlinkError."""
+    host, result = link.host, link.result
     if any(":" in ip["address"] for ip in result["ips"]):
         configure.check_mtu(host)
     batch = Batch()
     for gateway, text in {addresses.read_ip(ip["gateway"]): ip["gateway"] for ip in result["ips"]}.items():
         rtnl.new_address(batch, host.index, gateway, 8 * len(gateway), nodad=not dad,
                          what=f"failed to add IP addr ({text}) to veth")
-    for ip in result["ips"]:
-        packed, _ = addresses.read_cidr(ip["address"])
+    for (packed, _), ip in zip(link.ips, result["ips"], strict=True):
         rtnl.route(batch, packed, 8 * len(packed), index=host.index, scope=uapi.RT_SCOPE_HOST,
                    what=f"failed to add route on host: {ip['address']}")
-    wire.exchange(pod.host, batch)
+    wire.exchange(link.pod.host, batch)
 
 
-def configure_pod(pod: Pod, inside: Link, result: dict[str, Any], *, ipv6: bool, dad: bool) -> None:
+def configure_pod(link: PodLink, *, ipv6: bool, dad: bool) -> None:
     """Configure the pod's link, with routes that send all packets through the gateways. See configure.pod_link()."""
-    configure.pod_link(pod, inside, result, ipv6=ipv6, dad=dad,
-                       then=lambda batch: route_through_gateways(batch, inside, result))
+    configure.pod_link(link.pod, link.inside, link.result, ips=link.ips, ipv6=ipv6, dad=dad,
+                       then=lambda batch: route_through_gateways(batch, link))
 
 
-def route_through_gateways(batch: Batch, inside: Link, result: dict[str, Any]) -> None:
+def route_through_gateways(batch: Batch, link: PodLink) -> None:
     """Add requests that route all packets through the gateway, even packets to the pod's subnet. The requests replace
     the on-link route that the kernel has added.
 
         10.9.0.1 scope link src 10.9.0.2
         10.9.0.0/24 via 10.9.0.1 src 10.9.0.2
     """
+    inside = link.inside
     done: set[bytes | tuple[bytes, int]] = set()        # subnets and gateways whose routes are in the batch
-    for ip in result["ips"]:
-        packed, prefix = addresses.read_cidr(ip["address"])
+    for (packed, prefix), ip in zip(link.ips, link.result["ips"], strict=True):
         gateway = addresses.read_ip(ip["gateway"])
         network, bits = addresses.network(packed, prefix), 8 * len(packed)
         scope, own_subnet = uapi.RT_SCOPE_LINK, prefix < bits and (network, prefix) not in done

@@ -1,24 +1,23 @@
-"""Enable IP forwarding on the host for each family of a result. fastcni never disables forwarding."""
+"""Enable IP forwarding on the host for each family of pods' addresses. fastcni never disables forwarding."""
 
 from __future__ import annotations
 
 from fastcni.kernel import sysctl
 from fastcni.spec import errors
-from fastcni.spec import result as results
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Iterable
 
     from fastcni.kit.call.mode import Mode
 
 SYSCTLS = {4: "net/ipv4/ip_forward", 16: "net/ipv6/conf/all/forwarding"}
 
 
-def enable(mode: Mode, result: dict[str, Any]) -> None:
-    """Enable forwarding for the families of a result's addresses. Raises CniError 999."""
-    for length in {len(packed) for packed, _ in results.ips_of(result)}:
+def enable(mode: Mode, ips: Iterable[tuple[bytes, int]]) -> None:
+    """Enable forwarding for the families of the addresses `ips`, (packed, prefix length). Raises CniError 999."""
+    for length in {len(packed) for packed, _ in ips}:
         try:
             name = SYSCTLS[length]
             if mode.recall(("sysctl", name), lambda: sysctl.read(name)) != "1":     # noqa: B023 - called in this iteration

@@ -131,9 +131,8 @@ class WarmMode(Mode):
     def note_space(self, keys: Any, addresses: Sequence[bytes]) -> None:
         self.cluster.note(keys, addresses)
 
-    def keep_pair(self, req: Request, link: Link, result: dict[str, Any]) -> None:
-        ips = results.packed_ips(result)
-        self.facts.keep_pair(pair_key(self, req), Pair(link.index, link.name, ips))
+    def keep_pair(self, req: Request, link: Link, ips: Sequence[tuple[bytes, int]]) -> None:
+        self.facts.keep_pair(pair_key(self, req), Pair(link.index, link.name, [packed for packed, _ in ips]))
 
     def find_pair(self, req: Request) -> Pair | None:
         """Return the pair that keep_pair() recorded; None: the server has no record of the ADD."""

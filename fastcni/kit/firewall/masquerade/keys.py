@@ -44,10 +44,10 @@ class Masquerade:
 
 
 def add(req: Request, conf: Conf, link: PodLink, undo: Undo) -> None:
-    """Masquerade every address of the result so far. Raises CniError, NetlinkError."""
-    backend, ips = conf.masquerade.backend(), results.ips_of(link.result)
-    undo(backend.delete, req, {packed for packed, _ in ips}, ())
-    backend.add(req, ips)
+    """Masquerade every address of the pod. Raises CniError, NetlinkError."""
+    backend = conf.masquerade.backend()
+    undo(backend.delete, req, {packed for packed, _ in link.ips}, ())
+    backend.add(req, link.ips)
 
 
 def restore(req: Request, conf: Conf, previous: dict[str, Any]) -> None:
