@@ -57,6 +57,10 @@ class Request:
                   file of that name
     """
 
+    links: list[tuple[int, str]] | None = None
+    found_own = prefers_own = caller_listens = False
+    _hashes = ""
+
     def __init__(self, mode: Mode, *, plugin: str = "", command: str = "", container_id: str = "", netns: str = "",
                  ifname: str = "", args: str = "", path: str = "", env: Mapping[str, str] | None = None,
                  conf: Section | dict[str, Any] | None = None, stdin: bytes = b"{}", name: str = "",
@@ -71,10 +75,7 @@ class Request:
         self.fds: dict[str, int] = {}
         self.opened: list[Socket] = []
         self.warnings: list[str] = []
-        self.links: list[tuple[int, str]] | None = None
         self.released: list[dict[str, str]] = []
-        self.found_own = self.prefers_own = self.caller_listens = False
-        self._hashes = ""
 
     @property
     def stdin(self) -> bytes:
@@ -126,9 +127,10 @@ class Request:
 
     def take_links(self) -> list[tuple[int, str]]:
         """Return the links that delete_links() has stored for later, and forget them."""
-        links = list(self.links or ())
-        if self.links:
-            self.links.clear()
+        if not self.links:
+            return []
+        links = self.links.copy()
+        self.links.clear()
         return links
 
     @property
@@ -148,19 +150,20 @@ class Request:
     def open_netns(self) -> int:
         """Return the descriptor of CNI_NETNS. The first call opens it, close() or leave_mount() closes it. Raises
         CniError 8."""
-        if "netns" not in self.fds:
-            try:
-                # If a socket is open, leave_mount() has closed the first descriptor
-                self.fds["netns"] = (namespace_of(self.opened[0].fileno()) if self.opened
-                                     else self.mode.open_netns(self.netns))
-            except netns.NotNamespace:
-                raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": unknown FS magic on '
-                               f'"{self.netns}": not a network namespace') from None
-            except (OSError, ValueError) as e:
-                why = posix.strerror(e.errno or 0).lower() if isinstance(e, OSError) else str(e)
-                raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": failed to Statfs '
-                               f'"{self.netns}": {why}') from None
-        return self.fds["netns"]
+        if "netns" in self.fds:
+            return self.fds["netns"]
+        try:
+            # If a socket is open, leave_mount() has closed the first descriptor
+            fd = namespace_of(self.opened[0].fileno()) if self.opened else self.mode.open_netns(self.netns)
+        except netns.NotNamespace:
+            raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": unknown FS magic on '
+                           f'"{self.netns}": not a network namespace') from None
+        except (OSError, ValueError) as e:
+            why = posix.strerror(e.errno or 0).lower() if isinstance(e, OSError) else str(e)
+            raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": failed to Statfs '
+                           f'"{self.netns}": {why}') from None
+        self.fds["netns"] = fd
+        return fd
 
     def netns_gone(self) -> bool:
         """For DEL: return whether the pod's namespace no longer exists: CNI_NETNS is empty, its path is missing, or the

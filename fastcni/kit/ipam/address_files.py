@@ -48,6 +48,7 @@ CONTROL = bytes(b for b in range(32) if b not in b"\t\n\r") + b"\x7f"
 READ = posix.O_RDONLY | posix.O_NOFOLLOW
 WRITE = posix.O_CREAT | posix.O_NOFOLLOW
 CREATE = WRITE | posix.O_EXCL
+DIRECTORY = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC
 EMPTY_S = 0.01                      # seconds; a program needs much less from creating a file to writing it
 FIRST_CHARACTERS = "0123456789abcdef:"      # characters that begin an address
 
@@ -119,9 +120,8 @@ class AddressFiles:
 
     def open(self, create: bool) -> bool:
         """Open the directory. Without `create`, return False if it does not exist."""
-        flags = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC
         try:
-            self.fd = posix.open(self.path, flags)
+            self.fd = posix.open(self.path, DIRECTORY)
         except FileNotFoundError:
             if not create:
                 return False
@@ -129,7 +129,7 @@ class AddressFiles:
                 from fastcni.kit.call.files import make_directories
 
                 make_directories(self.path, 0o755)
-                self.fd = posix.open(self.path, flags)
+                self.fd = posix.open(self.path, DIRECTORY)
             except OSError as e:
                 raise self.error("create", "", e) from None
         except OSError as e:

@@ -73,12 +73,12 @@ class Store:
                 self._take_lock()
             except OSError as e:
                 raise self.files.error("lock", "lock", e) from None
-            self.index = _ipam_bitmap.Index(self.files.fd, boot_id())
-            if self._is_of_another_kind() or (self.index.former_ns and not self.release_former):
+            index = self.index = _ipam_bitmap.Index(self.files.fd, known_boot_id or boot_id())
+            if self._is_of_another_kind() or (index.former_ns and not self.release_former):
                 self.signs = self.release_former = False
-            if self.index.fresh:
+            if index.fresh:
                 self._read_unknown()
-            elif self.index.former_ns and self.release_former:
+            elif index.former_ns and self.release_former:
                 self._begin_boot()
             else:
                 self.read_all()
@@ -90,15 +90,16 @@ class Store:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         try:
-            if self.index is None:
+            index = self.index
+            if index is None:
                 return
             self.files.write_out()
             # A CniError leaves files and index in agreement. After any other error, do not write the index, so that the
             # next request reads the files of a changed directory again.
-            if self.signs and self.index.dirty and (kind is None or issubclass(kind, CniError)):
-                self.index.sign()
-            if self.index.trouble:
-                why = posix.strerror(self.index.trouble)
+            if self.signs and index.dirty and (kind is None or issubclass(kind, CniError)):
+                index.sign()
+            if index.trouble:
+                why = posix.strerror(index.trouble)
                 self.files.warn(f"{self.files.path}/.fastcni.index: {why}; working without it")
         finally:
             self._close()
