@@ -296,7 +296,7 @@ def _attempt(sock: Socket, batch: Batch | Batches) -> tuple[Replies, list[Netlin
             continue
         if found is None:
             break
-        if found and not sock.port:
+        if not sock.port and found:
             sock.port = found[0][3]
         for kind, flags, sequence, port, payload in sort_replies(found, waiting, replies, sock.port, answered):
             if sequence not in waiting or port != sock.port:

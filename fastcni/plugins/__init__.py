@@ -59,9 +59,9 @@ def load(kind: str) -> ModuleType:
     kind: a CNI type, or a name of OTHER. Raises KeyError for an unknown type, CniError 50 if a plugin of another Python
     distribution cannot be used.
     """
-    name = OTHER.get(kind) or TABLE[kind]
-    if kind not in BUILT_IN and kind not in OTHER:
-        return load_third_party(kind, name)
+    name = BUILT_IN.get(kind) or OTHER.get(kind)
+    if not name:
+        return load_third_party(kind, TABLE[kind])
     __import__(name)                    # waits if another thread is importing the module
     return sys.modules[name]
 

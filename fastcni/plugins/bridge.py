@@ -35,8 +35,8 @@ def read(req: Request) -> Conf:
 
 def add(req: Request, conf: Conf, undo: Undo) -> dict[str, Any]:
     port = bridges.Port(Pod(req), bridges.ensure(req.mode, conf, undo), read_requested_mac(req))
-    for prepare, *args in steps_of(conf.when_up, "prepare", req, conf, port, undo):
-        prepare(*args)
+    for prepared in conf.prepared:
+        prepared.prepare(req, conf, port, undo)
     bridges.add_port(req, conf, port, undo)
     for option in conf.at_port:
         option.add(req, conf, port, undo)

@@ -95,10 +95,9 @@ def delete(req: Request, conf: Conf) -> None:
     with open_store(req, conf) as store:
         if store is None:
             return
-        for owner in (conf.owner, owner_of(req.container_id)):      # Go plugins before 0.7 wrote only the id
-            released = allocation.release_each(store, [(packed, owner) for packed in store.index.addresses_of(owner)])
-            if released:
-                break
+        released = allocation.release_all(store, conf.owner)
+        if not released:
+            released = allocation.release_all(store, owner_of(req.container_id))    # by a Go plugin before 0.7
         if store.files.unreadable and len(released) < host_local_conf.max_held(req):
             store.check_all_read()
 

@@ -232,6 +232,8 @@ def check_network_name(text: str) -> None:
 
 def check_ifname(text: str) -> None:
     """Raise CniError 4 for a text that cannot be the name of an interface in Linux."""
+    if text.isascii() and text.isalnum() and len(text) <= IFNAME_BYTES:      # the usual case
+        return
     why, details = "", ""
     if not text:
         why = "interface name is empty"
@@ -251,8 +253,10 @@ def check_ifname(text: str) -> None:
 
 def is_name(text: str) -> bool:
     """Return whether the whole text matches [a-zA-Z0-9][a-zA-Z0-9_.-]*. Such a text can be the name of a file."""
-    bare = text.replace("_", "").replace(".", "").replace("-", "")
-    return text.isascii() and text[:1].isalnum() and bare.isalnum()
+    if not text.isascii():
+        return False
+    return text.isalnum() or (text[:1].isalnum()
+                              and text.replace("_", "").replace(".", "").replace("-", "").isalnum())
 
 
 def valid_attachments(conf: Section) -> set[tuple[str, str]]:

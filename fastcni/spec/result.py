@@ -241,9 +241,9 @@ def to_version(result: Result, version: str) -> Result:
         return result
     if own not in FAMILY or version not in FAMILY:
         raise CniError(INTERNAL, f"no converter for CNI result version {own} to {version}")
-    have, want = FAMILY[own], FAMILY[version]
-    for step in UP[have:want] + DOWN[want:have][::-1]:
-        result = step(result)
+    if (have := FAMILY[own]) != (want := FAMILY[version]):
+        for step in UP[have:want] + DOWN[want:have][::-1]:
+            result = step(result)
     return {**result, "cniVersion": version}
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fastcni.kit.bridge.bridges import Port
-    from fastcni.kit.call.option import Option
+    from fastcni.kit.call.option import Option, Prepared
     from fastcni.spec.config import Section
 
 DEFAULT_NAME = "cni0"
@@ -26,7 +26,7 @@ class Conf:
 
     __slots__ = ("name", "is_gateway", "is_default_gateway", "force_address", "mtu", "hairpin", "promisc", "isolated",
                  "vlans", "enable_dad", "leave_down", "masquerade", "mac_check", "ip_check", "dns", "layer3", "ipv6",
-                 "unflooded", "at_port", "while_down", "when_up")
+                 "unflooded", "prepared", "at_port", "while_down", "when_up")
 
     name: str                   # the key `bridge`
     is_gateway: bool
@@ -47,6 +47,7 @@ class Conf:
     ipv6: bool                  # whether the pod's link has IPv6
     unflooded: bool             # disableFlooding
     # The options that the network asks for, by the moment at which ADD applies them, see options.py:
+    prepared: list[Prepared[Conf, Port]]        # the pod has no link
     at_port: list[Option[Conf, Port]]           # the pod has its port, but no addresses
     while_down: list[Option[Conf, Port]]        # the addresses are known; the pod's link is still down
     when_up: list[Option[Conf, Port]]           # the pod's link is up

@@ -138,7 +138,9 @@ def compare(mode: Mode, link: Link, gateways: Collection[Network]) -> tuple[list
         found = mode.recall(("addresses", link.index, family),
                             lambda: find.addresses(mode.route, link.index, [family]))   # noqa: B023 - called here
         present = [(item.packed, item.prefix) for item in found]
-        new = [each for each in gateways if rtnl.family_of(each[0]) == family and each not in present]
+        new = [each for each in gateways if each not in present and rtnl.family_of(each[0]) == family]
+        if not new:
+            continue
         missing += new
         for other in present:
             hit = next((each for each in new if family == uapi.AF_INET or overlap(*other, *each)), None)

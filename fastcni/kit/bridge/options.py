@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def choose(conf: Conf, *, ending: bool = False) -> None:
-    """Set conf's lists of options: at_port, while_down and when_up. ADD calls an option's `add` at the moment that the
-    list names.
+    """Set conf's lists of options. ADD calls `prepare` of the options in `prepared` before it makes the pod's link. It
+    calls an option's `add` at the moment that the list names: at_port, while_down or when_up.
 
     ending: the command is DEL or GC, and conf has only their keys.
     """
-    conf.at_port, conf.while_down, conf.when_up = [], [], []
+    conf.prepared, conf.at_port, conf.while_down, conf.when_up = [], [], [], []
     if not ending and (conf.vlans.vlan or conf.vlans.trunk):
         conf.at_port.append(vlans)
     for backend, asked in (("mac", conf.mac_check), ("ip", conf.ip_check)):
@@ -41,4 +41,5 @@ def choose(conf: Conf, *, ending: bool = False) -> None:
     if conf.unflooded:
         from fastcni.kit.bridge import unflooded
 
+        conf.prepared.append(unflooded)
         conf.when_up.append(unflooded)          # last: its add() waits until the bridge forwards to the port

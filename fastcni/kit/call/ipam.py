@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+DHCP = "dhcp"                   # the delegate that sends packets over the pod's link
+
 
 def read_type(conf: Section) -> str:
     """Return the name of the configuration's IPAM plugin, or "". Raises CniError 7 if the named plugin is no IPAM
@@ -57,9 +59,10 @@ def prepare_delete(req: Request) -> list[Step]:
     Call prepare_delete() before the first deletion. If the delegate is not found, or does not know where its records
     are, prepare_delete() raises CniError, so that the DEL fails and the pod stays unchanged.
     """
-    if not delegate.gives_addresses(req.conf.once(named_type)):
+    kind = req.conf.once(named_type)
+    if not delegate.gives_addresses(kind):
         return []
-    if needs_link(req):
+    if kind == DHCP:
         _timed(req, delegate.run, "DEL")
         return []
     return [(_clocked, *step) for step in _timed(req, delegate.prepare, "DEL")]
@@ -68,7 +71,7 @@ def prepare_delete(req: Request) -> list[Step]:
 def needs_link(req: Request) -> bool:
     """Return whether the delegate sends packets over the pod's link. If so, the link must exist before the delegate's
     ADD and until the end of its DEL."""
-    return req.conf.once(named_type) == "dhcp"
+    return req.conf.once(named_type) == DHCP
 
 
 def steps(function: Callable[[Request], None], req: Request, layer3: bool) -> list[Step]:

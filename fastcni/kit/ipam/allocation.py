@@ -21,6 +21,8 @@ def assign_requested(range_sets: Sequence[RangeSet], requested: Iterable[bytes])
     """Return for each set its requested address, packed, or None. Raises CniError 7 for a gateway, for an address in no
     set, and for a second address in the same set."""
     left = list(requested)
+    if not left:
+        return [None] * len(range_sets)
     wanted = []
     for i, range_set in enumerate(range_sets):
         packed = next((p for p in left if find_range(range_set, p)), None)
@@ -76,6 +78,11 @@ def _take_next(store: Store, number: int, range_set: RangeSet, owner: bytes) -> 
                 return packed
             # Another program has given the address to another pod. take() has recorded this owner in the index.
     return None
+
+
+def release_all(store: Store, owner: bytes) -> list[tuple[bytes, bytes]]:
+    """Release all addresses of `owner`, see release_each()."""
+    return release_each(store, [(packed, owner) for packed in store.index.addresses_of(owner)])
 
 
 def release_each(store: Store, held: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -73,7 +73,7 @@ class Store:
                 self._take_lock()
             except OSError as e:
                 raise self.files.error("lock", "lock", e) from None
-            index = self.index = _ipam_bitmap.Index(self.files.fd, known_boot_id or boot_id())
+            index = self.index = _ipam_bitmap.Index(self.files.fd, boot_id())
             if self._is_of_another_kind() or (index.former_ns and not self.release_former):
                 self.signs = self.release_former = False
             if index.fresh:

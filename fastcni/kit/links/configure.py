@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastcni.kit.call.pod import Pod
 
 IPV6_MIN_MTU = 1280             # bytes, linux/ipv6.h
-ROUTE_NUMBERS = ("scope", "table", "priority", "mtu", "advmss")     # the numeric keys of a route
+ROUTE_NUMBERS = {"scope": 0, "table": 0, "priority": 0, "mtu": 0, "advmss": 0}      # a route's numbers, if absent
 SCOPES = {uapi.RT_SCOPE_UNIVERSE: "universe", uapi.RT_SCOPE_LINK: "link", uapi.RT_SCOPE_HOST: "host"}
 
 
@@ -98,7 +98,10 @@ def add_route(batch: Batch, link: Link, item: dict[str, Any], gateways: dict[int
     dst, prefix = addresses.read_cidr(item["dst"])
     via = item.get("gw") or gateways.get(len(dst))
     gateway = addresses.read_ip(via) if via else None
-    scope, table, metric, mtu, advmss = [route_number(item, key) if item.get(key) else 0 for key in ROUTE_NUMBERS]
+    numbers = ROUTE_NUMBERS
+    if not numbers.keys().isdisjoint(item):
+        numbers = {key: route_number(item, key) if item.get(key) else 0 for key in ROUTE_NUMBERS}
+    scope, table, metric, mtu, advmss = numbers.values()
     rtnl.route(batch, addresses.network(dst, prefix), prefix, index=link.index, gateway=gateway, metric=metric,
                table=table or uapi.RT_TABLE_MAIN, scope=scope, mtu=mtu, advmss=advmss,
                what=f"failed to add route '{item['dst']} via {via or '<nil>'} dev {link.name} metric {metric} "

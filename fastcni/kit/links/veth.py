@@ -28,8 +28,8 @@ NAME_TRIES = 10                 # as in the reference plugin; names of four rand
 def random_mac(raw: bytes = b"") -> bytes:
     """Return a locally administered unicast MAC of six random bytes, or of the six bytes `raw`. With a MAC from fastcni
     there is no need to read the kernel's choice, and udev does not change the MAC."""
-    first, *rest = raw or posix.urandom(6)
-    return bytes((first & 0xFE | 0x02, *rest))
+    raw = raw or posix.urandom(6)
+    return bytes((raw[0] & 0xFE | 0x02,)) + raw[1:]
 
 
 def random_name(raw: bytes = b"") -> str:
