@@ -106,8 +106,10 @@ class RequestQueue:
 
     def take(self) -> Running | None:
         """Take the call that runs next, and return its Running, for which the caller must call done(). None if no call
-        may run."""
+        may run, or if the oldest call has waited for longer than the timeout: then call expired() first."""
         with self._lock:
+            if not self.arrivals or next(iter(self.arrivals)).arrived < monotonic() - self.timeout_s:
+                return None
             call = self._choose()
             if call is None:
                 return None

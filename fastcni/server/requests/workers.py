@@ -152,7 +152,9 @@ class Workers:
     def _take(self) -> Running | None:
         if not self.queue.arrivals:
             return None                 # the thread that puts the next call on the queue also takes it
-        for each in self.queue.expired():
+        if (running := self.queue.take()) or not (expired := self.queue.expired()):
+            return running
+        for each in expired:
             waited = f"waited {each.waited:.1f} s for {self._what_for(each)}"
             self._decode(each)                  # so that the log line has the network's name
             self.log.warning("request_refused", **fields(each), why=waited)

@@ -237,6 +237,14 @@ def test_a_request_that_has_waited_too_long_leaves_and_frees_those_behind_it():
     assert take(queue) is third and queue.next_deadline() is None
 
 
+def test_a_call_that_has_waited_too_long_is_not_taken():
+    queue = queue_of(timeout_s=10)
+    late, in_time = put(queue, *adds(2))
+    late.arrived -= 11
+    assert queue.take() is None and queue.expired() == [late]
+    assert take(queue) is in_time
+
+
 def test_an_add_behind_a_del_that_has_left_is_next():
     """Once, after the caller of a DEL had left, no worker took the ADD that waited for this DEL."""
     queue = queue_of(timeout_s=10)
