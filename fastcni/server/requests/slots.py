@@ -91,7 +91,8 @@ class Slots:
     def free(self) -> tuple[bool, bool]:
         """Return (whether any call may run, whether a light call may run)."""
         left, working = self.workers - len(self.running), self.working
-        if hanging := self._longer_than(HANGS_S):
+        if left <= 0 or working >= self.busy:
+            hanging = self._longer_than(HANGS_S)
             left += min(len(hanging), MAX_HANGING * self.workers)
             working -= sum(not each.kind for each in hanging)           # calls that hang outside of a wait
         return left > 0 and self.busy > working, left > -RESERVED

@@ -234,8 +234,8 @@ class Workers:
         call, spent = running.call, running.phases.sums.get
         if call.connection is self.acceptor.probe_connection:
             return                      # the watchdog's probe, every few seconds
-        values = {**fields(call), "ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ms(spent(IPAM, 0) / 1e9),
-                  "netlink_ms": ms(spent(NETLINK_ROUTE, 0) / 1e9), "nftables_ms": ms(spent(NETLINK_NETFILTER, 0) / 1e9)}
+        values = {**fields(call), "ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ns_as_ms(spent(IPAM, 0)),
+                  "netlink_ms": ns_as_ms(spent(NETLINK_ROUTE, 0)), "nftables_ms": ns_as_ms(spent(NETLINK_NETFILTER, 0))}
         if answer.unsent:
             self.log.warning("caller_gone", **values, run=True)
         elif answer.status:
@@ -306,6 +306,11 @@ def fields(call: Call) -> dict[str, Any]:
 def ms(seconds: float) -> float:
     """Return milliseconds, rounded to a microsecond. round() takes four times as long."""
     return int(seconds * 1e6 + 0.5) / 1e3
+
+
+def ns_as_ms(nanoseconds: int) -> float:
+    """Return nanoseconds as milliseconds, rounded to a microsecond."""
+    return (nanoseconds + 500) // 1000 / 1e3
 
 
 def preload() -> None:

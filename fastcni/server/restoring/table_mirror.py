@@ -299,13 +299,13 @@ class TableMirror:
 
     def note_deletion(self, mark: str, generation: int) -> None:
         """Record that a DEL has begun at `generation` of nftables. Any thread may call this method."""
-        now = monotonic()
+        now, deletions = monotonic(), self.deletions
         with self.lock:
-            self.deletions.pop(mark, None)          # first remove the mark, so that it moves to the end
-            self.deletions[mark] = generation, now
+            deletions.pop(mark, None)               # first remove the mark, so that it moves to the end
+            deletions[mark] = generation, now
             while not (self.suspects or self.keep_deletions) and (
-                    now - self.deletions[oldest := next(iter(self.deletions))][1] > KEEP_DELETIONS_S):
-                del self.deletions[oldest]
+                    now - deletions[oldest := next(iter(deletions))][1] > KEEP_DELETIONS_S):
+                del deletions[oldest]
 
     def deleted_since(self, moment: float) -> int:
         """Return how many attachments have a DEL that began since `moment`, in monotonic seconds."""

@@ -121,6 +121,18 @@ def test_a_probe_is_taken_by_a_full_queue(taken):
             probe.recv(100)
 
 
+def test_a_request_is_read_from_a_connection_with_the_descriptor_of_the_closed_listener(taken):
+    client, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    taken.stop(accept_waiting=False)
+    with client, peer:
+        os.dup2(peer.fileno(), taken.listener_fd)
+        taken._watch(protocol.Connection(taken.listener_fd))
+        client.send(packed("bridge", {**ENV, "CNI_COMMAND": "ADD"}, b"{}"))
+        taken.wait(10)
+        assert not taken.unread
+        next_call(taken).message.close()
+
+
 def test_a_wait_that_ends_without_an_event_is_no_connection(taken):
     """If it counted as a connection, a server with --idle-exit would never end."""
     taken.wait(0.01)

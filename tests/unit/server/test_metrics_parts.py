@@ -17,7 +17,7 @@ from fastcni.server.metrics import requests
 from fastcni.server.metrics.one_shot import OneShotCount
 from fastcni.server.records import ended as records
 from fastcni.server.records.ended import Ended, Phases, Records
-from fastcni.server.requests.workers import ms
+from fastcni.server.requests.workers import ms, ns_as_ms
 from fastcni.server.web import address, listener
 from fastcni.server.web.listener import Listener, Page
 from fastcni.testing.witnesses import eventually
@@ -66,6 +66,8 @@ def test_the_total_of_phases_is_their_sum(monkeypatch):
 
 def test_milliseconds_are_rounded_to_microseconds():
     assert [ms(seconds) for seconds in (0.0, 4e-7, 6e-7, 0.0012344, 0.0012346, 61.5)] == [
+        0.0, 0.0, 0.001, 1.234, 1.235, 61500.0]
+    assert [ns_as_ms(nanoseconds) for nanoseconds in (0, 499, 500, 1_234_499, 1_234_500, 61_500_000_000)] == [
         0.0, 0.0, 0.001, 1.234, 1.235, 61500.0]
 
 

@@ -192,6 +192,16 @@ def test_a_request_that_hangs_occupies_no_worker(monkeypatch):
     assert queue.wanted_threads() == threads + slots.MAX_HANGING
 
 
+@pytest.mark.parametrize(("workers", "busy"), [(1, 2), (2, 1)])
+def test_either_limit_alone_counts_no_request_that_hangs(workers, busy):
+    queue = queue_of(workers=workers, busy=busy)
+    put(queue, *adds(2))
+    hanging = queue.take()
+    assert queue.take() is None
+    hanging.since -= 2 * slots.HANGS_S
+    assert queue.take()
+
+
 @pytest.mark.parametrize(("kind", "refusal"), [(waiting.PROGRAM, waiting.Crowded), (waiting.BUS, waiting.Crowded),
                                                (waiting.LOCK, CniError), (waiting.NAMESPACE_LOCK, None)])
 def test_a_network_with_a_quarter_of_the_workers_stuck_gets_no_more(kind, refusal):
