@@ -283,13 +283,15 @@ def normalize(value: Any) -> Any:
     Integers that are exact as a float64 stay integers, because both print the same text. Raises JsonError for a number
     that is too large.
     """
-    if type(value) is dict:
-        return {key: item if type(item) is str else normalize(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return [normalize(item) for item in value]
-    if type(value) is int and not -EXACT <= value <= EXACT:
+    if type(value) is int:
+        if -EXACT <= value <= EXACT:
+            return value
         try:
             return float(value)
         except OverflowError:
             raise JsonError("json: cannot unmarshal number into Go value of type float64") from None
+    if type(value) is dict:
+        return {key: item if type(item) is str else normalize(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return [normalize(item) for item in value]
     return value

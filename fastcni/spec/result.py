@@ -191,7 +191,7 @@ def read_list(value: Any, kind: Any, where: str) -> list[Any]:
 def arrange(values: Result, shape: Shape, printed: bool = False) -> Result:
     """Return a result, or a part of a result, with its keys in order. Unset members are left out or have the shape's
     value. printed: convert the numbers that are printed as floats."""
-    found, rows = {}, shape.rows
+    found, rows, unset = {}, shape.rows, shape.unset
     for key in rows:
         if key in values:
             value = values[key]
@@ -200,8 +200,8 @@ def arrange(values: Result, shape: Shape, printed: bool = False) -> Result:
                 if value is None:
                     continue
             found[key] = value
-        elif key in shape.unset:
-            found[key] = shape.unset[key]
+        elif key in unset:
+            found[key] = unset[key]
     return found
 
 

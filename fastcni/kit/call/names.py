@@ -9,22 +9,35 @@ from fastcni.spec.config import is_name, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from fastcni.kit.call.request import Request
     from fastcni.spec.config import Section
 
 ADMIN_CHAIN = "CNI-ADMIN"       # the chain of the host's administrator, unless the network names another chain
 MAX_CHAIN_LENGTH = 28           # XT_EXTENSION_MAXNAMELEN of linux/netfilter/x_tables.h, without the closing NUL
+loaded_sha512: Callable[[bytes], Any] | None = None     # the constructor, after the first digest of this process
 
 
 def digest(text: str, length: int, prefix: str = "") -> str:
     """Return `prefix` and the SHA-512 of `text` in lower-case hex, cut to `length` characters."""
-    # hashlib would load OpenSSL. The SHA-512 module is not in the plugin file: an import at the top of names.py could
-    # begin the main phase of Python's start while the plugin file's modules are half loaded.
+    sha512 = loaded_sha512 or load_sha512()
+    return prefix + sha512(text.encode()).hexdigest()[:length - len(prefix)]
+
+
+def load_sha512() -> Callable[[bytes], Any]:
+    """Import Python's SHA-512, and return its constructor.
+
+    hashlib would load OpenSSL. The SHA-512 module is not in the plugin file: an import at the top of names.py could
+    begin the main phase of Python's start while the plugin file's modules are half loaded."""
+    global loaded_sha512
     if sys.hexversion >= 0x030C0000:
         from _sha2 import sha512
     else:
         from _sha512 import sha512
-    return prefix + sha512(text.encode()).hexdigest()[:length - len(prefix)]
+    loaded_sha512 = sha512
+    return sha512
 
 
 def chain(prefix: str, req: Request) -> str:
