@@ -278,12 +278,13 @@ def as_cni(conn: Connection, message: Message) -> str:
 
 def reason_to_decline(message: Message) -> str:
     """Return why a request must go one-shot; "" if the server can run it."""
-    if message.plugin not in plugins.TABLE and message.plugin not in plugins.OTHER:
-        return f"no plugin {message.plugin!r}"
-    command = message.env.get("CNI_COMMAND")
+    plugin, env = message.plugin, message.env
+    if plugin not in plugins.TABLE and plugin not in plugins.OTHER:
+        return f"no plugin {plugin!r}"
+    command = env.get("CNI_COMMAND")
     if not command or command == UPDATE:
         return "no command"
-    path = ":" + message.env.get("CNI_PATH", "/")
+    path = ":" + env.get("CNI_PATH", "/")
     # A slash follows each colon. VERSION runs no other plugin, and libcni sends it with CNI_PATH=dummy.
     if path.count(":") != path.count(":/") and command != "VERSION":
         return "a CNI_PATH relative to its caller"

@@ -53,7 +53,7 @@ class Namespace:
 
 
 class Hosts:
-    """The callers' network namespaces. In `with hosts.visit(fd) as mode:` the thread is in the namespace `fd`, and
+    """The callers' network namespaces. In `with Visit(hosts, fd) as mode:` the thread is in the namespace `fd`, and
     `mode` is a WarmMode of that namespace.
 
     home: a descriptor of the server's own namespace, in which the calling thread is; close() closes the descriptor.
@@ -66,9 +66,6 @@ class Hosts:
         self.own_key = netns.identity(home)
         self.known = {self.own_key: Namespace(home, True, defer, restoring)}
         self.closed_deletes = [0, 0]    # the numbers of link_deletes() of closed namespaces
-
-    def visit(self, fd: int) -> Visit:
-        return Visit(self, fd)
 
     def tidy(self) -> None:
         """Close the namespaces that have had no request for KEEP_S."""

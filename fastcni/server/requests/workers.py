@@ -27,6 +27,7 @@ from fastcni.kit.call.deadlines import REQUEST_S
 from fastcni.kit.call.request import Reply
 from fastcni.server.records.ended import ABANDONED, CALLER_GONE, DECLINED, FAULT, code_of
 from fastcni.server.requests import acceptor, protocol
+from fastcni.server.requests.hosts import Visit
 from fastcni.spec import errors
 from fastcni.spec.errors import CniError
 
@@ -213,14 +214,16 @@ class Workers:
             message.close()
             conn.close()
             took = monotonic() - started
-            if conn is not self.acceptor.probe_connection:
+            is_probe = conn is self.acceptor.probe_connection       # the watchdog's probe, every few seconds
+            if not is_probe:
                 self.acceptor.records.report(call, outcome, queued, took, running.phases, error or answer.error)
-        self._report(running, answer, queued, took)
+        if not is_probe:
+            self._report(running, answer, queued, took)
 
     def _run(self, call: Call, answer: Answer, decode: Callable[[bytes], Section]) -> None:
         message = call.message
         assert message.caller_netns is not None
-        visit = self.hosts.visit(message.caller_netns)
+        visit = Visit(self.hosts, message.caller_netns)
         with visit as mode:
             visit.namespace.watch.note(call, mode)
             mode.begin(decode, message, answer)
@@ -231,10 +234,8 @@ class Workers:
             answer.send(reply.status, reply.stdout, reply.stderr)
 
     def _report(self, running: Running, answer: Answer, queued: float, took: float) -> None:
-        call, spent = running.call, running.phases.sums.get
-        if call.connection is self.acceptor.probe_connection:
-            return                      # the watchdog's probe, every few seconds
-        values = {**fields(call), "ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ns_as_ms(spent(IPAM, 0)),
+        spent = running.phases.sums.get
+        values = {**fields(running.call), "ms": ms(took), "queue_ms": ms(queued), "ipam_ms": ns_as_ms(spent(IPAM, 0)),
                   "netlink_ms": ns_as_ms(spent(NETLINK_ROUTE, 0)), "nftables_ms": ns_as_ms(spent(NETLINK_NETFILTER, 0))}
         if answer.unsent:
             self.log.warning("caller_gone", **values, run=True)

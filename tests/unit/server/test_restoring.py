@@ -379,7 +379,7 @@ def test_a_released_namespace_is_no_longer_watched(node, monkeypatch, pod_netns)
     guard.start()
     try:
         with Inside(None):
-            visit = node_hosts.visit(os.open(f"/run/netns/{pod_netns()}", os.O_RDONLY))
+            visit = hosts.Visit(node_hosts, os.open(f"/run/netns/{pod_netns()}", os.O_RDONLY))
             with visit:
                 pass
             os.close(visit.fd)
