@@ -60,12 +60,14 @@ def is_own(fd: int, home: int | None = None) -> bool:
 
 def return_to(home: int) -> None:
     """Move the calling thread into its home namespace. Raises Lost."""
-    for left in range(RETURN_TRIES - 1, -1, -1):
+    tries = RETURN_TRIES
+    while True:
         try:
             setns(home)
             return
         except OSError as e:
-            if not left:
+            tries -= 1
+            if not tries:
                 raise Lost(f"cannot return to the home network namespace: {e}") from e
         sleep(RETURN_PAUSE_S)
 

@@ -45,22 +45,17 @@ REFERENCE_TABLE, REFERENCE_CHAIN = "cni_plugins_masquerade", "masq_checks"
 
 
 def stores() -> list[Store]:
-    return [store()]
-
-
-def store() -> Store:
-    return elements.Store(FAMILY, TABLE, [PODS + SUFFIXES[length] for length in LENGTHS], {CHAIN: len(LENGTHS)}, set_up,
-                          SUBNET)
+    return [STORE]
 
 
 def add(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
     """Masquerade the addresses, [(packed, prefix length)]. Raises NetlinkError."""
-    store().add(req, items(ips))
+    STORE.add(req, items(ips))
 
 
 def restore(req: Request, ips: Sequence[tuple[bytes, int]]) -> None:
     """Add the missing elements and rules."""
-    store().restore(req, items(ips))
+    STORE.restore(req, items(ips))
 
 
 def items(ips: Sequence[tuple[bytes, int]]) -> list[Item]:
@@ -73,15 +68,15 @@ def delete(req: Request, given: Collection[bytes], found: Collection[bytes]) -> 
 
     delete() ignores `found`, the addresses on the link, because a pod can add any number of addresses to its link.
     """
-    store().delete(req, [(PODS + SUFFIXES[len(packed)], packed, None) for packed in given])
+    STORE.delete(req, [(PODS + SUFFIXES[len(packed)], packed, None) for packed in given])
     rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
                           lambda comment: comment.startswith(req.hashes))
 
 
 def gc(req: Request) -> None:
     """Delete the elements and reference rules of invalid attachments of this network, and unused chains."""
-    store().gc(req)
-    store().delete_unused_chains(req, SUBNET_RULES)
+    STORE.gc(req)
+    STORE.delete_unused_chains(req, SUBNET_RULES)
     for comment in rulesets.delete_rules(req.mode, FAMILY, REFERENCE_TABLE, REFERENCE_CHAIN,
                                          elements.stale_marks(req)):
         req.release(f"rule of nftables {REFERENCE_TABLE} {REFERENCE_CHAIN}", comment.partition(", ")[2])
@@ -119,3 +114,7 @@ def fill(batch: Batch, chain: str) -> Batch:
     for destination in ((network, prefix), MULTICAST[len(network)]):
         nft_rules.add_rule(batch, FAMILY, TABLE, chain, *nft_rules.daddr_in(*destination), nft_rules.leave())
     return nft_rules.add_rule(batch, FAMILY, TABLE, chain, nft_rules.masquerade())
+
+
+STORE = elements.Store(FAMILY, TABLE, [PODS + SUFFIXES[length] for length in LENGTHS], {CHAIN: len(LENGTHS)}, set_up,
+                       SUBNET)
