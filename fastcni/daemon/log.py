@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         def exception(self, event: str, **fields: Any) -> object: ...
 
 MAX_NAMES = 3
+LEVELS = ("debug", "info", "warning", "error")
 SAME_LEVEL = {"warn": "warning", "exception": "error"}      # {method of a logger that is no level: its level}
 SPECIAL = frozenset(' "=\\')
 
@@ -69,19 +70,23 @@ def make(level: str, fmt: str, to: str = "", receivers: Iterable[Processor] = ()
 
 
 def logger_class(level: str) -> type:
-    """Return structlog's class of loggers for `level`, with log_line() in place of structlog's longer way to a line:
-    loggers of fastcni have no context, and the last processor returns the only argument of the method."""
-    base = structlog.make_filtering_bound_logger(getattr(logging, level.upper()))
-    return type("FilteringLogger", (base,), {"_proxy_to_logger": log_line})
+    """Return structlog's class of loggers for `level`, with the shorter methods of method(): loggers of fastcni have no
+    context, and the last processor returns the only argument of a method of Lines, Syslog or Journal."""
+    lowest = getattr(logging, level.upper())
+    shorter = {name: method(name) for name in LEVELS if getattr(logging, name.upper()) >= lowest}
+    return type("FilteringLogger", (structlog.make_filtering_bound_logger(lowest),), shorter)
 
 
-def log_line(logger: Any, method: str, event: str, /, **fields: Any) -> None:
-    """Pass the fields of a line through the processors, then to a method of Lines, Syslog or Journal."""
-    line: Any = fields
-    line["event"] = event
-    for process in logger._processors:
-        line = process(logger._logger, method, line)
-    getattr(logger._logger, method)(line)
+def method(name: str) -> Callable[..., None]:
+    """Return a method that passes the fields of a line through the processors, then to the method `name` of Lines,
+    Syslog or Journal."""
+    def log_line(logger: Any, event: str, /, **fields: Any) -> None:
+        line: Any = fields
+        line["event"] = event
+        for process in logger._processors:
+            line = process(logger._logger, name, line)
+        getattr(logger._logger, name)(line)
+    return log_line
 
 
 class Lines:

@@ -1,7 +1,9 @@
 """Lines in logfmt, and the limit for the lines that a caller can cause."""
 
+import io
 import os
 import socket
+import sys
 
 import pytest
 
@@ -26,6 +28,16 @@ def test_the_last_value_is_quoted_if_it_is_empty():
 @pytest.mark.parametrize(("value", "shown"), [("dé", '"dé"'), ("\udcff", '"?"'), ('"\n', '"\\"\\n"'), (0.5, "0.5")])
 def test_a_line_of_json_is_utf8(value, shown):
     assert log.as_json({"event": "done", "container": value}) == f'{{"event":"done","container":{shown}}}'
+
+
+@pytest.mark.parametrize(("level", "events"), [("debug", "abcd"), ("warning", "cd"), ("error", "d")])
+def test_a_logger_writes_the_lines_of_its_level_and_above(level, events, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    logger = log.make(level, "logfmt")
+    for write, event in zip((logger.debug, logger.info, logger.warning, logger.error), "abcd", strict=True):
+        write(event, logger="l", method="m", name="n")      # fields with the names of parameters
+    lines = sys.stderr.getvalue().splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == [f"event={event} logger=l method=m name=n" for event in events]
 
 
 def test_a_caller_cannot_flood_the_log(monkeypatch):
