@@ -16,8 +16,9 @@ from fastcni.daemon.background import start_thread
 from fastcni.daemon.listening import ListenError
 
 if TYPE_CHECKING:
+    from fastcni._steps import Phase
     from fastcni.daemon.log import Logger
-    from fastcni.server.records.ended import Ended, Phase
+    from fastcni.server.records.ended import Ended
     from fastcni.server.service import Server
 
 MAX_WAITING = 4096              # limit of the requests that wait for the collector

@@ -6,8 +6,7 @@ an Ended only if there is a receiver.
 
 from __future__ import annotations
 
-from time import perf_counter_ns
-
+from fastcni._steps import PhaseTimes
 from fastcni.kernel import uapi
 from fastcni.spec import json
 
@@ -19,39 +18,25 @@ if TYPE_CHECKING:
     from fastcni._steps import Steps
     from fastcni.server.requests.request_queue import Call
 
-    Phase = tuple[int | str, int, int]      # kind, begin (perf_counter_ns()), duration in nanoseconds
-
-MAX_PHASES = 256                # limit of a request's recorded phases; a GC of many attachments has more
 NAMES: dict[int | str, str] = {uapi.NETLINK_ROUTE: "netlink", uapi.NETLINK_NETFILTER: "nftables",
                                uapi.NETLINK_SOCK_DIAG: "sockets"}
 # Outcomes other than "0" and the codes of errors
 DECLINED, CALLER_GONE, ABANDONED, FAULT = "declined", "caller_gone", "abandoned", "fault"
 
 
-class Phases:
-    """The phases of a running request, in the order of their ends.
+class Phases(PhaseTimes):
+    """The phases of a running request, in the order of their ends. note(kind, started) records a phase that ends now.
 
-    Phases can be nested: the netlink messages of an IPAM plugin are "netlink" within "ipam". sums: {kind: nanoseconds}
-    of all phases. merged: {kind: nanoseconds} of the phases beyond MAX_PHASES. steps: the request's steps, see
-    stories.py; None: none are recorded.
+    Phases can be nested: the netlink messages of an IPAM plugin are "netlink" within "ipam". entries: [(kind, begin by
+    time.perf_counter_ns(), nanoseconds)], at most MAX_PHASES. sums: {kind: nanoseconds} of all phases. merged: {kind:
+    nanoseconds} of the phases beyond these. steps: the request's steps, see stories.py; None: none are
+    recorded.
     """
 
-    __slots__ = ("entries", "merged", "steps", "sums")
+    __slots__ = ("steps",)
 
     def __init__(self) -> None:
-        self.entries: list[Phase] = []
-        self.sums: dict[int | str, int] = {}
-        self.merged: dict[int | str, int] = {}
         self.steps: Steps | None = None
-
-    def note(self, what: int | str, started: int) -> None:
-        """Record a phase that ends now; see kernel.waiting.Request.spent()."""
-        took = perf_counter_ns() - started
-        self.sums[what] = self.sums.get(what, 0) + took
-        if len(self.entries) < MAX_PHASES:
-            self.entries.append((what, started, took))
-        else:
-            self.merged[what] = self.merged.get(what, 0) + took
 
     def totals(self) -> dict[str, int]:
         """Return {name: nanoseconds in all phases of that name}: "netlink", "nftables", "ipam", "delegate",

@@ -40,7 +40,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastcni.server.records.ended import Ended, Phase
+    from fastcni._steps import Phase
+    from fastcni.server.records.ended import Ended
 
 NAME = "fastcni-history"        # valid as a plugin's name, but no plugin has this name
 DEFAULT_SIZE = 1024
