@@ -76,9 +76,9 @@ class Server:
     """`with Server(directory, "--workers", "1") as server:` runs `fastcni serve` as a process in this thread's network
     namespace."""
 
-    def __init__(self, directory, *options, env=None, before=(), program=("-m", "fastcni", "serve", "--socket")):
+    def __init__(self, directory, *options, env=None, before=(), program=()):
         """before: a command line that executes the server. program: the arguments of Python before the socket's
-        path."""
+        path. Without both, the server is a fork, see forked.py."""
         self.program = program
         self.path, self.log = Path(directory) / "run" / "fastcni.sock", Path(directory) / "log"
         self.options, self.env, self.before, self.cni_path = options, env or {}, before, "/nowhere"
