@@ -8,7 +8,7 @@ import struct
 
 IN_ATTRIB, IN_CLOSE_WRITE = 0x4, 0x8                                    # linux/inotify.h
 IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE = 0x40, 0x80, 0x100, 0x200
-IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR = 0x400, 0x800, 0x1000000
+IN_DELETE_SELF, IN_MOVE_SELF, IN_IGNORED, IN_ONLYDIR = 0x400, 0x800, 0x8000, 0x1000000
 CHANGES = (IN_ATTRIB | IN_CLOSE_WRITE | IN_MOVED_FROM | IN_MOVED_TO | IN_CREATE | IN_DELETE | IN_DELETE_SELF
            | IN_MOVE_SELF | IN_ONLYDIR)
 EVENT = struct.Struct("iIII")           # struct inotify_event: watch, mask, cookie, length of the name that follows
@@ -23,16 +23,19 @@ class DirectoryChanges:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._only: dict[int, str] = {}         # {watch descriptor: the only name whose changes count}
         self.descriptor = self._checked(self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
-    def add(self, directory: str) -> None:
+    def add(self, directory: str, only: str = "") -> None:
         """Watch a directory; a second call for the same directory changes nothing. The kernel ends the watch when the
-        directory is deleted.
+        directory is deleted. only: the name of the only file in the directory whose changes count; "": all count.
 
         Raises OSError: ENOENT, ENOTDIR, EACCES; ENOSPC if the user already has /proc/sys/fs/inotify/max_user_watches
         watches.
         """
-        self._checked(self._libc.inotify_add_watch(self.descriptor, os.fsencode(directory), CHANGES), directory)
+        watch = self._checked(self._libc.inotify_add_watch(self.descriptor, os.fsencode(directory), CHANGES), directory)
+        if only:
+            self._only[watch] = only
 
     def take(self) -> set[str]:
         """Return the names of the files that have changed since the last call. The name "" means that a watched
@@ -43,9 +46,13 @@ class DirectoryChanges:
             while data := os.read(self.descriptor, BUFFER_BYTES):
                 at = 0
                 while at < len(data):
-                    _, _, _, length = EVENT.unpack_from(data, at)
+                    watch, mask, _, length = EVENT.unpack_from(data, at)
                     at += EVENT.size + length
-                    names.add(os.fsdecode(data[at - length:at].rstrip(b"\0")))
+                    name = os.fsdecode(data[at - length:at].rstrip(b"\0"))
+                    if not name or name == self._only.get(watch, name):
+                        names.add(name)
+                    if mask & IN_IGNORED:           # the kernel has ended the watch
+                        self._only.pop(watch, None)
         except BlockingIOError:
             return names
         return names

@@ -1,5 +1,6 @@
 """Call a function after changes of a configuration directory (by inotify), even if the directory does not exist yet."""
 
+import math
 import os
 import select
 import threading
@@ -61,13 +62,17 @@ class Watch(Generic[T]):
         poll = select.poll()
         for descriptor in (self._changes.descriptor, self._stop):
             poll.register(descriptor, select.POLLIN)
-        timeout_ms = None if self._interval_s is None else self._interval_s * 1000
+        interval_s = math.inf if self._interval_s is None else self._interval_s
+        due = time.monotonic() + interval_s
         try:
-            while self._stop not in (ready := [descriptor for descriptor, _ in poll.poll(timeout_ms)]):
+            while self._stop not in (ready := [descriptor for descriptor, _ in poll.poll(milliseconds_until(due))]):
                 if ready:
                     time.sleep(SETTLE_S)
-                    self._changes.take()
+                    changed = self._changes.take()
                     self._add_watches()
+                    if not changed:
+                        continue
+                due = time.monotonic() + interval_s
                 found = self._look()
                 if found != self._last:
                     self._last = found
@@ -76,16 +81,22 @@ class Watch(Generic[T]):
             self._error = e
 
     def _add_watches(self) -> None:
-        """Watch the directory, its subdirectories and, in case the directory is created later, each parent directory.
+        """Watch the directory, its subdirectories and, in case the directory is created later, each parent directory
+        for the next part of the path.
 
         An existing watch stays. The kernel removes the watches of deleted directories.
         """
-        path = os.path.abspath(self._directory.path)
-        above = [path]
-        while (parent := os.path.dirname(above[-1])) != above[-1]:
-            above.append(parent)
-        for directory in [*self._directory.directories(), *above[1:]]:
+        watched, path = [(each, "") for each in self._directory.directories()], os.path.abspath(self._directory.path)
+        while (parent := os.path.dirname(path)) != path:
+            watched.append((parent, os.path.basename(path)))
+            path = parent
+        for directory, only in watched:
             try:
-                self._changes.add(directory)
+                self._changes.add(directory, only)
             except (FileNotFoundError, NotADirectoryError):
                 continue
+
+
+def milliseconds_until(due: float) -> float | None:
+    """Return the timeout for poll(), None if `due` is infinite. due: in seconds of time.monotonic()."""
+    return None if due == math.inf else max(0.0, due - time.monotonic()) * 1000

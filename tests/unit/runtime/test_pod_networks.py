@@ -350,6 +350,25 @@ def test_watch_asks_the_plugins_only_after_a_change(stage, networks):
         assert len(list(calls.glob("*.stdin"))) <= 2        # one check when the file is created, one when it is written
 
 
+def test_watch_asks_no_plugin_after_changes_beside_the_directory(stage, networks):
+    """The watch covers the parent directories, too, in case the directory is made anew. They have other files."""
+    with networks.watch(lambda _: None):
+        stage.forget_calls()
+        for number in range(3):
+            (stage.net_d.parent / f"other-{number}").write_text("")
+            time.sleep(0.1)
+    assert not any((stage.where / "calls").iterdir())
+
+
+def test_watch_asks_the_plugins_at_the_interval_also_while_other_files_change(stage, networks):
+    with networks.watch(lambda _: None, interval_s=0.3):
+        stage.forget_calls()
+        for number in range(20):
+            (stage.net_d.parent / f"other-{number}").write_text("")
+            time.sleep(0.05)
+    assert any((stage.where / "calls").iterdir())
+
+
 def test_an_error_of_the_callback_ends_the_watch_and_close_raises_it(stage, networks):
     def changed(readiness):
         if readiness.network != "first":
