@@ -29,8 +29,7 @@ class Phases(PhaseTimes):
 
     Phases can be nested: the netlink messages of an IPAM plugin are "netlink" within "ipam". entries: [(kind, begin by
     time.perf_counter_ns(), nanoseconds)], at most MAX_PHASES. sums: {kind: nanoseconds} of all phases. merged: {kind:
-    nanoseconds} of the phases beyond these. steps: the request's steps, see stories.py; None: none are
-    recorded.
+    nanoseconds} of the other phases. steps: the request's steps, see stories.py; None: none are recorded.
     """
 
     __slots__ = ("steps",)

@@ -351,7 +351,7 @@ def test_watch_asks_the_plugins_only_after_a_change(stage, networks):
 
 
 def test_watch_asks_no_plugin_after_changes_beside_the_directory(stage, networks):
-    """The watch covers the parent directories, too, in case the directory is made anew. They have other files."""
+    """The watch also covers the parent directories, in case the directory is made anew."""
     with networks.watch(lambda _: None):
         stage.forget_calls()
         for number in range(3):
