@@ -4,11 +4,13 @@ import json
 import os
 import select
 import shutil
+import subprocess
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
+from fastcni.agent.policy import child
 from fastcni.agent.policy.compile import Compiler
 from fastcni.agent.policy.objects import PolicyError
 from fastcni.agent.policy.sources import files as files_module
@@ -307,8 +309,9 @@ def test_requests_are_answered_between_the_steps_of_a_large_file(directory, sour
     assert len(sizes) > 5, sizes
 
 
-def test_a_source_that_is_closed_leaves_nothing(directory):
+def test_a_source_that_is_closed_leaves_nothing(directory, monkeypatch):
     """close() leaves neither a descriptor nor a process."""
+    monkeypatch.setattr(child, "subprocess", subprocess)        # a fork is no child of this process
     def there():
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
         return len(os.listdir("/proc/self/fd")), children

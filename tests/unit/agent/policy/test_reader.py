@@ -17,6 +17,11 @@ POLICY = {"kind": "NetworkPolicy", "metadata": {"name": "p"}, "spec": {}}
 
 
 @pytest.fixture
+def forked_children():
+    """Start the process that reads files as the agent does, by another Python."""
+
+
+@pytest.fixture
 def reader(tmp_path):
     found = Reader(str(tmp_path))
     begin(found)
