@@ -9,7 +9,7 @@ import features
 import pytest
 from modes import WarmInProcess
 
-pytest_plugins = ["fastcni.testing"]
+pytest_plugins = ["fastcni.testing", "forks"]
 # these need their own lane; for instance, `pytest tests/runtimes` runs one of them
 collect_ignore = ["cluster", "observability", "packages", "runtimes"]
 PEER = os.environ.get("PEER", "/usr/lib/cni")
@@ -46,9 +46,9 @@ def warm(host_netns):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Mix the test files if pytest-xdist runs them. In the order of directories, tests that wait for the kernel would
-    run at the same time, and the processors would be idle."""
-    if hasattr(config, "workerinput"):
+    """Mix the test files if several processes run them. In the order of directories, tests that wait for the kernel
+    would run at the same time, and the processors would be idle."""
+    if hasattr(config, "workerinput") or config.getoption("forks", 0):
         items.sort(key=lambda item: zlib.crc32(item.location[0].encode()))
 
 
