@@ -73,7 +73,7 @@ static void become_server(long attempt)
 {
     static const char *arguments[MAX_ARGUMENTS], *const environment[] = {
         "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", 0 };
-    const char *next = (const char *)config.server;
+    const char *next = config.server;
     long null, log, fd;
     int i;
 

@@ -11,7 +11,7 @@ enum { IO_FAILURE = 5, TRY_AGAIN_LATER = 11, INTERNAL = 999 };          /* CNI e
 
 /* ---- text ---- */
 
-static char page[8192];                 /* an error document: at most 3.5 * 1024 bytes of paths, escaped, and a few lines */
+BUFFER static char page[8192];          /* an error document: at most 3.5 * 1024 bytes of paths, escaped, and a few lines */
 static unsigned long filled;
 
 static void put(const char *text)

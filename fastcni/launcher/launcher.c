@@ -41,8 +41,9 @@ struct config {
 };
 _Static_assert(sizeof(struct config) == 4704, "pack.py writes 4704 bytes");
 
-__attribute__((section(".data"), used, aligned(16)))
-volatile struct config config = { .magic = "fastcni-config\n" };
+/* weak, because the compiler must not use the values that are here now. Read-only, so that no page is copied for it. */
+__attribute__((section(".rodata.config"), used, weak, aligned(16)))
+const struct config config = { .magic = "fastcni-config\n" };
 
 /* An ELF note, elf(5), by which kit/call/search.py recognises a launcher of fastcni without running it. */
 __attribute__((section(".note.fastcni"), used, aligned(4)))
@@ -58,8 +59,8 @@ enum { MIN_STDIN_BYTES = 4 << 10, MAX_STDIN_BYTES = 32 << 20 };         /* the l
 enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC = 0x40000000 };
 
 /* Two buffers, because Python must get the stdin in the request even after an invalid reply. */
-static struct { unsigned magic, version, descriptors, environment; char body[BODY_BYTES]; } request;
-static struct { unsigned magic, version, status, stderr; char body[BODY_BYTES]; } reply;
+BUFFER static struct { unsigned magic, version, descriptors, environment; char body[BODY_BYTES]; } request;
+BUFFER static struct { unsigned magic, version, status, stderr; char body[BODY_BYTES]; } reply;
 
 static struct rights { unsigned long size; int level, type, fd, unused; }  /* cmsg(3): SOL_SOCKET, SCM_RIGHTS */
     sent = { .size = 16, .level = 1, .type = 1 }, received;
@@ -207,30 +208,40 @@ static int is_unread(long server)
     return bytes > 0;
 }
 
-/* Wait for the answer. A server reads requests immediately and queues them itself. So a server that reads nothing for
- * config.unread ms is stopped or hangs. No request takes a server longer than `limit` ms. */
-static enum { ANSWERED, UNTOUCHED, LATE } await_answer(long server, unsigned limit)
+/* Receive the answer within `milliseconds`. Return its size, or -errno; -EAGAIN: the time is over. If the kernel lacks
+ * memory, try for a second: the ADD has succeeded. A receive timeout costs less than ppoll(2) before recvmsg(2). */
+static long receive(long server, unsigned milliseconds)
 {
-    if (wait_for(server, POLLIN, config.unread))
-        return ANSWERED;
-    if (!is_unread(server))
-        return wait_for(server, POLLIN, limit - config.unread) ? ANSWERED : LATE;
-    /* Shut the connection down, then check again. If the request is still unread, the server sees the shutdown when it
-     * reads the request, and does not begin the request. */
-    system_call(SYS_shutdown, server, 2 /* SHUT_RDWR */, 0, 0);
-    return is_unread(server) ? UNTOUCHED : LATE;
-}
-
-/* Receive the answer. Return its size, or -errno. If the kernel lacks memory, try for a second: the ADD has
- * succeeded. */
-static long receive(long server)
-{
+    const struct { long s, us; } limit = { milliseconds / 1000, milliseconds % 1000 * 1000L };      /* struct timeval */
     long size, tries = 100;
 
+    system_call_of_5(SYS_setsockopt, server, 1 /* SOL_SOCKET */, 20 /* SO_RCVTIMEO */, (long)&limit, sizeof limit);
     do
         size = system_call(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0);
     while ((size == -ENOMEM || size == -ENOBUFS) && --tries && !wait_for(-1, 0, 10));
     return size;
+}
+
+enum { LATE = -EAGAIN, UNTOUCHED = -4096 /* no errno */ };
+
+/* Receive the answer. Return its size, -errno, LATE or UNTOUCHED. A server reads requests immediately and queues them
+ * itself. So a server that reads nothing for config.unread ms is stopped or hangs. No request takes a server longer than
+ * `limit` ms. */
+static long receive_or_give_up(long server, unsigned limit)
+{
+    static const int blocking = 0;
+    long size;
+
+    system_call(SYS_ioctl, server, 0x5421 /* FIONBIO */, (long)&blocking, 0);
+    size = receive(server, config.unread);
+    if (size != LATE)
+        return size;
+    if (!is_unread(server))
+        return receive(server, limit - config.unread);
+    /* Shut the connection down, then check again. If the request is still unread, the server sees the shutdown when it
+     * reads the request, and does not begin the request. */
+    system_call(SYS_shutdown, server, 2 /* SHUT_RDWR */, 0, 0);
+    return is_unread(server) ? UNTOUCHED : LATE;
 }
 
 /* Ask the server at `path`, print its answer and exit. If the server has done nothing, or if the request can be
@@ -238,9 +249,7 @@ static long receive(long server)
 static char warm(const char *name, const char *path, char **environment)
 {
     const char *command = value_of("CNI_COMMAND=", environment, ""), *netns = value_of("CNI_NETNS=", environment, "");
-    const char *what = "was lost while it worked on this ADD";
     long server, size, fd;
-    int late = 0;
 
     if (!*command || !*path || *value_of("FASTCNI_WIRE=", environment, ""))    /* only Python obeys FASTCNI_WIRE */
         return 0;
@@ -266,27 +275,22 @@ static char warm(const char *name, const char *path, char **environment)
     asked.size = HEAD_BYTES + request.environment + here;
     if (system_call(SYS_sendmsg, server, (long)&sending, MSG_NOSIGNAL, 0) < 0)
         return OTHER;
-    switch (await_answer(server, is(command, "VERSION") || is(command, "STATUS") ? config.unanswered_quick
-                                                                                 : config.unanswered)) {
-    case UNTOUCHED:
+    size = receive_or_give_up(server, is(command, "VERSION") || is(command, "STATUS") ? config.unanswered_quick
+                                                                                      : config.unanswered);
+    if (size == UNTOUCHED)
         return UNREAD;
-    case LATE:
-        what = "has not answered this ADD in time", late = 1;
-        break;
-    case ANSWERED:
-        size = receive(server);
-        if (size == -ECONNRESET)        /* the server has not read the request: unix_release_sock() in af_unix.c */
-            return NOT_SERVED;
-        if (size > 0 && (size < HEAD_BYTES || reply.magic != MAGIC || reply.version != PROTOCOL
-                         || reply.status == DECLINED))
-            return NOT_SERVED;          /* the server has another version and has not begun the request */
-        if (size > 0)
-            print(size - HEAD_BYTES);
-    }
+    if (size == -ECONNRESET)            /* the server has not read the request: unix_release_sock() in af_unix.c */
+        return NOT_SERVED;
+    if (size > 0 && (size < HEAD_BYTES || reply.magic != MAGIC || reply.version != PROTOCOL
+                     || reply.status == DECLINED))
+        return NOT_SERVED;              /* the server has another version and has not begun the request */
+    if (size > 0)
+        print(size - HEAD_BYTES);
     /* The server has read the request and not answered. Repeat all commands but ADD. Repeat also a lost setup of
      * podman, because a setup first runs DEL for an earlier setup; but not a late setup, which may still be running. */
-    if (is(command, "ADD") && (late || !for_netavark))
-        fail(TRY_AGAIN_LATER, "the fastcni server ", what, 0,
+    if (is(command, "ADD") && (size == LATE || !for_netavark))
+        fail(TRY_AGAIN_LATER, "the fastcni server ",
+             size == LATE ? "has not answered this ADD in time" : "was lost while it worked on this ADD", 0,
              "the runtime's DEL removes the rest of this ADD; the log of `fastcni serve` may have the reason");
     return LOST;
 }
@@ -297,7 +301,7 @@ static char warm(const char *name, const char *path, char **environment)
 /* Answer VERSION without Python and exit. If the plugin is not in the list, return: Python reports the reason. */
 static void answer_version(const char *name)
 {
-    const char *list = (const char *)config.versions, *plugin;
+    const char *list = config.versions, *plugin;
 
     for (; *list; list = next_of(plugin))
         for (plugin = next_of(list); *plugin; plugin = next_of(plugin))
@@ -326,7 +330,7 @@ static long open_self(const char *path)
 __attribute__((noreturn))
 static void no_interpreter(const char *path, long error, const char *missing)
 {
-    const char *next = (const char *)config.interpreters, *name = basename_of(path), *separator = ", also tried as ";
+    const char *next = config.interpreters, *name = basename_of(path), *separator = ", also tried as ";
     const char *const interpreter = config.core.size ? next_of(next) : next;
 
     begin_error(INTERNAL, "start the Python interpreter ", interpreter, error);
@@ -337,7 +341,7 @@ static void no_interpreter(const char *path, long error, const char *missing)
     } else if (!error)
         put("`--version` fails; ");
     put("this file needs Python ");
-    put_quoted((const char *)config.version, FIELD);
+    put_quoted(config.version, FIELD);
     for (; *next; next = next_of(next))
         if (next != interpreter) {
             put(separator);
@@ -367,7 +371,7 @@ static void check_descriptors(const char *path, long used)
 __attribute__((noreturn))
 static void one_shot(const char *path, const char *name, char **more, char **environment)
 {
-    const char *interpreter = (const char *)config.interpreters, *const missing = missing_library();
+    const char *interpreter = config.interpreters, *const missing = missing_library();
     int may_be_core = config.core.size != 0, changed = *missing != 0;
     long fd = open_self(path), error = -1, result, count;
 
@@ -377,7 +381,7 @@ static void one_shot(const char *path, const char *name, char **more, char **env
     put_number(fd);                     /* until an error, `page` is unused */
 
     const char *const fixed[FIXED_ARGUMENTS] = {
-        0, "-ISB", "-X", "utf8", "-c", (const char *)config.bootstrap, name, page,
+        0, "-ISB", "-X", "utf8", "-c", config.bootstrap, name, page,
     };
     static const char *arguments[FIXED_ARGUMENTS + MAX_ARGUMENTS_OF_DAEMON + 1];     /* static: there is no memset() */
     for (count = 0; count < FIXED_ARGUMENTS; count++)

@@ -13,7 +13,7 @@ static const char *const commands_of_netavark[] = {
  * an argument. On the stack, `environment` follows the arguments and their 0, so two variables fit before it. */
 static char **environment_of_netavark(char **arguments, char **environment)
 {
-    static char netns[4096 + 16];
+    BUFFER static char netns[4096 + 16];
     const char *const *command = commands_of_netavark, *path = arguments[2] ? arguments[2] : "", *name = "CNI_NETNS=";
     char **from = environment, **to = environment, *end = netns;
 

@@ -39,7 +39,7 @@ static int is_installed_core(const char *path)
  * counts as existing. */
 static const char *missing_library(void)
 {
-    const char *path = (const char *)config.libraries;
+    const char *path = config.libraries;
 
     while (*path && system_call(SYS_faccessat, AT_FDCWD, (long)path, F_OK, 0) != -ENOENT)
         path = next_of(path);

@@ -73,14 +73,14 @@ def strace(directory):
     return strace_command(directory)
 
 
-def test_a_warm_request_is_eleven_system_calls(bridge, directory, strace):
+def test_a_warm_request_is_twelve_system_calls(bridge, directory, strace):
     asked(bridge, directory, args=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts")
     calls = [line.split("(")[0] for line in (directory / "trace").read_text().splitlines() if "(" in line]
-    assert " ".join(calls) == "execve socket connect openat read read sendmsg ppoll recvmsg write exit_group"
+    assert " ".join(calls) == "execve socket connect openat read read sendmsg ioctl setsockopt recvmsg write exit_group"
 
 
 def test_an_interrupted_call_is_repeated(bridge, directory, strace):
-    calls = ("connect", "openat", "read", "sendmsg", "ppoll", "recvmsg", "write")
+    calls = ("connect", "openat", "read", "sendmsg", "ioctl", "setsockopt", "recvmsg", "write")
     for call in calls:
         strace += ["-e", f"inject={call}:error=EINTR:when=1"]
     assert asked(bridge, directory, args=[*strace, bridge], CNI_NETNS="/proc/self/ns/uts", stdin=FULL).stdin == FULL
@@ -106,7 +106,7 @@ def test_a_failure_before_the_request_is_sent_goes_one_shot(bridge, directory, s
 
 def test_an_answer_is_received_again_after_a_lack_of_memory(bridge, directory, strace):
     """Once, the launcher reported a successful ADD as failed. Its links and addresses remained until the DEL."""
-    strace += ["-e", "inject=recvmsg:error=ENOMEM:when=1", "-e", "inject=ppoll:error=EINTR:when=2"]
+    strace += ["-e", "inject=recvmsg:error=ENOMEM:when=1", "-e", "inject=ppoll:error=EINTR:when=1"]
     with serving(directory, reply(0, b"warm")) as server:
         assert run(*strace, bridge, env=variables(server)) == (0, b"warm", b"")
     assert (directory / "trace").read_text().count("(INJECTED)") == 2
