@@ -322,7 +322,7 @@ sys.exit(serve(sys.argv[1], Options(workers=1)))"""
 
 
 def test_add_goes_before_del_when_both_wait(node, pod_netns, start, slow):
-    server, (keys, env) = start(program=("-c", PATIENT)), slow(0.7)
+    server, (keys, env) = start(program=("-c", PATIENT)), slow(2)
     pods = [pod_netns() for _ in range(3)]
     first = server.send("ADD", node.conf(**keys), pods[0], env=env)
     assert slow.started()
