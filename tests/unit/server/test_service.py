@@ -315,8 +315,9 @@ def test_a_full_queue_refuses_at_once(node, pod_netns, start, slow):
     assert (first.answer().status, second.answer().status) == (0, 0)
 
 
-# For python -c: `serve PATH` with one worker. An ADD overtakes a DEL, however long the DEL has waited.
-PATIENT = """import sys; from fastcni.server.requests import request_queue; request_queue.OVERTAKEN_S = 60.0
+# For python -c: `serve PATH` with one worker. An ADD overtakes a DEL for 60 s, and a request may take 60 s.
+PATIENT = """import sys; from fastcni.server.requests import request_queue, slots
+request_queue.OVERTAKEN_S = slots.HANGS_S = 60.0
 from fastcni.server.service import Options, serve
 sys.exit(serve(sys.argv[1], Options(workers=1)))"""
 
