@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from unit.server.forked import run_command
 
 CASES = [
     ("fastcni do", "doctor"), ("fastcni add n", "net1"), ("fastcni selftest ", "net1"),
@@ -18,14 +19,29 @@ CASES = [
     ("fastcni policy test sh", "shop/web"), ("fastcni policy test 8e", ""), ("fastcni schema portm", "portmap"),
     ("fastcni add q", ""), ("fastcni inspect q", "")]
 
+# Replace the default directory of the cache in each module that has imported its name, and complete.
+CODE = """
+import sys
+import fastcni.runtime.cache as cache
+default, directory = cache.DEFAULT_DIR, sys.argv.pop()
+for module in [*sys.modules.values()]:
+    if getattr(module, "DEFAULT_DIR", "") == default:
+        module.DEFAULT_DIR = directory
+from fastcni.cli import main
+main()
+"""
 
-def completed(line, directories, conf_dir=""):
-    env = {**os.environ, "_FASTCNI_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")),
+
+def started(words, code, env):
+    """Run the command by another Python, as the shell does. The signature is that of run_command()."""
+    return subprocess.run([sys.executable, "-c", code, *words], env={**os.environ, **env}, capture_output=True,
+                          text=True, timeout=60)
+
+
+def completed(line, directories, conf_dir="", run=run_command):
+    env = {"_FASTCNI_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")),
            "NETCONFPATH": conf_dir or str(directories.conf)}
-    code = ("import sys, fastcni.runtime.cache as it; it.DEFAULT_DIR = sys.argv.pop(); "
-            "from fastcni.cli import main; main()")
-    done = subprocess.run([sys.executable, "-c", code, str(directories.cache)], env=env, capture_output=True, text=True,
-                          timeout=60)
+    done = run([str(directories.cache)], code=CODE, env=env)
     assert done.stderr == ""
     return " ".join(text.partition(",")[2] for text in done.stdout.splitlines())
 
@@ -39,5 +55,5 @@ def test_a_name_is_completed(directories, line, found):
 
 def test_what_cannot_be_read_completes_to_nothing(directories):
     (directories.conf / "10-broken.conflist").write_text("{")
-    assert completed("fastcni add ", directories) == ""
+    assert completed("fastcni add ", directories, run=started) == ""
     assert completed("fastcni add ", directories, str(directories.conf / "10-broken.conflist")) == ""

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from unit.server.forked import run_command
 
 from fastcni.launcher.install import install_plugins
 from fastcni.selftest import policies
@@ -52,17 +53,19 @@ class Node:
         (self.conf_dir / "10-testnet.conflist").write_text(json.dumps(document))
         return self
 
-    def command(self, *words):
+    def words(self, *words):
         places = ["--conf-dir", self.conf_dir, "--bin-dir", self.bin_dir, "--cache-dir", self.cache]
-        return [sys.executable, "-m", "fastcni", *words, *map(str, places)]
+        return [*words, *map(str, places)]
+
+    def command(self, *words):
+        return [sys.executable, "-m", "fastcni", *self.words(*words)]
 
     def pod(self, name):
         run(*self.command("add", "testnet", f"/run/netns/{name}"))
 
     def selftest(self, socket=""):
         """Run `fastcni selftest`. Return (exit status, checks)."""
-        done = subprocess.run([*self.command("selftest", "testnet"), "--socket", socket, "--json"], capture_output=True,
-                              text=True, timeout=60)
+        done = run_command([*self.words("selftest", "testnet"), "--socket", socket, "--json"])
         return done.returncode, json.loads(done.stdout)["checks"]
 
     def failed(self, **more):

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 from unit.node.test_selftest import Node, bin_dir  # noqa: F401 - a fixture
+from unit.server.forked import run_command
 
 from fastcni.agent import peer_list
 from fastcni.selftest.peer import find
@@ -55,9 +56,8 @@ class Pair(Node):
 
     def to(self, peer):
         """Run `fastcni selftest --peer`. Return (exit status, {name: check} of the checks about the peer)."""
-        command = [*self.command("selftest", "testnet"), "--socket", "", "--json", "--peer", peer, "--agent-folder",
-                   str(self.directory / "one")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = run_command([*self.words("selftest", "testnet"), "--socket", "", "--json", "--peer", peer,
+                            "--agent-folder", self.directory / "one"])
         return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["checks"]
                                  if check["name"].startswith("peer")}
 
