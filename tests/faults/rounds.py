@@ -98,7 +98,10 @@ class Steps:
             return
         self.stop()
         self.injector.disarm()
-        self.server = self.world.server(before=self.injector.command_line() if self.mode == "server" else ())
+        if self.mode == "server":
+            self.server = self.world.server(before=self.injector.command_line())
+        else:
+            self.server = self.world.server(program=())         # a fork, because no fault meets this server
         self.open = None
         if self.mode == "server":                       # the server imports some modules after its start
             self.injector.arm()

@@ -71,9 +71,9 @@ class World:
             set_sysctl("net/ipv6/conf/default/accept_dad", "0")
         return name
 
-    def server(self, *options, before=()):
-        """Start a server on this node. The end of the World kills the server."""
-        server = Server(self.directory, "--log-level", "error", *options, before=before, program=SERVE)
+    def server(self, *options, before=(), program=SERVE):
+        """Start a server on this node. The end of the World kills the server. before, program: as for Server."""
+        server = Server(self.directory, "--log-level", "error", *options, before=before, program=program)
         return self.closing.enter_context(server)
 
     def environment(self, command, pod="", socket="", **more):
