@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 import sys
 import zlib
 
@@ -83,6 +84,9 @@ def pytest_configure_node(node):
 
 
 def pytest_configure(config):
+    # A shell starts its background jobs with SIGINT ignored, and programs inherit that from the tests.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     features.known.update(getattr(config, "workerinput", {}).get("features", {}))
     lane, lacks = os.environ.get("LANE"), os.environ.get("OTHER_LANE_LACKS")        # of `make test` and `make test-vm`
     config.pluginmanager.register(features.Lane(config.rootpath / ".lanes" / f"{lane}.json" if lane else None,
