@@ -79,9 +79,17 @@ def package_of(name):
     return name.split("/")[0]
 
 
+def statements(node):
+    """Yield the statements in a module or a statement. Expressions contain none, and are the largest part of a tree."""
+    for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for statement in getattr(node, block, ()):
+            yield statement
+            yield from statements(statement)
+
+
 def imports(tree):
     """Yield (dotted name, node) of all imports in a module; for `from a import b` the name is a.b."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
