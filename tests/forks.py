@@ -127,7 +127,7 @@ class Forks:
         if not process:
             for pipe in (reading, *self.running):
                 pipe.close()
-            run(self.session, self.ranges, fork, writing, self.directory / f"fork{fork}")
+            run(self.session, self.ranges, fork, writing, self.directory / f"pytest-{fork}")
         writing.close()
         self.running[reading] = fork, process
 
