@@ -15,6 +15,7 @@ from jeepney.io.blocking import open_dbus_connection
 from jeepney.wrappers import unwrap_msg
 from lab.node import elements, eventually, set_sysctl
 from lab.portmap_chain import DUAL
+from unit.server.forked import ForkedFirewalld
 
 from fastcni.kit.firewall.forward import firewalld as forward_firewalld
 
@@ -39,7 +40,7 @@ BUS = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration
 </busconfig>
 """
 # With these mounts firewalld does not reach the machine's files, and does not keep pods' namespaces mounted.
-ALONE = "mount -t tmpfs none /run && mount -t tmpfs none /var/log && exec firewalld \"$@\""
+ALONE = "mount -t tmpfs none /run && mount -t tmpfs none /var/log"
 
 
 class Bus:
@@ -103,10 +104,10 @@ class Firewalld:
 
     def start(self):
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                ["unshare", "--mount", "--propagation", "slave", "sh", "-c", self.prepare + ALONE, "firewalld",
-                 "--nofork", "--nopid", "--log-target", "console", "--system-config", self.directory],
-                env={**os.environ, **self.env}, stdout=log, stderr=log)
+            self.process = ForkedFirewalld(
+                shutil.which("firewalld"), "--nofork", "--nopid", "--log-target", "console", "--system-config",
+                self.directory, prepare=f"mount --make-rslave / && {self.prepare}{ALONE}",
+                env={**os.environ, **self.env}, log=log)
         assert eventually(self.is_ready, 60), self.log.read_text()
 
     def stop(self):
