@@ -67,8 +67,10 @@ demo-nodes: $(INSTALLED)
 
 test: setup
 	@sh tests/setup-peer.sh
-# Bytecode of tests is kept in any case: else each run rewrites the asserts of 330 files.
-	PYTHONDONTWRITEBYTECODE= LANE=host $(BIN)/python -m pytest $(RERUNS) --forks $(WORKERS) --benchmark-disable
+# Bytecode of tests is kept in any case, and one process writes it: else each process rewrites the asserts of 330 files.
+	@ls tests/__pycache__/conftest.*-pytest-*.pyc > /dev/null 2>&1 || \
+		PYTHONDONTWRITEBYTECODE= LANE=host $(BIN)/python -m pytest --collect-only -qq > /dev/null
+	PYTHONDONTWRITEBYTECODE= LANE=host $(BIN)/python -m pytest $(RERUNS) -n $(WORKERS) --dist worksteal --benchmark-disable
 
 test-toolchains: setup
 	@sh tests/setup-peer.sh

@@ -4,14 +4,13 @@ import contextlib
 import gc
 import os
 import signal
-import sys
 import zlib
 
 import features
 import pytest
 from modes import WarmInProcess
 
-pytest_plugins = ["fastcni.testing", "forks"]
+pytest_plugins = ["fastcni.testing"]
 # these need their own lane; for instance, `pytest tests/runtimes` runs one of them
 collect_ignore = ["cluster", "observability", "packages", "runtimes"]
 PEER = os.environ.get("PEER", "/usr/lib/cni")
@@ -48,32 +47,21 @@ def warm(host_netns):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Mix the test files if several processes run them. In the order of directories, tests that wait for the kernel
-    would run at the same time, and the processors would be idle."""
-    if hasattr(config, "workerinput") or config.getoption("forks", 0):
+    """Mix the test files if pytest-xdist runs them. In the order of directories, tests that wait for the kernel would
+    run at the same time, and the processors would be idle."""
+    if hasattr(config, "workerinput"):
         items.sort(key=lambda item: zlib.crc32(item.location[0].encode()))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session):
+def pytest_collection():
     """Collect the tests without Python's garbage collector. Afterwards, the collector examines only what tests make,
     and not eleven thousand tests each time."""
     gc.disable()
     result = yield
-    if session.config.getoption("forks", 0) and not session.config.option.collectonly:
-        compile_plugins()
     gc.freeze()
     gc.enable()
     return result
-
-
-def compile_plugins():
-    """Compile the modules of the plugin files, which takes 0.9 s of processor time. Otherwise each fork of this process
-    would compile them."""
-    from fastcni.launcher.pack import PackError, pack
-
-    with contextlib.suppress(PackError):            # the tests of the plugin files report it
-        pack(sys.executable)
 
 
 @pytest.hookimpl(optionalhook=True)

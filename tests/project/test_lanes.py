@@ -157,16 +157,14 @@ def pytest_configure(config):
 
 
 @pytest.mark.parametrize("other_lacks, dummy", [(None, None), ({"8021q", "tun"}, "left to the other lane")])
-@pytest.mark.parametrize("plugin, options", [("xdist", ["-n", "2"]), ("forks", ["--forks", "2"])])
-def test_several_processes_write_one_record(pytester, monkeypatch, other_lacks, dummy, plugin, options):
-    pytest.importorskip(plugin)
+def test_the_workers_of_xdist_write_one_record(pytester, monkeypatch, other_lacks, dummy):
+    pytest.importorskip("xdist")
     # The import of pytest's other plugins takes longer than this test
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makepyfile(test_it=TESTS)
     pytester.makeini("[pytest]\nmarkers = needs\n")
     pytester.makeconftest(CONFTEST.format(here=str(Path(features.__file__).parent), other_lacks=other_lacks))
-    monkeypatch.setenv("PYTHONPATH", str(Path(features.__file__).parent))
-    done = pytester.runpytest_subprocess("-p", plugin, *options)
+    done = pytester.runpytest_subprocess("-p", "xdist", "-n", "2", "--dist", "worksteal")
     assert done.parseoutcomes()["failed"] == 1
     record = json.loads((pytester.path / "lane.json").read_text())
     base = [] if dummy else ["test_it.py::test_dummy", "test_it.py::test_link[veth]"]
