@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import select
 import signal
 import socket
@@ -12,6 +13,7 @@ import threading
 import time
 
 import pytest
+from unit.server.forked import ForkedCommand
 
 from fastcni.flows import last_flows
 from fastcni.launcher.install import install_plugins
@@ -81,9 +83,11 @@ class Node:
         (self.conf_dir / f"{network}.conflist").write_text(json.dumps(
             {"cniVersion": "1.0.0", "name": network, "plugins": [first, *more]}))
 
+    def words(self, *words):
+        return [*map(str, words), "--conf-dir", str(self.conf_dir), "--cache-dir", str(self.cache)]
+
     def command(self, *words):
-        return [sys.executable, "-m", "fastcni", *map(str, words), "--conf-dir", str(self.conf_dir),
-                "--cache-dir", str(self.cache)]
+        return [sys.executable, "-m", "fastcni", *self.words(*words)]
 
     def add(self, network, netns, name, labels=""):
         """Add the pod shop/NAME to a network, and record the pod's addresses."""
@@ -97,25 +101,30 @@ class Following:
     """A running `fastcni flows --follow --json`. seen: the flows that it has printed."""
 
     def __init__(self, node, *words):
-        self.process = subprocess.Popen([*node.command("flows", "--follow", "--json", *words)], text=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=1)
+        (out, to_out), (err, to_err) = os.pipe(), os.pipe()
+        self.stdout, self.stderr = os.fdopen(out), os.fdopen(err)
+        with os.fdopen(to_out, "w") as stdout, os.fdopen(to_err, "w") as stderr:
+            self.process = ForkedCommand(node.words("flows", "--follow", "--json", *words), stdout=stdout,
+                                         stderr=stderr)
         self.seen = []
-        assert "following" in self.process.stderr.readline()
+        assert "following" in self.stderr.readline()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for file in (self.stdout, self.stderr):
+            file.close()
 
     def until(self, claim):
         """Return the first flow for which claim(flow) is true, and wait for it if necessary."""
         deadline = time.monotonic() + WAIT_S
         while not (found := [flow for flow in self.seen if claim(flow)]):
             left = deadline - time.monotonic()
-            assert left > 0 and select.select([self.process.stdout], [], [], left)[0], self.seen
-            self.seen.append(json.loads(self.process.stdout.readline()))
+            assert left > 0 and select.select([self.stdout], [], [], left)[0], self.seen
+            self.seen.append(json.loads(self.stdout.readline()))
         return found[0]
 
     def to(self, address, port):
@@ -244,7 +253,7 @@ def test_why_nothing_may_be_shown_is_said_at_the_start(node, pod_netns):
     def warning(*words):
         with Following(node, *words) as following:
             following.process.send_signal(signal.SIGINT)
-            return following.process.stderr.read()
+            return following.stderr.read()
 
     node.configure("net")
     assert f"no pod is in {node.cache}/results" in (found := warning()) and "--cache-dir" in found
