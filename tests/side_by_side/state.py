@@ -14,7 +14,6 @@ from socket import AF_INET, AF_INET6
 
 from side_by_side.sides import Inside, new_netns, run
 
-from fastcni._netlink import attributes
 from fastcni.kernel import uapi, wire
 from fastcni.testing.namespaces import delete_netns
 
@@ -28,22 +27,12 @@ CHANCE = {"ifindex", "link_index", "link_netnsid", "hello_timer", "tcn_timer", "
           "iflink", "iface_id", "ticks", "peer", "prefix_time"}
 SWITCHES = ("net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv4/conf/all/route_localnet",
             "net/ipv4/conf/all/arp_notify", "net/ipv6/conf/all/disable_ipv6", "net/ipv6/conf/all/accept_dad")
-# linux/if_link.h: IFLA_AF_SPEC of a link has for each family an array with the values of its sysctls
-IFLA_IFNAME, IFLA_AF_SPEC = 3, 26
-IFLA_CONF = {"ipv4": (AF_INET, 1), "ipv6": (AF_INET6, 2)}       # IFLA_INET_CONF, IFLA_INET6_CONF
-# The sysctls of a link that are not in the arrays
-NOT_IN_ARRAYS = ("stable_secret", "regen_min_advance", "ra_honor_pio_life", "ra_honor_pio_pflag")
-values_of_array = {}                    # {(family, array): Plain of {name: value}}
-
-
-class Plain(dict):
-    """A dict without random names and MACs."""
 
 
 def state_of(side, *pods, borrowed=False):
-    """Return {"host": state, "pod0": state, ...} of a host and its pods, see read_netns(). borrowed: see Roles."""
+    """Return {path: value} of a host and its pods, flat: "host/links/br0/mtu": 1500. borrowed: see Roles."""
     found = of_each(read_netns, side, pods)
-    return Roles(found, [side.host, *pods], borrowed).of(found)
+    return flat(Roles(found, [side.host, *pods], borrowed).of(found))
 
 
 def roles_of(side, *pods, borrowed=False):
@@ -85,7 +74,8 @@ def read_netns():
         key = " ".join(str(item.get(each, "")) for each in ("table", "type", "dst", "gateway", "dev", "metric"))
         routes[f"{family} {key}"] = item
     return {"links": links, "vlans": vlans, "routes": routes, "rules": {**rules(4), **rules(6)}, "queues": queues(),
-            "sysctls": {**{name: sysctl(name) for name in SWITCHES}, **link_sysctls()}}
+            "sysctls": {**{name: sysctl(name) for name in SWITCHES},
+                        **{k: v for name in links for k, v in sysctls(name)}}}
 
 
 def read_links():
@@ -162,37 +152,12 @@ def sysctl(name):
         return e.strerror
 
 
-def link_sysctls():
-    """Return {"net/ipv4/conf": {link: {name: value}}, "net/ipv6/conf": ...} of this thread's namespace.
-
-    A link has 90 sysctls. An array that an earlier link had stands for the same values, so these files are not read.
-    """
-    found = {}
-    for link, arrays in sysctl_arrays().items():
-        for family, array in arrays.items():
-            directory = f"net/{family}/conf/{link}"
-            values = values_of_array.get((family, array))
-            if values is None:
-                values = Plain({name: sysctl(f"{directory}/{name}") for name in os.listdir(f"/proc/sys/{directory}")
-                                if name not in NOT_IN_ARRAYS})
-                if sysctl_arrays().get(link, {}).get(family) == array:          # no value has changed since
-                    values_of_array[family, array] = values
-            others = {name: sysctl(f"{directory}/{name}") for name in NOT_IN_ARRAYS} if family == "ipv6" else {}
-            found.setdefault(f"net/{family}/conf", {})[link] = Plain(values | others)
-    return found
-
-
-def sysctl_arrays():
-    """Return {link: {"ipv4": array, "ipv6": array}} of this thread's namespace, as the kernel reports the values of
-    sysctls by netlink."""
-    found = {}
-    for payload in dumped(uapi.RTM_GETLINK, bytes(16)):                                 # ifinfomsg
-        link = attributes(payload, 16)
-        families = attributes(link[IFLA_AF_SPEC])
-        found[link[IFLA_IFNAME].rstrip(b"\0").decode()] = {
-            name: attributes(families[family])[kind]
-            for name, (family, kind) in IFLA_CONF.items() if family in families}
-    return found
+def sysctls(link):
+    """Yield (name below /proc/sys, value) of each IPv4 and IPv6 sysctl of a link."""
+    for family in ("ipv4", "ipv6"):
+        directory = f"net/{family}/conf/{link}"
+        for name in os.listdir(f"/proc/sys/{directory}") if os.path.isdir(f"/proc/sys/{directory}") else ():
+            yield f"{directory}/{name}", sysctl(f"{directory}/{name}")
 
 
 class Roles:
@@ -225,8 +190,6 @@ class Roles:
 
     def of(self, value):
         """Return `value` with placeholders in place of names, also in keys."""
-        if isinstance(value, Plain):
-            return value
         if isinstance(value, dict):
             return {self.of(key): self.of(item) for key, item in value.items() if key not in CHANCE}
         if isinstance(value, list):
@@ -254,16 +217,6 @@ def flat(value, path=""):
 
 
 def difference(*states):
-    """Return {path: [each state's value]} for the paths, as of flat(), at which dicts differ."""
-    found = {}
-    for key in sorted({key for state in states for key in state}):
-        values = [state.get(key) for state in states]
-        if all(value == values[0] for value in values):
-            continue
-        if all(isinstance(value, dict) and value for value in values):
-            found.update((f"{key}/{path}", each) for path, each in difference(*values).items())
-        else:
-            each = [flat(value, key) for value in values]
-            for path in sorted({path for paths in each for path in paths}):
-                found[path] = tuple(paths.get(path) for paths in each)
-    return {path: each for path, each in found.items() if any(value != each[0] for value in each)}
+    """Return {path: [each state's value]} for the paths at which flat dicts differ."""
+    values = {path: tuple(it.get(path) for it in states) for path in sorted({path for it in states for path in it})}
+    return {path: found for path, found in values.items() if any(it != found[0] for it in found)}

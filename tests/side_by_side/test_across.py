@@ -64,9 +64,9 @@ def test_each_side_checks_and_deletes_pods_of_the_other(title, handover):
     state = state_of(first, *pods)
     assert "pod-0" not in first.held("net-a").values()
     if title != "loopback":
-        assert "eth0" not in state["pod0"]["links"]
+        assert "pod0/links/eth0/mtu" not in state
     for i, pod in enumerate(pods[1:], 1):       # the DEL of the first pod changed no other pod
-        assert {"loopback": "lo"}.get(title, "eth0") in state["pod1"]["links"]
+        assert {"loopback": "pod1/links/lo/mtu"}.get(title, "pod1/links/eth0/mtu") in state
         first.check(conf, pod, results[i], cid=f"pod-{i}")
         delete(handover, conf, pod, f"pod-{i}", results[i], title)
     assert not addresses(first.held("net-a"))

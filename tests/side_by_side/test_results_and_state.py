@@ -8,7 +8,7 @@ import pytest
 from side_by_side.chained_stories import CHAINED_STORIES
 from side_by_side.device_stories import DEVICE_STORIES
 from side_by_side.sides import at_once
-from side_by_side.state import difference, has_tentative, roles_of, state_of
+from side_by_side.state import difference, flat, has_tentative, roles_of, state_of
 from side_by_side.stories import STORIES
 
 from fastcni.testing.witnesses import eventually
@@ -76,7 +76,7 @@ class Run:
         self.results = [self.add_pod(pod, {"cid": f"pod-{i}", **self.story.variables})
                         for i, pod in enumerate(self.pods)]
         roles = roles_of(self.side, *self.pods, borrowed=self.story.borrowed)
-        return {f"pod{i}": roles.of(listed(result)) for i, result in enumerate(self.results)}
+        return flat({f"pod{i}": roles.of(listed(result)) for i, result in enumerate(self.results)})
 
     def add_pod(self, pod, variables):
         conf = self.story.conf
@@ -100,8 +100,8 @@ class Run:
             self.side.delete({**conf, **previous}, pod, cid=f"pod-{i}", **self.story.variables)
 
     def state(self):
-        return {**state_of(self.side, *self.pods, borrowed=self.story.borrowed),
-                "files": self.side.held(self.story.conf.get("name", "net-a"))}
+        held = {f"files/{name}": owner for name, owner in self.side.held(self.story.conf.get("name", "net-a")).items()}
+        return {**state_of(self.side, *self.pods, borrowed=self.story.borrowed), **held}
 
 
 def listed(value):
