@@ -115,7 +115,7 @@ def test_what_could_not_be_started_is_started_later(networks):
 
 
 @pytest.mark.parametrize("node, variable, found", [("n", "x", "n"), ("", "x", "x"),
-                                                   ("", "", os.uname().nodename.lower())])
+                                                   pytest.param("", "", os.uname().nodename.lower(), id="host")])
 def test_the_pods_of_this_node_are_watched(monkeypatch, node, variable, found):
     monkeypatch.setenv("NODE_NAME", variable)
     assert NetworkSources(-1, Log(), node=node).node == found
