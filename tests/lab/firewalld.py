@@ -13,9 +13,9 @@ import pytest
 from jeepney import DBusAddress, DBusErrorResponse, Properties, new_method_call
 from jeepney.io.blocking import open_dbus_connection
 from jeepney.wrappers import unwrap_msg
+from lab.forked import ForkedFirewalld
 from lab.node import elements, eventually, set_sysctl
 from lab.portmap_chain import DUAL
-from unit.server.forked import ForkedFirewalld
 
 from fastcni.kit.firewall.forward import firewalld as forward_firewalld
 

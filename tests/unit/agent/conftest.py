@@ -3,15 +3,15 @@
 from types import SimpleNamespace
 
 import pytest
-from unit.server.forked import ForkedPython
+from lab.forked import ForkedPython
 
 from fastcni.agent.policy import child
 
 
 @pytest.fixture(autouse=True)
 def forked_children():
-    """Fork the agent's processes, which read files and forward DNS queries, see forked.py. Tests of the start itself
-    start another Python."""
+    """Fork the agent's processes, which read files and forward DNS queries, see lab/forked.py. Tests of the
+    start itself start another Python."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(child, "subprocess", SimpleNamespace(Popen=ForkedPython, DEVNULL=child.subprocess.DEVNULL))
         yield

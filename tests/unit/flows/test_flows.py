@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from unit.server.forked import ForkedCommand
+from lab.forked import ForkedCommand
 
 from fastcni.flows import last_flows
 from fastcni.launcher.install import install_plugins

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from unit.server.forked import run_command
+from lab.forked import run_command
 
 CASES = [
     ("fastcni do", "doctor"), ("fastcni add n", "net1"), ("fastcni selftest ", "net1"),

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from unit.server.forked import run_command
+from lab.forked import run_command
 
 from fastcni.launcher.install import install_plugins
 from fastcni.selftest import policies

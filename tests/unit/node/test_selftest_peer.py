@@ -7,8 +7,8 @@ import sys
 from contextlib import ExitStack
 
 import pytest
+from lab.forked import run_command
 from unit.node.test_selftest import Node, bin_dir  # noqa: F401 - a fixture
-from unit.server.forked import run_command
 
 from fastcni.agent import peer_list
 from fastcni.selftest.peer import find

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from unit.server.forked import Forked
+from lab.forked import Forked
 
 from fastcni.server.requests.protocol import HEAD, MAGIC, NETNS, VERSION
 from fastcni.testing.witnesses import eventually
@@ -78,7 +78,7 @@ class Server:
 
     def __init__(self, directory, *options, env=None, before=(), program=()):
         """before: a command line that executes the server. program: the arguments of Python before the socket's
-        path. Without both, the server is a fork, see forked.py."""
+        path. Without both, the server is a fork, see lab/forked.py."""
         self.program = program
         self.path, self.log = Path(directory) / "run" / "fastcni.sock", Path(directory) / "log"
         self.options, self.env, self.before, self.cni_path = options, env or {}, before, "/nowhere"

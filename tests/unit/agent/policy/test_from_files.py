@@ -312,6 +312,7 @@ def test_requests_are_answered_between_the_steps_of_a_large_file(directory, sour
 def test_a_source_that_is_closed_leaves_nothing(directory, monkeypatch):
     """close() leaves neither a descriptor nor a process."""
     monkeypatch.setattr(child, "subprocess", subprocess)        # a fork is no child of this process
+
     def there():
         children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
         return len(os.listdir("/proc/self/fd")), children

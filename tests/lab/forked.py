@@ -23,13 +23,12 @@ import sys
 import tempfile
 import threading
 
-MAIN = ("import sys; {path}; from unit.server import forked; forked.{load}(); "
-        "forked.fork_processes({fd})")
-TESTS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+MAIN = ("import sys; {path}; from lab import forked; forked.{load}(); forked.fork_processes({fd})")
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COMMAND = "from fastcni.cli import main; main()"
 FIREWALLD = """
 import runpy, subprocess, sys
-from unit.server import forked
+from lab import forked
 assert forked.libc.unshare(forked.CLONE_NEWNS) == 0
 subprocess.run(["sh", "-c", sys.argv[1]], check=True)
 del sys.argv[:2]
@@ -46,6 +45,7 @@ class Forked:
     """A server with the methods of subprocess.Popen that tests use."""
 
     load = "load_server"        # the function that imports the modules
+    python, path = sys.executable, f"sys.path[:] = {sys.path!r}"        # of the parent
 
     def __init__(self, argv, *, stderr, env):
         self._start(COMMAND, argv, env, [1, stderr.fileno()])
@@ -57,7 +57,7 @@ class Forked:
         with open("/proc/thread-self/ns/net", "rb") as netns:
             question = {"code": code, "argv": [str(word) for word in argv], "env": env, "directory": os.getcwd(),
                         "descriptors": [*descriptors]}
-            self.pid = ask(self.load, question, [netns.fileno(), *fds, *descriptors])
+            self.pid = ask(type(self), question, [netns.fileno(), *fds, *descriptors])
         self._pidfd = os.pidfd_open(self.pid)
 
     def poll(self):
@@ -73,7 +73,7 @@ class Forked:
             ended = select.poll()
             ended.register(self._pidfd, select.POLLIN)
             if ended.poll(None if seconds is None else 1000 * seconds):
-                self.returncode = os.waitstatus_to_exitcode(ask(self.load, {"ended": self.pid}))
+                self.returncode = os.waitstatus_to_exitcode(ask(type(self), {"ended": self.pid}))
                 os.close(self._pidfd)
         return self.returncode
 
@@ -112,6 +112,7 @@ class ForkedFirewalld(Forked):
     starts. log: the file for stdout and stderr."""
 
     load = "load_firewalld"
+    python, path = "/usr/bin/python3", f"sys.path.append({TESTS!r})"    # the Python with firewalld's modules
 
     def __init__(self, program, *options, prepare, env, log):
         self._start(FIREWALLD, (prepare, program, *options), env, [log.fileno(), log.fileno()])
@@ -131,24 +132,20 @@ def run_command(argv, **more):
         return subprocess.CompletedProcess(argv, process.returncode, stdout.read(), stderr.read())
 
 
-def ask(load, question, fds=()):
-    """Send a question to the parent of the processes, and return its answer, a number. See fork_processes()."""
+def ask(kind, question, fds=()):
+    """Send a question to the parent of a class, and return its answer, a number. See fork_processes()."""
     with lock:
-        sock, _ = parent(load)
+        sock, _ = parent(kind)
         socket.send_fds(sock, [json.dumps(question).encode()], fds)
         return int(sock.recv(100))
 
 
 @functools.cache
-def parent(load):
-    """Start a parent of processes, which ends with this process. Return (the socket to it, its Popen)."""
+def parent(kind):
+    """Start the parent of a class, which ends with this process. Return (the socket to it, its Popen)."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        if load == "load_firewalld":
-            python, path = "/usr/bin/python3", f"sys.path.append({TESTS!r})"    # the Python with firewalld's modules
-        else:
-            python, path = sys.executable, f"sys.path[:] = {sys.path!r}"
-        command = [python, "-c", MAIN.format(path=path, load=load, fd=theirs.fileno())]
+        command = [kind.python, "-c", MAIN.format(path=kind.path, load=kind.load, fd=theirs.fileno())]
         return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
 
 
@@ -184,8 +181,8 @@ def load_firewalld():
 
 
 def fork_processes(fd):
-    """Fork a process for each question of Forked, and let the process answer its process id. Answer the wait status of
-    a process to {"ended": its process id}."""
+    """Fork a process for each question of Forked._start(). The process sends its process id. The question {"ended":
+    process id} gets the wait status of that process."""
     gc.freeze()
     assert libc.unshare(CLONE_NEWNET) == 0      # the namespace of the first test is no longer needed
     with socket.socket(fileno=fd) as sock:
