@@ -208,21 +208,26 @@ static int is_unread(long server)
     return bytes > 0;
 }
 
-/* Receive the answer within `milliseconds`. Return its size, or -errno; -EAGAIN: the time is over. If the kernel lacks
- * memory, try for a second: the ADD has succeeded. A receive timeout costs less than ppoll(2) before recvmsg(2). */
+enum { LATE = -EAGAIN, UNTOUCHED = -4096 /* no errno */ };
+
+/* Receive the answer within `milliseconds`. Return its size, LATE or -errno. If the kernel lacks memory, try for a
+ * second: the ADD has succeeded. A receive timeout costs less than ppoll(2) before recvmsg(2). But if the launcher was
+ * stopped and continues, recvmsg(2) fails with EINTR, and would begin with the full time again. ppoll(2) continues with
+ * the time that is left, so the launcher waits twice as long at most. */
 static long receive(long server, unsigned milliseconds)
 {
     const struct { long s, us; } limit = { milliseconds / 1000, milliseconds % 1000 * 1000L };      /* struct timeval */
     long size, tries = 100;
 
     system_call_of_5(SYS_setsockopt, server, 1 /* SOL_SOCKET */, 20 /* SO_RCVTIMEO */, (long)&limit, sizeof limit);
-    do
-        size = system_call(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0);
-    while ((size == -ENOMEM || size == -ENOBUFS) && --tries && !wait_for(-1, 0, 10));
+    do {
+        size = system_call_once(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0, 0);
+        if (size == -EINTR)
+            size = wait_for(server, POLLIN, milliseconds)
+                 ? system_call(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0) : LATE;
+    } while ((size == -ENOMEM || size == -ENOBUFS) && --tries && !wait_for(-1, 0, 10));
     return size;
 }
-
-enum { LATE = -EAGAIN, UNTOUCHED = -4096 /* no errno */ };
 
 /* Receive the answer. Return its size, -errno, LATE or UNTOUCHED. A server reads requests immediately and queues them
  * itself. So a server that reads nothing for config.unread ms is stopped or hangs. No request takes a server longer than

@@ -4,7 +4,9 @@ The plugin file of these tests has shorter deadlines than an installed one.
 """
 
 import json
+import signal
 import socket
+import subprocess
 import time
 
 import pytest
@@ -14,14 +16,17 @@ from unit.launcher.stub_server import (
     reply,
     run,
     serving,
+    started,
     strace_command,
     unread,
     variables,
+    waits_in_the_kernel,
     write_executable,
 )
 
 from fastcni.kit.call import deadlines
 from fastcni.launcher import pack
+from fastcni.testing.witnesses import eventually
 
 UNREAD, ANSWER, QUICK = 1.0, 4.0, 2.0           # seconds
 COMMANDS = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"]
@@ -80,6 +85,21 @@ def test_a_server_that_accepts_the_connection_and_reads_nothing_is_skipped(bridg
     with serving(directory, answer) as server:
         assert run(bridge, env=variables(server, command)) == run(bridge, env=variables("", command))
     assert seen == [(f"CNI_COMMAND={command}", True)]
+
+
+def test_a_launcher_that_is_stopped_again_and_again_gives_up(bridge, stopped):
+    """SIGSTOP and SIGCONT interrupt recvmsg(2), if the socket has a receive timeout. Once, the launcher then waited for
+    the full time again, so a launcher that was often stopped waited for ever."""
+    path, _ = stopped
+    with started(bridge, env=variables(path), stdin=subprocess.DEVNULL) as running:
+        assert eventually(lambda: waits_in_the_kernel(running.pid))
+        interruptions = 0
+        while interruptions < 100 and running.poll() is None:
+            running.send_signal(signal.SIGSTOP)
+            running.send_signal(signal.SIGCONT)
+            interruptions += 1
+            time.sleep(UNREAD / 5)
+        assert running.communicate(timeout=30)[0].startswith(b"one-shot") and 1 < interruptions < 100
 
 
 def test_an_add_that_was_read_and_not_answered_in_time_fails_with_code_11(bridge, directory):
