@@ -33,7 +33,7 @@ UNPADDED = ["-Wl,-z,norelro"] if os.uname().machine == "aarch64" else []
 COMPACT = "-s -Wl,-z,noseparate-code -Wl,--build-id=none".split()       # the kernel loads fewer bytes and pages
 CORE = "fastcni/launcher/python_core.c"
 CORE_VERSIONS = (3, 11), (3, 12)        # Python 3.13 crashes if a codec is looked up before the main phase of its start
-CORE_FLAGS = "-O2 -g0 -fno-pie".split()
+CORE_FLAGS = "-O2 -g0 -fno-pie -fno-reorder-functions".split()
 CORE_LINK = """-no-pie -s -Wl,--export-dynamic -Wl,--gc-sections -Wl,--build-id=none
     -Wl,--wrap=_Py_Deepfreeze_Init""".split()
 

@@ -14,8 +14,9 @@ import subprocess
 from fastcni.launcher.modules import read
 
 PAGE_BYTES = 4096
+CALLS_BYTES, MAIN_BYTES = 4 * PAGE_BYTES, 2 * PAGE_BYTES        # see Elf.before_main()
 PT_LOAD, PT_DYNAMIC = 1, 2  # elf.h
-MAX_PARTS, LIBRARIES_BYTES = 4, 504  # struct config of launcher.c
+MAX_PARTS, LIBRARIES_BYTES = 5, 504  # struct config of launcher.c
 WORD_BITS = 64
 
 # Code that prints the shared objects of the process: /proc/self/maps has a line for each part of a file, see proc(5)
@@ -47,12 +48,19 @@ class Elf:
                     if kind == PT_LOAD and start <= address < start + size)
 
     def before_main(self) -> list[tuple[int, int]]:
-        """Return [(offset, bytes)] of the parts that are used before main() has set its signal handlers: all bytes up
-        to the first instructions, the first page of each later segment (constants and initial functions), and the
-        dynamic linker's tables. The linker places main() directly before the first instruction."""
-        head = up(self.offset(self.entry)) + PAGE_BYTES
-        starts = [at & ~7 for kind, _, at, *_ in self.segments if kind in (PT_LOAD, PT_DYNAMIC) and at >= head]
-        return [(0, head), *((at, PAGE_BYTES) for at in sorted(starts))]
+        """Return [(offset, bytes)] of the parts that are used before main() has set its signal handlers:
+
+        - all bytes up to the code, which are the dynamic linker's tables, and the first bytes of the code, by which
+          functions of shared objects are called (.plt)
+        - the code from the first instruction to the end of main(). The linker places main() directly behind the first
+          instructions, because setup.py compiles it with -fno-reorder-functions
+        - the first page of each later segment (constants and initial functions)
+        """
+        first = self.offset(self.entry)
+        code = max(at for kind, _, at, *_ in self.segments if kind == PT_LOAD and at <= first)
+        later = [at & ~7 for kind, _, at, *_ in self.segments if kind in (PT_LOAD, PT_DYNAMIC) and at > first]
+        return [(0, code + CALLS_BYTES), (first - first % PAGE_BYTES, MAIN_BYTES),
+                *((at, PAGE_BYTES) for at in sorted(later))]
 
 
 def fields_of(path: str, *, with_time: bool) -> tuple[int, ...]:
@@ -76,11 +84,6 @@ def is_installed(path: str, fields: tuple[int, ...]) -> bool:
 
 
 NO_CORE = (0,) * (3 + 2 * MAX_PARTS)
-
-
-def up(offset: int) -> int:
-    """Return the end of the page that contains the byte at this offset."""
-    return (offset // PAGE_BYTES + 1) * PAGE_BYTES
 
 
 def digest(image: bytes, parts: list[tuple[int, int]]) -> int:

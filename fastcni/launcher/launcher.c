@@ -34,12 +34,12 @@ struct config {
     char libraries[504];                /* a list of the paths of the interpreter's shared objects */
     struct {
         unsigned long size, modified_ns, digest;        /* size 0: the list has no python_core.elf */
-        struct { unsigned at, bytes; } parts[4];
+        struct { unsigned at, bytes; } parts[5];
     } core;                             /* the first program of the list; launcher/core.py explains it */
     unsigned unread, unanswered, unanswered_quick, unused;      /* milliseconds; kit/call/deadlines.py explains them */
     char versions[1024];                /* lists: an answer to VERSION, then its plugins; an empty list is the end */
 };
-_Static_assert(sizeof(struct config) == 4704, "pack.py writes 4704 bytes");
+_Static_assert(sizeof(struct config) == 4712, "pack.py writes 4712 bytes");
 
 /* weak, because the compiler must not use the values that are here now. Read-only, so that no page is copied for it. */
 __attribute__((section(".rodata.config"), used, weak, aligned(16)))

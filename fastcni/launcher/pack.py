@@ -55,7 +55,7 @@ VERSION_MEMBER = "version"
 BORROWED = ("_json", "_sha2", "_sha256", "_sha512", "_socket", "fcntl")
 
 CONFIG_MAGIC = b"fastcni-config\n\0"  # struct config of launcher.c
-CONFIG = struct.Struct("16s1024s32s1008s1024s504s3Q8I4I1024s")
+CONFIG = struct.Struct("16s1024s32s1008s1024s504s3Q10I4I1024s")
 # Sizes in bytes of the fields interpreters, version, bootstrap, server and libraries
 FIELDS = (interpreters.LIST_BYTES, 32, 1008, 1024, LIBRARIES_BYTES)
 VERSIONS_BYTES = 1024

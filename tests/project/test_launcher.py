@@ -151,10 +151,10 @@ def test_a_command_line_that_the_launcher_cannot_start_is_refused(server):
 
 
 def test_the_config_of_a_file_can_be_read_again():
-    image = config(core=(1, 2, 3, *range(4, 12)))
-    assert pack.read_config(image) == ("/python", pack.version(), "/core", (1, 2, 3, *range(4, 12)))
+    image = config(core=range(1, len(NO_CORE) + 1))
+    assert pack.read_config(image) == ("/python", pack.version(), "/core", tuple(range(1, len(NO_CORE) + 1)))
     assert pack.read_config(config()) == ("/core", pack.version(), "", ())
-    assert list(pack.CONFIG.unpack_from(image, len("elf"))[17:20]) == [250, 2000, 3000]
+    assert list(pack.CONFIG.unpack_from(image, len("elf"))[-5:-2]) == [250, 2000, 3000]
     for other in (image[:-4], b"", b"#!/bin/sh\n" * 2000):
         assert pack.read_config(other) == ("", "", "", ())
 
