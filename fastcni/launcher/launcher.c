@@ -56,7 +56,7 @@ enum { MAGIC = 0x696e6366 /* "fcni" */, PROTOCOL = 2, DECLINED = 2 };
 enum { HEAD_BYTES = 16, BODY_BYTES = 128 << 10 };           /* fits the usual send buffer, net.core.wmem_default */
 enum { RLIMIT_FSIZE = 1, RLIMIT_NOFILE = 7 };
 enum { MIN_STDIN_BYTES = 4 << 10, MAX_STDIN_BYTES = 32 << 20 };         /* the least in the body; the most in all */
-enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC = 0x40000000 };
+enum { MSG_CTRUNC = 8, MSG_TRUNC = 0x20, MSG_DONTWAIT = 0x40, MSG_NOSIGNAL = 0x4000, MSG_CMSG_CLOEXEC = 0x40000000 };
 
 /* Two buffers, because Python must get the stdin in the request even after an invalid reply. */
 BUFFER static struct { unsigned magic, version, descriptors, environment; char body[BODY_BYTES]; } request;
@@ -217,15 +217,16 @@ enum { LATE = -EAGAIN, UNTOUCHED = -4096 /* no errno */ };
 static long receive(long server, unsigned milliseconds)
 {
     const struct { long s, us; } limit = { milliseconds / 1000, milliseconds % 1000 * 1000L };      /* struct timeval */
-    long size, tries = 100;
+    long size, tries = 100, flags = MSG_CMSG_CLOEXEC;
 
     system_call_of_5(SYS_setsockopt, server, 1 /* SOL_SOCKET */, 20 /* SO_RCVTIMEO */, (long)&limit, sizeof limit);
     do {
-        size = system_call_once(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0, 0);
-        if (size == -EINTR)
-            size = wait_for(server, POLLIN, milliseconds)
-                 ? system_call(SYS_recvmsg, server, (long)&receiving, MSG_CMSG_CLOEXEC, 0) : LATE;
-    } while ((size == -ENOMEM || size == -ENOBUFS) && --tries && !wait_for(-1, 0, 10));
+        size = system_call_once(SYS_recvmsg, server, (long)&receiving, flags, 0, 0);
+        if (size == -EINTR) {
+            wait_for(server, POLLIN, milliseconds);
+            flags |= MSG_DONTWAIT;
+        }
+    } while (size == -EINTR || ((size == -ENOMEM || size == -ENOBUFS) && --tries && !wait_for(-1, 0, 10)));
     return size;
 }
 
@@ -266,6 +267,8 @@ static char warm(const char *name, const char *path, char **environment)
     if (!add_environment(name, environment))
         return TOO_LONG;
     fd = *netns ? open_file(netns, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : 0;      /* the server reports an error */
+    if (is_exhaustion(-fd))             /* to a server in a container, the pod would not exist: a DEL would succeed */
+        return OTHER;
     if (!is(command, "VERSION") && !read_stdin())       /* for VERSION, stdin may be a terminal: do not read it */
         return OTHER;
     if (memory)                         /* too long for a message, and for the server's time and memory */

@@ -18,7 +18,8 @@ enum { SYS_pwrite64 = 18, SYS_clone = 56, SYS_flock = 73, SYS_ftruncate = 77, SY
 enum { SYS_fstat = 5 };                 /* one_shot_count.h */
 struct status { unsigned long device, inode, links; unsigned mode, user, group, unused; unsigned long special, size;
                 long unused_too[4]; struct { long s, ns; } modified;
-                long rest[10]; };       /* struct stat, larger than the kernel needs */
+                long rest[5]; };        /* struct stat, 144 bytes */
+_Static_assert(sizeof(struct status) == 144, "the kernel writes 144 bytes");
 
 __asm__(".globl _start\n_start:\n"
         "    xor %ebp, %ebp\n"
@@ -36,7 +37,8 @@ enum { SYS_flock = 32, SYS_mkdirat = 34, SYS_ftruncate = 46, SYS_pwrite64 = 68, 
        SYS_clock_gettime = 113, SYS_setsid = 157, SYS_geteuid = 175, SYS_clone = 220, SYS_close_range = 436 };
 enum { SYS_fstat = 80 };
 struct status { unsigned long device, inode; unsigned mode, links, user, group; unsigned long special, unused, size;
-                long unused_too[4]; struct { long s, ns; } modified; long rest[10]; };
+                long unused_too[4]; struct { long s, ns; } modified; long rest[3]; };
+_Static_assert(sizeof(struct status) == 128, "the kernel writes 128 bytes");
 
 __asm__(".globl _start\n_start:\n"
         "    mov x29, #0\n"

@@ -83,10 +83,12 @@ def ask(environ: Mapping[str, str], env: Mapping[str, str], stdin: bytes) -> tup
 
 def send(sock: socket.socket, env: Mapping[str, str], stdin: bytes) -> None:
     """Send the request, with an open descriptor of the namespace CNI_NETNS. Raises OSError, also if the request is too
-    long for a message."""
+    long for a message, or if no descriptor is free."""
     try:
         netns = os.open(env["CNI_NETNS"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if env["CNI_NETNS"] else -1
-    except (OSError, ValueError):
+    except (OSError, ValueError) as e:
+        if isinstance(e, OSError) and e.errno in errors.EXHAUSTED:
+            raise
         netns = -1                  # send no descriptor: the server reports the error
     try:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [netns]))] if netns >= 0 else []

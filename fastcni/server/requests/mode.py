@@ -3,7 +3,9 @@ same namespace."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Sequence
+from errno import EINVAL, ENOENT
 from time import time_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -85,10 +87,18 @@ class WarmMode(Mode):
         return super().encode(result)
 
     def open_netns(self, path: str) -> int:
-        """Return the descriptor that the launcher sent, if it is a network namespace; otherwise open `path`."""
+        """Return the descriptor that the launcher sent, if it is a network namespace; otherwise open `path`.
+
+        If the caller is outside of the server's container, `path` may be another pod's namespace here. If the caller
+        has sent no descriptor, the caller has no file at `path`.
+        """
         fd = self.message.netns
         if fd is not None and (identity := netns.identity(fd))[0] == self.identity[0]:
             self.message.netns = None       # from here on the plugin's Request closes the descriptor
+        elif not self.message.pid and not self.pod:     # the server cannot see the caller's pid namespace
+            if fd is None:
+                raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
+            raise netns.NotNamespace(EINVAL, "not a network namespace", path)
         else:
             fd = super().open_netns(path)
             try:

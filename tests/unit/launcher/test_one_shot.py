@@ -223,6 +223,18 @@ def test_an_answer_without_a_free_descriptor_is_lost(bridge, directory):
     assert (status, json.loads(stdout)["code"]) == (1, 11)
 
 
+@pytest.mark.parametrize("command", ["ADD", "DEL"])
+def test_a_request_without_a_descriptor_for_its_namespace_goes_one_shot(bridge, directory, command):
+    """Once, the request came without the namespace's descriptor. A server in a container then took the pod for deleted,
+    and the DEL succeeded."""
+    env = {"CNI_NETNS": "/proc/self/ns/uts"}
+    with serving(directory, reply(0, b"warm")) as server:
+        status, stdout, _ = run("sh", "-c", f"ulimit -n 4; exec {bridge}", env=variables(server, command, **env))
+    error = json.loads(stdout)
+    assert (status, error["code"]) == (1, 11) and error["msg"].endswith("Too many open files (errno 24)")
+    assert not server.requests
+
+
 def test_stdin_without_a_descriptor_for_its_memory_file_is_an_error(bridge, directory):
     with serving(directory, reply(0)) as server:
         status, stdout, _ = run("sh", "-c", f"ulimit -n 4; exec {bridge}", env=variables(server), stdin=LONG)

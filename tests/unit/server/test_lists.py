@@ -1,10 +1,12 @@
 """fastcni.runtime sends a list of fastcni's own plugins to the server as one request."""
 
 import contextlib
+import errno
 import json
 import os
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 from unit.server.client import Server
@@ -183,6 +185,18 @@ def test_a_foreign_plugin_a_chain_or_a_timeout_keeps_the_list_apart(stubbed, bin
 @pytest.mark.parametrize("environ", [{"FASTCNI_SOCKET": ""}, {"FASTCNI_SOCKET": "/nowhere/x"}, {"FASTCNI_WIRE": "1"}])
 def test_without_a_server_nothing_is_sent(environ):
     assert served.ask(environ, {"CNI_COMMAND": "ADD", "CNI_NETNS": ""}, b"{}") is None
+
+
+@pytest.mark.parametrize("error, sent", [(errno.EMFILE, False), (errno.ENOENT, True)])
+def test_without_a_descriptor_for_the_namespace_nothing_is_sent(stubbed, monkeypatch, error, sent):
+    """If the path does not exist, the server reports the error."""
+    def refuse(*_):
+        raise OSError(error, os.strerror(error))
+
+    cni, stub = stubbed(answer(0))
+    monkeypatch.setattr(served, "os", SimpleNamespace(**{**vars(os), "open": refuse}))
+    cni.delete(net_of(LOOPBACK), RT)
+    assert any(stub.requests) == sent and cni.runner.ran == ([] if sent else ["DEL loopback"])
 
 
 def test_the_server_gives_the_same_results_errors_and_caches_as_the_plugins_apart(host_netns, pod_netns, tmp_path,

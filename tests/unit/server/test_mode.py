@@ -21,8 +21,8 @@ def begun(host_netns):
     facts, deletes = Facts(), GroupedDeletes(in_thread)
     mode = WarmMode(home, facts, deletes, in_thread, None, None)
 
-    def begin(fd):
-        mode.begin(None, SimpleNamespace(netns=fd), SimpleNamespace(deliver=None))
+    def begin(fd, pid=1):
+        mode.begin(None, SimpleNamespace(netns=fd, pid=pid), SimpleNamespace(deliver=None))
         return mode
 
     yield begin
@@ -49,6 +49,14 @@ def test_otherwise_the_path_is_opened(begun, sent):
     assert mode.message.netns == fd         # Message.close() closes this descriptor
     for each in filter(None, (opened, fd)):
         os.close(each)
+
+
+def test_a_rollback_in_a_container_opens_the_path_if_the_descriptor_is_closed(begun, pod):
+    mode = begun(os.open(f"/run/netns/{pod}", os.O_RDONLY), pid=0)
+    os.close(mode.open_netns(f"/run/netns/{pod}"))          # Request.leave_mount() closes the descriptor
+    again = mode.open_netns(f"/run/netns/{pod}")
+    assert netns.identity(again) == mode.pod and not mode.is_home(again)
+    os.close(again)
 
 
 def test_a_path_that_is_no_namespace_is_closed(begun):

@@ -68,6 +68,27 @@ def test_a_namespace_can_be_unmounted_after_each_other_answer(node, pod, server,
     assert busy == []
 
 
+@pytest.mark.parametrize("seen", ["nothing", "a file"])
+def test_a_server_in_a_container_opens_no_other_namespace_at_the_path_of_a_pod_that_is_gone(node, pod, start, tmp_path,
+                                                                                            seen):
+    """CNI_NETNS, for instance /proc/PID/ns/net, may be another pod's namespace in the mount and pid namespaces of the
+    server. Once, DEL then deleted the link of the other pod, and ADD made a link in it."""
+    path = f"{tmp_path}/own/netns"
+    os.mkdir(f"{tmp_path}/own")
+    own = f'mount -t tmpfs none {tmp_path}/own && : > {path} && mount --bind /run/netns/{pod} {path} && exec "$@"'
+    server = start(before=("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", own, "sh"))
+    conf = node.conf(isGateway=True)
+    server.ok("ADD", conf, pod)
+    before = node.left(pod)
+    if seen == "a file":
+        open(path, "w").close()
+    assert server.ok("DEL", conf, path, cid="c-2") is None
+    error = server.refused("ADD", conf, path, cid="c-2", ifname="eth1")
+    assert error["code"] == 8 and error["msg"].startswith(f'failed to open netns "{path}"')
+    assert node.left(pod) == before
+    server.ok("DEL", conf, pod)
+
+
 def test_a_namespace_can_be_unmounted_when_the_plugin_file_has_ended(node, pod, server, plugins, bound):
     """The plugin file, too, has a descriptor of the namespace until it ends."""
     env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c-1", "CNI_IFNAME": "lo", "CNI_NETNS": bound, "CNI_PATH": plugins,
@@ -195,7 +216,7 @@ def test_a_namespace_without_an_identity_leaves_no_descriptor(warm, collector_of
     def refuse(_):
         raise OSError(12, os.strerror(12))
 
-    warm.message = SimpleNamespace(netns=None)
+    warm.message = SimpleNamespace(netns=None, pid=os.getpid())
     before = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patch:
         patch.setattr(netns, "identity", refuse)
