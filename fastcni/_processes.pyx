@@ -68,11 +68,14 @@ cdef extern from *:
     int spawn_program(const char* path, char** argv, char** env, const int* streams) nogil
 
 
-def spawn(str path not None, argv, env, int stdin, int stdout, int stderr):
-    """Start a program in its own process group, with three open files as its standard streams. Return its pid.
+def spawn(str path not None, argv, env, list pids not None, int stdin, int stdout, int stderr):
+    """Start a program in its own process group, with three open files as its standard streams. Append its pid to
+    `pids`.
 
-    The kernel kills the program when the calling thread ends. argv: texts. env: {name: text}. The descriptors of the
-    files must be above 2. Raises OSError, and ValueError for a NUL or an invalid variable name.
+    A signal may arrive during the start, and its handler may then raise before the caller has stored a returned pid.
+    `pids` already has the pid at that time. The kernel kills the program when the calling thread ends. argv: texts.
+    env: {name: text}. The descriptors of the files must be above 2. Raises OSError, and ValueError for a NUL or an
+    invalid variable name.
     """
     cdef bytes name = encoded(path)
     cdef list arguments = [encoded(text) for text in argv]
@@ -98,7 +101,7 @@ def spawn(str path not None, argv, env, int stdin, int stdout, int stderr):
     free(pointers)
     if pid < 0:
         refuse(-pid, path)
-    return pid
+    pids.append(pid)
 
 
 # -- processes that may end later than this one -------------------------------------------------------------------

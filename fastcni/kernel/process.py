@@ -81,7 +81,7 @@ def run(path: str, env: Mapping[str, str], stdin: bytes, argv: Sequence[str] = (
         started = perf_counter_ns()
         waiting.here.request.step(f"run {' '.join(argv or (path,))}")
         try:
-            wait_status, late = wait(spawn(path, argv or (path,), env, *files), timeout)
+            wait_status, late = start_and_wait(path, argv or (path,), env, files, timeout)
         finally:
             waiting.here.request.spent(phase, started)
         status, cause = read_wait_status(wait_status)
@@ -123,18 +123,23 @@ def read_back(fd: int, path: str, stream: str) -> bytes:
     return b"".join(parts)
 
 
-def wait(pid: int, timeout: float | None) -> tuple[int, bool]:
-    """Wait for the child `pid` and reap it. Return (its wait status, whether it was killed after the timeout)."""
+def start_and_wait(path: str, argv: Sequence[str], env: Mapping[str, str], files: Sequence[int],
+                   timeout: float | None) -> tuple[int, bool]:
+    """Start a program with the three `files` as its streams, wait for its end and reap it. Return (its wait status,
+    whether it was killed after the timeout)."""
+    pids: list[int] = []
     try:
-        late = not ends_within(pid, timeout and waiting.limit(timeout))
+        spawn(path, argv, env, pids, *files)
+        late = not ends_within(pids[0], timeout and waiting.limit(timeout))
     # For example CallerGone, KeyboardInterrupt, no free descriptor: leave no program running
     except BaseException:
-        end(pid)
+        for pid in pids:
+            end(pid)
         raise
     if late:
-        return end(pid), True
+        return end(pids[0]), True
     try:
-        return posix.waitpid(pid, 0)[1], False
+        return posix.waitpid(pids[0], 0)[1], False
     except ChildProcessError as e:
         e.add_note("other code has reaped the child: is SIGCHLD ignored in this process?")
         raise

@@ -9,6 +9,9 @@ import sys
 import textwrap
 import threading
 import time
+from _thread import interrupt_main
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -215,6 +218,23 @@ def test_a_program_has_no_signal_blocked():
     assert b"SigBlk:\t0000000000000000" in status
 
 
+def test_a_signal_during_the_start_leaves_no_program_running():
+    """The handler raises when spawn() returns. Once, the program went on, so the ADD of an interrupted
+    self-test could go on after its DEL."""
+    def children():
+        return set(filter(runs, Path("/proc/thread-self/children").read_text().split()))
+
+    # spawn() reads the environment, here empty, and runs no Python code from there to its return
+    env = SimpleNamespace(items=lambda: filter(interrupt_main, (signal.SIGINT,)))
+    former, before = signal.signal(signal.SIGINT, signal.default_int_handler), children()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sh("exec sleep 60", env=env)
+    finally:
+        signal.signal(signal.SIGINT, former)
+    assert children() <= before
+
+
 @pytest.mark.parametrize("timeout, cause", [(60, ""), (None, ""), (0.2, "signal: killed")])
 def test_it_works_where_the_kernel_has_no_pidfd(monkeypatch, timeout, cause):
     def pidfd_open(pid):
@@ -225,8 +245,10 @@ def test_it_works_where_the_kernel_has_no_pidfd(monkeypatch, timeout, cause):
 
 
 def test_a_killed_program_that_had_not_ended_in_time_is_reaped_later():
+    started = []
     with open("/dev/null", "r+") as null:
-        pid = process.spawn("/bin/true", ("/bin/true",), {}, *[null.fileno()] * 3)
+        process.spawn("/bin/true", ("/bin/true",), {}, started, *[null.fileno()] * 3)
+    (pid,) = started
     process.strays.append(pid)
     assert eventually(lambda: not runs(pid)) and os.path.exists(f"/proc/{pid}")
     sh("exit 0")
