@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -44,17 +44,16 @@ POLICY_GAUGES = {
 
 
 class AgentCollector(Collector):
-    """The collector of an agent's metrics. Set `agent` before each run. receive() is a structlog processor that counts
-    the log events in EVENTS."""
+    """The collector of an agent's metrics. Set `agent` before each run. receive() counts the log events in
+    EVENTS."""
 
     def __init__(self) -> None:
         self.agent: Agent | None = None
         self.events = Counter[str]()
 
-    def receive(self, _: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    def receive(self, line: Mapping[str, Any]) -> None:
         if line["event"] in EVENTS:
             self.events[line["event"]] += 1
-        return line
 
     def collect(self) -> Iterator[Any]:
         warnings = CounterMetricFamily("fastcni_agent_warnings", "Warnings and errors in the log", labels=["event"])

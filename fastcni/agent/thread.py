@@ -51,7 +51,7 @@ class AgentThread:
             except (ConfigurationError, Away, OSError) as e:
                 self.log.error("agent_failed", error=str(e), again_in=AGAIN_S)
             except Exception as e:      # a bug in the agent must not end the server
-                self.log.error("agent_failed", error=repr(e), again_in=AGAIN_S, exc_info=True)
+                self.log.exception("agent_failed", error=repr(e), again_in=AGAIN_S)
             self.ended.wait(AGAIN_S)
 
     def _run_once(self) -> None:

@@ -21,7 +21,7 @@ from fastcni.daemon.events import EVENTS
 from fastcni.daemon.log import RateLimited, logfmt_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Mapping
 
     from fastcni.daemon.log import Logger
 
@@ -61,8 +61,7 @@ class Series:
 
 class KubernetesEvents:
     """The table of events and the thread that sends them. where: the path of a kubeconfig, or IN_CLUSTER. node: this
-    node's name in the cluster; "": the environment variable NODE_NAME, otherwise the host name. receive() is a
-    structlog processor."""
+    node's name in the cluster; "": the environment variable NODE_NAME, otherwise the host name."""
 
     def __init__(self, where: str, node: str = "") -> None:
         self.api = Api(in_cluster if where == IN_CLUSTER else lambda: read_kubeconfig(where))
@@ -72,11 +71,10 @@ class KubernetesEvents:
         self.series: dict[tuple[str, ...], Series] = {}
         self.thread = Thread(target=self._run, name="kubernetes-events", daemon=True)
 
-    def receive(self, _: object, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    def receive(self, line: Mapping[str, Any]) -> None:
         """Record a line of the log. Any thread may call this."""
-        if line.get("event") in EVENTS:
+        if line["event"] in EVENTS:
             self.note(line["event"], {name: line[name] for name in EVENTS[line["event"]].fields if name in line})
-        return line
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         key = (event, *(str(fields.get(name, "")) for name in THINGS))

@@ -3,50 +3,44 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
+import traceback
 from datetime import UTC, datetime
-from functools import partialmethod
 from time import monotonic
-from types import ModuleType
 from typing import NamedTuple
 
 from fastcni.kernel import logs
-from fastcni.kit.call.request_log import JOURNAL, LOG_DAEMON, SYSLOG, journal_entry, readable
-
-# structlog imports the package rich, if it is installed, for coloured tracebacks: 50 ms and 5 MB. It imports asyncio
-# for coroutines that log: 14 ms and 3 MB. fastcni's logs have no colours and no coroutines, so the next lines prevent
-# both imports.
-absent: Any = None
-unused = {"rich": absent, "asyncio": ModuleType("asyncio")}
-loaded = {name: sys.modules.setdefault(name, module) for name, module in unused.items()}
-import structlog  # noqa: E402
-
-for name, module in unused.items():
-    if loaded[name] is module:
-        del sys.modules[name]
+from fastcni.kit.call.request_log import (
+    JOURNAL,
+    LOG_DAEMON,
+    LOG_INFO,
+    LOG_WARNING,
+    SYSLOG,
+    journal_entry,
+    readable,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any, Protocol, TextIO
 
-    from structlog.typing import Processor
+    Receiver = Callable[[Mapping[str, Any]], object]        # gets the event and the fields of a line
 
     class Logger(Protocol):
-        """The contract of loggers: the loggers of make(), and the logger of `dhcp daemon`, which does not use
-        structlog. Each level has a method; exception() logs an error with the traceback of the current exception."""
+        """The contract of loggers: Log, and the logger of `dhcp daemon`. Each level has a method; exception() logs an
+        error with the traceback of the current exception."""
 
-        def debug(self, event: str, **fields: Any) -> object: ...
-        def info(self, event: str, **fields: Any) -> object: ...
-        def warning(self, event: str, **fields: Any) -> object: ...
-        def error(self, event: str, **fields: Any) -> object: ...
-        def exception(self, event: str, **fields: Any) -> object: ...
+        def debug(self, event: str, /, **fields: Any) -> object: ...
+        def info(self, event: str, /, **fields: Any) -> object: ...
+        def warning(self, event: str, /, **fields: Any) -> object: ...
+        def error(self, event: str, /, **fields: Any) -> object: ...
+        def exception(self, event: str, /, **fields: Any) -> object: ...
 
 MAX_NAMES = 3
-LEVELS = ("debug", "info", "warning", "error")
-SAME_LEVEL = {"warn": "warning", "exception": "error"}      # {method of a logger that is no level: its level}
+LOG_DEBUG, LOG_ERR = 7, 3           # syslog(3)
+SEVERITIES = {"debug": LOG_DEBUG, "info": LOG_INFO, "warning": LOG_WARNING, "error": LOG_ERR}
 SPECIAL = frozenset(' "=\\')
 
 
@@ -58,78 +52,90 @@ class LogOptions(NamedTuple):
     to: str = ""                # "" for stderr, "syslog" or "journald"
 
 
-def make(level: str, fmt: str, to: str = "", receivers: Iterable[Processor] = ()) -> Logger:
-    """Return a logger: call log.info(event, key=value, ...). level, fmt, to: as in LogOptions; fmt has no effect on
-    journald, which gets fields. receivers: structlog processors that get the fields of each line."""
-    render: Any = logfmt if fmt == "logfmt" else structlog.processors.JSONRenderer(serializer=as_json)
+def make(level: str, fmt: str, to: str = "", receivers: Iterable[Receiver] = ()) -> Log:
+    """Return a logger. level, fmt, to: as in LogOptions; fmt has no effect on journald, which gets fields."""
     if to == "journald":
-        render = journal_fields
-    return structlog.wrap_logger(
-        Journal(JOURNAL) if to == "journald" else Syslog() if to == "syslog" else Lines(sys.stderr),
-        processors=[*receivers, stamp, render], wrapper_class=logger_class(level)).bind()
+        return Log(level, journal_fields, Journal(JOURNAL), receivers)
+    return Log(level, logfmt if fmt == "logfmt" else as_json, Syslog() if to == "syslog" else Lines(sys.stderr),
+               receivers)
 
 
-def logger_class(level: str) -> type:
-    """Return structlog's class of loggers for `level`, with the shorter methods of method(): loggers of fastcni have no
-    context, and the last processor returns the only argument of a method of Lines, Syslog or Journal."""
-    lowest = getattr(logging, level.upper())
-    shorter = {name: method(name) for name in LEVELS if getattr(logging, name.upper()) >= lowest}
-    return type("FilteringLogger", (structlog.make_filtering_bound_logger(lowest),), shorter)
+class Log:
+    """A logger: call log.info(event, key=value, ...).
 
+    level: the lowest level that is written. render: the function that makes the argument of to.write() from the fields
+    of a line. receivers: functions that get the event and the fields of each line, without level and timestamp.
+    """
 
-def method(name: str) -> Callable[..., None]:
-    """Return a method that passes the fields of a line through the processors, then to the method `name` of Lines,
-    Syslog or Journal."""
-    def log_line(logger: Any, event: str, /, **fields: Any) -> None:
-        line: Any = fields
-        line["event"] = event
-        for process in logger._processors:
-            line = process(logger._logger, name, line)
-        getattr(logger._logger, name)(line)
-    return log_line
+    def __init__(self, level: str, render: Callable[[dict[str, Any]], Any], to: Lines | Syslog,
+                 receivers: Iterable[Receiver] = ()) -> None:
+        self.max_severity = SEVERITIES[level]
+        self.render, self.write, self.receivers = render, to.write, tuple(receivers)
+
+    def debug(self, event: str, /, **fields: Any) -> None:
+        if self.max_severity >= LOG_DEBUG:
+            self._log("debug", event, fields)
+
+    def info(self, event: str, /, **fields: Any) -> None:
+        if self.max_severity >= LOG_INFO:
+            self._log("info", event, fields)
+
+    def warning(self, event: str, /, **fields: Any) -> None:
+        if self.max_severity >= LOG_WARNING:
+            self._log("warning", event, fields)
+
+    def error(self, event: str, /, **fields: Any) -> None:
+        self._log("error", event, fields)
+
+    def exception(self, event: str, /, **fields: Any) -> None:
+        self._log("error", event, fields, traceback.format_exc().removesuffix("\n"))
+
+    def _log(self, level: str, event: str, fields: dict[str, Any], exception: str = "") -> None:
+        fields["event"] = event
+        for receive in self.receivers:
+            receive(fields)
+        fields["level"] = level
+        fields["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        if exception:
+            fields["exception"] = exception
+        self.write(level, self.render(fields))
 
 
 class Lines:
-    """A logger that writes lines to a file. It drops lines that it cannot write, for example because the disk is full,
-    so that no request fails because of the log."""
+    """Write lines to a file. Lines that cannot be written, for example because the disk is full, are lost, so that no
+    request fails because of the log."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
 
-    def msg(self, message: str) -> None:
+    def write(self, level: str, message: str) -> None:
         try:
             self.file.write(f"{message}\n")
             self.file.flush()
         except OSError:
             return
 
-    log = debug = info = warn = warning = error = critical = exception = fatal = msg
-
 
 class Syslog:
-    """A logger that sends lines to /dev/log, with the facility daemon (RFC 3164). The lines have no time; the log
-    daemon adds it. If /dev/log is missing or busy, lines are lost."""
+    """Send lines to /dev/log, with the facility daemon (RFC 3164). The lines have no time; the log daemon adds it. If
+    /dev/log is missing or busy, lines are lost."""
 
     def __init__(self, path: str = SYSLOG) -> None:
         self.path = path
 
-    def _send(self, severity: int, message: Any) -> None:
+    def write(self, level: str, message: Any) -> None:
         try:
-            logs.send(self.path, self._datagram(severity, message))
+            logs.send(self.path, self._datagram(SEVERITIES[level], message))
         except OSError:
             return
 
     def _datagram(self, severity: int, message: Any) -> bytes:
         return f"<{LOG_DAEMON | severity}>fastcni[{os.getpid()}]: {message}".encode()
 
-    debug, info, warning = partialmethod(_send, 7), partialmethod(_send, 6), partialmethod(_send, 4)
-    exception = critical = error = partialmethod(_send, 3)
-
 
 class Journal(Syslog):
-    """A logger that sends entries to journald in its native protocol, with the same field names as one-shot requests:
-    FASTCNI_EVENT and so on. If journald is missing or busy, entries are lost. The methods get the dict that
-    journal_fields() returns."""
+    """Send entries to journald in its native protocol, with the same field names as one-shot requests: FASTCNI_EVENT
+    and so on. If journald is missing or busy, entries are lost. write() gets the dict that journal_fields() returns."""
 
     def _datagram(self, severity: int, message: dict[str, str]) -> bytes:
         return journal_entry(severity, message)
@@ -161,23 +167,14 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
 
 
-def as_json(event: Mapping[str, Any], **_: object) -> str:
+def as_json(event: Mapping[str, Any]) -> str:
     """Return an event as a line of JSON. Bytes that are not UTF-8, for example in a container id, become question
     marks."""
     return to_utf8(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
 
 
-def stamp(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Add level, timestamp and exception to an event; a structlog processor. stamp() replaces three processors of
-    structlog, which make nine function calls for each line."""
-    event["level"] = SAME_LEVEL.get(method, method)
-    event["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    return structlog.processors.format_exc_info(logger, method, event) if "exc_info" in event else event
-
-
-def logfmt(_: object, __: str, event: MutableMapping[str, Any]) -> str:
-    """Render an event as key=value, in the order of the call; a structlog processor. It is faster than structlog's
-    LogfmtRenderer."""
+def logfmt(event: dict[str, Any]) -> str:
+    """Return an event as key=value, in the order of the call."""
     first = f"timestamp={event.pop('timestamp')} level={event.pop('level')} event={text(event.pop('event'))}"
     return f"{first} {logfmt_fields(event)}" if event else first
 
@@ -192,9 +189,8 @@ def logfmt_fields(fields: Mapping[str, Any]) -> str:
     return " ".join([f"{name}={text(str(value))}" for name, value in fields.items()])
 
 
-def journal_fields(_: object, __: str, event: MutableMapping[str, Any]) -> dict[str, str]:
-    """Return the fields for a method of Journal; a structlog processor. Leave out time and level, which journald has in
-    its own fields."""
+def journal_fields(event: dict[str, Any]) -> dict[str, str]:
+    """Return the fields for Journal.write(). Leave out time and level, which journald has in its own fields."""
     fields = {"event": event.pop("event"), **event}
     return {name: readable(value) for name, value in fields.items() if name not in ("timestamp", "level")}
 

@@ -1,6 +1,6 @@
 """Write the log of `dhcp daemon` as logfmt lines to stderr, with the same fields and events as the server's log.
 
-The server logs with structlog, which a plugin file does not have."""
+The server's log, daemon/log.py, imports modules of Python that this daemon does not need: json, typing, datetime."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fastcni.kit.call.request_log import logfmt, readable
 class Log:
     """The log, used as log.info(event, name=value, ...). A line that cannot be written is lost."""
 
-    def debug(self, event: str, **fields: object) -> None:
+    def debug(self, event: str, /, **fields: object) -> None:
         """Do nothing: the lowest level that is written is info."""
 
-    def info(self, event: str, **fields: object) -> None:
+    def info(self, event: str, /, **fields: object) -> None:
         self._write("info", event, fields)
 
-    def warning(self, event: str, **fields: object) -> None:
+    def warning(self, event: str, /, **fields: object) -> None:
         self._write("warning", event, fields)
 
-    def error(self, event: str, **fields: object) -> None:
+    def error(self, event: str, /, **fields: object) -> None:
         self._write("error", event, fields)
 
-    def exception(self, event: str, **fields: object) -> None:
+    def exception(self, event: str, /, **fields: object) -> None:
         self._write("error", event, fields | {"exception": traceback.format_exc()})
 
     def _write(self, level: str, event: str, fields: dict[str, object]) -> None:

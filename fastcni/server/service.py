@@ -44,10 +44,9 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from prometheus_client.registry import Collector
-    from structlog.typing import Processor
 
     from fastcni.daemon.kubernetes_events import KubernetesEvents
-    from fastcni.daemon.log import Logger
+    from fastcni.daemon.log import Logger, Receiver
 
     class Beside(Protocol):
         """A part that runs in its own thread next to the server: the dhcp daemon, the node agent."""
@@ -86,7 +85,7 @@ class Options:
     otlp: str = ""                                      # the URL of a collector of traces; "": no traces
     kubernetes_events: str = ""                         # a kubeconfig's path, or "in-cluster"; "": no Kubernetes Events
     log: log.LogOptions = field(default_factory=log.LogOptions)
-    receivers: Sequence[Processor] = ()                 # called with the fields of each log line
+    receivers: Sequence[Receiver] = ()                  # called with the fields of each log line
     node: NodeView = field(default_factory=NodeView)    # what the server reads about its node
     beside: Sequence[Callable[[Logger], Beside]] = ()   # functions that make a Beside
     parts: Sequence[Part] = ()                          # further parts

@@ -144,4 +144,4 @@ def test_metadata_name_the_command_and_the_requirements(wheel):
     assert "Requires-Python: >=3.11" in metadata
     needs = {line.split(": ")[1].partition(">=")[0] for line in metadata
              if line.startswith("Requires-Dist") and "extra ==" not in line}
-    assert needs == {"orjson", "click", "rich", "structlog", "jeepney"}
+    assert needs == {"orjson", "click", "rich", "jeepney"}

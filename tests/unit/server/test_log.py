@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import socket
 import sys
 
@@ -17,7 +18,7 @@ from fastcni.daemon import log
 def test_only_a_value_with_special_characters_is_quoted(value, shown):
     event = {"timestamp": "now", "level": "info", "event": "request_done", "command": "ADD", "container": value,
              "ms": 0.25}
-    line = log.logfmt(None, "info", event)
+    line = log.logfmt(event)
     assert line == f"timestamp=now level=info event=request_done command=ADD container={shown} ms=0.25"
 
 
@@ -65,8 +66,8 @@ def test_line_goes_to_syslog_with_its_severity(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.bind(path)
         syslog = log.Syslog(path)
-        for write, severity in ((syslog.info, 6), (syslog.warning, 4), (syslog.error, 3)):
-            write("event=server_ready")
+        for level, severity in (("debug", 7), ("info", 6), ("warning", 4), ("error", 3)):
+            syslog.write(level, "event=server_ready")
             assert daemon.recv(1000) == f"<{24 + severity}>fastcni[{os.getpid()}]: event=server_ready".encode()
 
 
@@ -91,4 +92,30 @@ def test_a_line_goes_to_journald_as_fields(tmp_path, monkeypatch):
 
 
 def test_line_without_a_log_daemon_is_lost(tmp_path):
-    log.Syslog(str(tmp_path / "log")).error("event=server_fault")
+    log.Syslog(str(tmp_path / "log")).write("error", "event=server_fault")
+
+
+@pytest.mark.parametrize(("fmt", "shown"), [
+    ("logfmt", r'timestamp=T level=error event=server_fault id=7 exception="Traceback (most recent call last):\n'),
+    ("json", r'{"id":7,"event":"server_fault","level":"error","timestamp":"T","exception":"Traceback (most recent call '
+             r'last):\n')])
+def test_the_traceback_is_the_last_field_and_ends_without_a_newline(fmt, shown, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    logger = log.make("error", fmt)
+    try:
+        raise ValueError("seven")
+    except ValueError:
+        logger.exception("server_fault", id=7)
+    line = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", "T", sys.stderr.getvalue())
+    assert line.startswith(shown) and line.rstrip("}\n").endswith(r'\nValueError: seven"')
+
+
+@pytest.mark.parametrize("to", ["", "journald"])
+def test_a_receiver_gets_the_event_and_the_fields_of_a_written_line(to, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(log, "JOURNAL", str(tmp_path / "journal"))
+    received = []
+    logger = log.make("warning", "logfmt", to, [lambda line: received.append({**line})])
+    logger.info("pool_recovered", free=9)
+    logger.warning("pool_nearly_full", free=1)
+    assert received == [{"event": "pool_nearly_full", "free": 1}]
