@@ -7,7 +7,7 @@
     etcd              etcd's JSON gateway
     kubernetes        the Kubernetes API
     list_reader       reads the API server's answer to a list request while the answer arrives
-    kubernetes_watch  watches several kinds of objects
+    kubernetes_watch  watches one kind of objects, or several kinds
     kubeconfig        kubeconfig files, and the credentials of a pod in the cluster
     pod_resources     the kubelet's pod-resources API
     site_packages     makes urllib3, yaml and h2 importable in a one-shot plugin

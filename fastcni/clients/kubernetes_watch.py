@@ -54,8 +54,8 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
 
     def run(plural: str) -> None:
         try:
-            follow(api, plural, path_of(plural, base), tell_one, over, list_ended, cached=plural in cached,
-                   metadata=plural in metadata)
+            KindWatch(api, plural, path_of(plural, base), tell_one, list_ended, cached=plural in cached,
+                      metadata=plural in metadata).follow(over)
         except BaseException as e:
             failed.append(e)
 
@@ -70,50 +70,70 @@ def watch_all(api: Api, plurals: tuple[str, ...], tell: Tell, stop: Callable[[],
         raise failed[0]
 
 
-def follow(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool],
-           listed: Callable[[str], object], selector: str = "", cached: bool = False, metadata: bool = False) -> None:
-    """Watch one kind. If the server no longer has the changes, list the kind again. selector: a query that selects
-    objects. cached, metadata: see watch_all()."""
-    import random
+class KindWatch:
+    """The watch of one kind.
 
-    known: dict[Key, Object | None] = {}
-    while not stop():
-        try:
-            revision = list_all(api, plural, path, tell, stop, selector, cached, metadata, known)
-            listed(plural)
-            while not stop():
-                started = monotonic()
-                for kind, document in api.watch(path, revision, stop, selector, metadata):
-                    revision = document["metadata"]["resourceVersion"]
-                    if kind != "BOOKMARK":
-                        note(plural, document, kind == "DELETED", known, tell)
-                if not stop() and monotonic() - started < PAUSE_S:
-                    waiting.readable(-1, random.uniform(0.5, 1.5) * PAUSE_S, waiting.STORE)
-        except Expired:
-            if cached:
-                most = min(LIST_S_OF_AN_OBJECT * len(known) ** 2, MAX_SPREAD_S)
-                waiting.until(stop, random.uniform(0.0, most), waiting.STORE)
+    name: the kind's name for tell() and listed(), a plural or a path as in watch_all(). path: the kind's path in the
+    API. selector: a query that selects objects, "" for all. cached, metadata: see watch_all().
 
+    known: {key: object} of the objects that exist; None instead of an object if `name` is a path.
+    """
 
-def list_all(api: Api, plural: str, path: str, tell: Tell, stop: Callable[[], bool], selector: str, cached: bool,
-             metadata: bool, known: dict[Key, Object | None]) -> str:
-    """Call tell() for all objects of a list, and for the objects that were deleted since the last list. Return the
-    resourceVersion to watch from. See follow()."""
-    there: set[Key] = set()
+    __slots__ = ("api", "name", "path", "tell", "listed", "selector", "cached", "metadata", "known")
 
-    def tell_one(document: Object) -> None:
-        there.add(key_of(document))
-        note(plural, document, False, known, tell)
+    def __init__(self, api: Api, name: str, path: str, tell: Tell, listed: Callable[[str], object], *,
+                 selector: str = "", cached: bool = False, metadata: bool = False) -> None:
+        self.api, self.name, self.path, self.tell, self.listed = api, name, path, tell, listed
+        self.selector, self.cached, self.metadata = selector, cached, metadata
+        self.known: dict[Key, Object | None] = {}
 
-    if cached:                          # handle each object when it arrives: all pods of a cluster would take gigabytes
-        revision = api.list_each(path, tell_one, stop, selector, metadata)
-    else:
-        documents, revision = api.list_with_revision(path, selector, metadata)
-        for document in documents:
-            tell_one(document)
-    for key in known.keys() - there:
-        note(plural, known[key] or named(key), True, known, tell)
-    return revision
+    def follow(self, stop: Callable[[], bool]) -> None:
+        """Read the list, then its changes, until stop() returns true. If the server no longer has the changes, list the
+        kind again."""
+        import random
+
+        while not stop():
+            try:
+                revision = self._list(stop)
+                self.listed(self.name)
+                while not stop():
+                    started = monotonic()
+                    for kind, document in self.api.watch(self.path, revision, stop, self.selector, self.metadata):
+                        revision = document["metadata"]["resourceVersion"]
+                        if kind != "BOOKMARK":
+                            self._note(document, kind == "DELETED")
+                    if not stop() and monotonic() - started < PAUSE_S:
+                        waiting.readable(-1, random.uniform(0.5, 1.5) * PAUSE_S, waiting.STORE)
+            except Expired:
+                if self.cached:
+                    most = min(LIST_S_OF_AN_OBJECT * len(self.known) ** 2, MAX_SPREAD_S)
+                    waiting.until(stop, random.uniform(0.0, most), waiting.STORE)
+
+    def _list(self, stop: Callable[[], bool]) -> str:
+        """Call tell() for all objects of a list, and for the objects that were deleted since the last list. Return the
+        resourceVersion to watch from."""
+        there: set[Key] = set()
+
+        def tell_one(document: Object) -> None:
+            there.add(key_of(document))
+            self._note(document, gone=False)
+
+        if self.cached:     # handle each object when it arrives: all pods of a cluster would take gigabytes
+            revision = self.api.list_each(self.path, tell_one, stop, self.selector, self.metadata)
+        else:
+            documents, revision = self.api.list_with_revision(self.path, self.selector, self.metadata)
+            for document in documents:
+                tell_one(document)
+        for key in self.known.keys() - there:
+            self._note(self.known[key] or named(key), gone=True)
+        return revision
+
+    def _note(self, document: Object, gone: bool) -> None:
+        if gone:
+            self.known.pop(key_of(document), None)
+        else:
+            self.known[key_of(document)] = document if is_own(self.name) else None
+        self.tell(self.name, document, gone)
 
 
 def is_own(plural: str) -> bool:
@@ -128,14 +148,6 @@ def named(key: Key) -> Object:
     """Return an object with only its name."""
     namespace, name = key
     return {"metadata": {**({"namespace": namespace} if namespace else {}), "name": name}}
-
-
-def note(plural: str, document: Object, gone: bool, known: dict[Key, Object | None], tell: Tell) -> None:
-    if gone:
-        known.pop(key_of(document), None)
-    else:
-        known[key_of(document)] = document if is_own(plural) else None
-    tell(plural, document, gone)
 
 
 def key_of(document: Object) -> Key:

@@ -6,7 +6,7 @@ from threading import Event, Thread
 from typing import Generic, TypeVar
 
 from fastcni.clients.errors import Away
-from fastcni.clients.kubernetes_watch import follow, key_of
+from fastcni.clients.kubernetes_watch import KindWatch, key_of
 from fastcni.daemon.background import enter_home, start_thread
 
 TYPE_CHECKING = False
@@ -24,11 +24,13 @@ RETRY_S = 1.0                   # seconds until the next try, after a watch has 
 STOP_S = 1.0                    # seconds that stop() waits for the thread
 
 
-class Watch(Generic[T]):
-    """The watch of one kind. path: the kind's path in the API. selector: a query that selects objects, "" for all.
-    reduce(document): returns the part of an object to keep. changed(key, kept): called in the thread after each change;
-    kept is None if the object no longer exists. complete(): called in the thread after each list. home: a descriptor of
-    the server's network namespace.
+class WatchThread(Generic[T]):
+    """The thread that watches one kind.
+
+    path: the kind's path in the API. selector: a query that selects objects, "" for all. reduce(document): returns the
+    part of an object to keep. changed(key, kept): called in the thread after each change; kept is None if the object no
+    longer exists. complete(): called in the thread after each list. home: a descriptor of the server's network
+    namespace.
 
     found: {(namespace, name): the kept part}. why: why the watch is not connected; "" if it is connected. listed:
     whether `found` has been complete once.
@@ -70,8 +72,8 @@ class Watch(Generic[T]):
         while not self.stopping.is_set():
             self._listed_keys = set()
             try:
-                follow(self.api, self.path, self.path, self._tell, self.stopping.is_set, self._list_ended,
-                       self.selector)
+                KindWatch(self.api, self.path, self.path, self._tell, self._list_ended,
+                          selector=self.selector).follow(self.stopping.is_set)
             except Away as e:
                 if not self.why:
                     self.log.warning("networks_watch_lost", path=self.path, why=str(e))

@@ -7,7 +7,7 @@ from threading import Lock
 from fastcni.clients.errors import Away
 from fastcni.kernel import waiting
 from fastcni.kit.networks.api_objects import DEFINITIONS, PODS, STATUS_TIMEOUT_S, ApiObjects, Pod, read_definition
-from fastcni.server.networks.watch import Watch
+from fastcni.server.networks.watch import WatchThread
 from fastcni.spec.errors import CniError
 
 TYPE_CHECKING = False
@@ -34,11 +34,10 @@ class WatchedObjects:
 
     def __init__(self, objects: ApiObjects, node: str, log: Logger, home: int) -> None:
         self.objects, self.log, self.lock, self.writing = objects, log, Lock(), Lock()
-        self.definitions: Watch[Stored] = Watch(objects.api, DEFINITIONS, read_definition, log, home,
-                                                changed=lambda key, found: objects.copies.keep(*key, found),
-                                                complete=self._remove_copies)
-        self.pods: Watch[Pod] = Watch(objects.api, PODS, Pod, log, home,
-                                      selector=f"fieldSelector=spec.nodeName%3D{node}")
+        self.definitions = WatchThread(objects.api, DEFINITIONS, read_definition, log, home,
+                                       changed=lambda key, found: objects.copies.keep(*key, found),
+                                       complete=self._remove_copies)
+        self.pods = WatchThread(objects.api, PODS, Pod, log, home, selector=f"fieldSelector=spec.nodeName%3D{node}")
         self.pods_wanted = False
         self.unwritten: dict[Key, tuple[str, str]] = {}         # {pod: (uid, status)}
 
@@ -81,7 +80,7 @@ class WatchedObjects:
                     self.unwritten[key] = uid, text
             raise
 
-    def _await_list(self, watch: Watch[Any]) -> None:
+    def _await_list(self, watch: WatchThread[Any]) -> None:
         if not watch.listed and not watch.why:
             waiting.until(lambda: watch.listed or watch.why, FIRST_LIST_S, waiting.STORE)
 

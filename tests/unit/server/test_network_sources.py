@@ -9,7 +9,7 @@ from unit.server.test_watched_pods import WEB, Objects, web
 
 from fastcni.server.networks import sources
 from fastcni.server.networks.sources import NetworkSources
-from fastcni.server.networks.watch import Watch
+from fastcni.server.networks.watch import WatchThread
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def networks(tmp_path, monkeypatch):
     opened lists the keys of the opened sources, and started lists the watches and the hot plug that the sources tried
     to start."""
     opened, started = [], []
-    monkeypatch.setattr(Watch, "start", lambda self: started.append(self.path.rpartition("/")[2]))
+    monkeypatch.setattr(WatchThread, "start", lambda self: started.append(self.path.rpartition("/")[2]))
     monkeypatch.setattr(sources.HotPlug, "start", lambda self: started.append("hot plug"))
 
     def source_of(keys):

@@ -9,13 +9,13 @@ import pytest
 from unit.server.flushed import Log
 
 from fastcni.clients.errors import Away
-from fastcni.clients.kubernetes_watch import follow
+from fastcni.clients.kubernetes_watch import KindWatch
 from fastcni.kernel import netns
 from fastcni.kit.networks.api_objects import DEFINITIONS, PODS, Pod, read_definition
 from fastcni.kit.networks.copies import Copies, Stored
 from fastcni.kit.networks.selection import NETWORKS
 from fastcni.server.networks import watch, watched
-from fastcni.server.networks.watch import Watch
+from fastcni.server.networks.watch import WatchThread
 from fastcni.server.networks.watched import WatchedObjects
 from fastcni.testing.witnesses import eventually
 
@@ -45,10 +45,10 @@ class Api:
 
 
 def test_a_thousand_watched_pods_take_less_than_two_megabytes():
-    api, watch = Api(), Watch(None, PODS, Pod, None, -1)
+    api, watch = Api(), WatchThread(None, PODS, Pod, None, -1)
     tracemalloc.start()
     try:
-        follow(api, PODS, PODS, watch._tell, lambda: api.size > 0, watch._list_ended)
+        KindWatch(api, PODS, PODS, watch._tell, watch._list_ended).follow(lambda: api.size > 0)
     finally:
         tracemalloc.stop()
     assert len(watch.found) == 1000
@@ -97,16 +97,16 @@ def home():
 
 @pytest.fixture
 def run(home, monkeypatch):
-    """Yield a function run(*lists) that starts a Watch of definitions. The watch's attribute changes lists the calls of
-    changed()."""
+    """Yield a function run(*lists) that starts a WatchThread of definitions. The attribute `changes` lists the calls
+    of changed()."""
     monkeypatch.setattr(watch, "RETRY_S", 0.01)
     made = []
 
     def make(*lists):
         changes = []
-        it = Watch(Lists(*lists), DEFINITIONS, read_definition, Log(), home,
-                   changed=lambda key, kept: changes.append((key[1], kept and kept.config)),
-                   complete=lambda: changes.append("complete"))
+        it = WatchThread(Lists(*lists), DEFINITIONS, read_definition, Log(), home,
+                         changed=lambda key, kept: changes.append((key[1], kept and kept.config)),
+                         complete=lambda: changes.append("complete"))
         it.changes = changes
         made.append(it)
         it.start()
@@ -147,7 +147,7 @@ def test_a_first_connection_that_works_is_no_event(run):
 
 
 def test_a_watch_is_not_current_before_its_list_and_while_it_is_lost():
-    it = Watch(None, PODS, Pod, Log(), -1)
+    it = WatchThread(None, PODS, Pod, Log(), -1)
     assert not it.current
     it._list_ended(PODS)
     assert it.current
@@ -156,7 +156,7 @@ def test_a_watch_is_not_current_before_its_list_and_while_it_is_lost():
 
 
 def test_a_watch_that_was_stopped_starts_no_thread():
-    it = Watch(None, PODS, Pod, Log(), -1)
+    it = WatchThread(None, PODS, Pod, Log(), -1)
     it.stop()
     it.start()
     assert it.thread is None
@@ -195,7 +195,7 @@ def source(tmp_path, monkeypatch):
     """Return a WatchedObjects whose watches have received a list and do not run."""
     monkeypatch.setattr(watched, "SEEN_S", 0.05)
     monkeypatch.setattr(watched, "FIRST_LIST_S", 0.05)
-    monkeypatch.setattr(Watch, "start", lambda self: None)
+    monkeypatch.setattr(WatchThread, "start", lambda self: None)
     it = WatchedObjects(Objects(tmp_path), "node-1", Log(), -1)
     it.definitions.listed = it.pods.listed = True
     return it

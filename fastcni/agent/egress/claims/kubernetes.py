@@ -19,7 +19,7 @@ from fastcni.agent.egress.claims.contract import FIRST_PAUSE_S, LEASE_S, MAX_PAU
 from fastcni.agent.tries import tries
 from fastcni.clients.errors import Away, Rejected
 from fastcni.clients.kubernetes import Conflict, Missing, number_of, open_api
-from fastcni.clients.kubernetes_watch import follow
+from fastcni.clients.kubernetes_watch import KindWatch
 from fastcni.daemon.kubernetes_events import micro_time
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Kubernetes:
 
         for _ in tries(stop, self._pause.wait, FIRST_PAUSE_S, MAX_PAUSE_S):
             with suppress(Away):        # the thread that renews claims logs this error
-                follow(self.api, "leases", LEASES, tell, stop, listed, SELECTOR)
+                KindWatch(self.api, "leases", LEASES, tell, listed, selector=SELECTOR).follow(stop)
 
     # -- Leases --------------------------------------------------------------------------------------------------------
 

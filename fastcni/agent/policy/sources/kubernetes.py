@@ -38,7 +38,7 @@ from fastcni.agent.policy.sources.documents import (
 )
 from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import NoSuchKind, number_of
-from fastcni.clients.kubernetes_watch import follow, key_of, watch_all
+from fastcni.clients.kubernetes_watch import KindWatch, key_of, watch_all
 from fastcni.daemon.wakeup import Wakeup
 
 if TYPE_CHECKING:
@@ -208,7 +208,8 @@ class Kubernetes:
     def _watch_pods(self, path: str, selector: str, listed: Callable[[str], object]) -> None:
         self._seen[path] = set()
         try:
-            follow(self.api, path, PODS, self._tell, self._stop.is_set, listed, selector, cached=True)
+            watch = KindWatch(self.api, path, PODS, self._tell, listed, selector=selector, cached=True)
+            watch.follow(self._stop.is_set)
         except Away as e:
             self._lost(path, e)
 

@@ -13,7 +13,7 @@ from fastcni.clients import kubernetes, kubernetes_watch
 from fastcni.clients.errors import Away
 from fastcni.clients.kubeconfig import Access
 from fastcni.clients.kubernetes import Api, Expired
-from fastcni.clients.kubernetes_watch import follow
+from fastcni.clients.kubernetes_watch import KindWatch
 from fastcni.clients.list_reader import ListError, read_list
 
 pytest.importorskip("urllib3")
@@ -95,7 +95,7 @@ def test_the_agent_keeps_neither_the_answer_with_all_pods_nor_the_pods_other_key
         source.api.watch = lambda *_: stop.set() or iter(())
         tracemalloc.start()
         try:
-            follow(source.api, PODS, PODS, source._tell, stop.is_set, source._list_ended, cached=True)
+            KindWatch(source.api, PODS, PODS, source._tell, source._list_ended, cached=True).follow(stop.is_set)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -151,7 +151,7 @@ def test_a_list_that_breaks_off_is_not_complete():
         with Service(Pods(lambda body=body: [body])) as service:
             api, listed = ask(service), []
             with pytest.raises(Away, match=PODS):
-                follow(api, PODS, PODS, lambda *_: None, lambda: False, listed.append, cached=True)
+                KindWatch(api, PODS, PODS, lambda *_: None, listed.append, cached=True).follow(lambda: False)
             api.close()
         assert not listed
 
@@ -164,8 +164,8 @@ def test_an_object_of_a_list_that_expired_is_deleted_if_the_next_list_lacks_it()
     with Service(Pods(lambda: next(lists))) as service:
         api = ask(service)
         api.watch = lambda *_: stop.set() or iter(())
-        follow(api, PODS, PODS, lambda _, it, gone: told.append((it["metadata"]["name"], gone)), stop.is_set,
-               lambda _: None, cached=True)
+        KindWatch(api, PODS, PODS, lambda _, it, gone: told.append((it["metadata"]["name"], gone)), lambda _: None,
+                  cached=True).follow(stop.is_set)
         api.close()
         queries = [path.partition("?")[2] for path, _, _ in service.asked]
     assert told == [("p1", False), ("p2", False), ("p2", False), ("p1", True)]
@@ -213,5 +213,24 @@ def test_agents_that_list_all_pods_again_wait_for_a_random_time_that_grows_with_
             return iter(())
 
     api = Lists()
-    follow(api, PODS, PODS, lambda *_: None, lambda: api.stopped, lambda _: None, cached=True)
+    KindWatch(api, PODS, PODS, lambda *_: None, lambda _: None, cached=True).follow(lambda: api.stopped)
     assert waits == [1.0, 10.0]
+
+
+def test_an_object_that_an_event_deleted_is_not_deleted_again_by_the_next_list():
+    told = []
+
+    class Changes:
+        lists = [[pod(1), pod(2)], [pod(2)]]
+
+        def list_with_revision(self, *_):
+            return self.lists.pop(0), "1"
+
+        def watch(self, *_):
+            yield "DELETED", pod(1)
+            raise Expired
+
+    api = Changes()
+    KindWatch(api, PODS, PODS, lambda _, it, gone: told.append((it["metadata"]["name"], gone)),
+              lambda _: None).follow(lambda: not api.lists)
+    assert told == [("p1", False), ("p2", False), ("p1", True), ("p2", False)]
