@@ -143,7 +143,9 @@ def test_without_the_routing_rule_connections_are_closed_until_it_is_back(world,
     old.sendall(request("GET /public/1"))
     assert status(read(old)) == 200
     sysctl.write("net/ipv4/tcp_early_demux", "0")       # with early demux, the kernel would not forward such packets
-    monkeypatch.setattr(part.redirect, "put_routes", lambda _: None)
+    replaced = threading.Event()
+    monkeypatch.setattr(part.redirect, "put_routes", lambda _: replaced.set())
+    assert replaced.wait(30)            # before that, the agent's thread may be in the real put_routes()
     run("ip", "rule", "del", "pref", "90")
     with pytest.raises(TimeoutError):
         world.connect("a", "b", seconds=0.5)
