@@ -14,6 +14,7 @@ from unit.agent.policy.pods import await_running, batch, up
 from unit.agent.policy.test_cluster_policies import policy, rule
 
 from fastcni.testing.namespaces import Inside
+from fastcni.testing.witnesses import eventually
 
 RESOLVERS = ("10.9.0.53", "fd09::53")
 OUTSIDE = ("10.9.0.1", "fd09::1")               # the resolver's host; the node has 10.9.0.254 and fd09::fe on this link
@@ -151,6 +152,13 @@ class World:
             return None
         message = dns.message.from_wire(data)
         return sorted(record.address for each in message.answer for record in each if each.rdtype in (1, 28))
+
+    def learns(self, pod, name, address, kind="A"):
+        """Repeat a pod's query, as resolvers do, until the answer has the address and the pod can connect to it. Return
+        whether this has happened. If the agent pauses for more than a second, as on a busy machine, the forwarder drops
+        queries. After two seconds the kernel redirects no query, and the answer opens no address."""
+        return eventually(lambda: self.told(pod, name, kind, seconds=1) == [address] and
+                          self.connects(pod, address))
 
     def send(self, pod, address, text):
         """Send one UDP packet to port 80 of a host."""
