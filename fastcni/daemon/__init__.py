@@ -1,6 +1,7 @@
 """The code that the server, the agent and the dhcp daemon share.
 
     log                writes one line for each event and each request
+    stream             writes lines to stderr, and drops lines that would block
     events             lists the events of the log that operators need
     kubernetes_events  sends these events as Kubernetes Events of the node
     listening          opens the listening socket, or takes the socket that systemd passes

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from time import monotonic
 from typing import NamedTuple
 
+from fastcni.daemon.stream import Stream
 from fastcni.kernel import logs
 from fastcni.kit.call.request_log import (
     JOURNAL,
@@ -102,18 +103,13 @@ class Log:
 
 
 class Lines:
-    """Write lines to a file. Lines that cannot be written, for example because the disk is full, are lost, so that no
-    request fails because of the log."""
+    """Write lines to a file. Lines that cannot be written are lost."""
 
     def __init__(self, file: TextIO) -> None:
-        self.file = file
+        self.stream = Stream(file)
 
     def write(self, level: str, message: str) -> None:
-        try:
-            self.file.write(f"{message}\n")
-            self.file.flush()
-        except OSError:
-            return
+        self.stream.write(message)
 
 
 class Syslog:

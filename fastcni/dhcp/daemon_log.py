@@ -8,11 +8,15 @@ import sys
 import time
 import traceback
 
+from fastcni.daemon.stream import Stream
 from fastcni.kit.call.request_log import logfmt, readable
 
 
 class Log:
     """The log, used as log.info(event, name=value, ...). A line that cannot be written is lost."""
+
+    def __init__(self) -> None:
+        self.stream = Stream(sys.stderr)
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Do nothing: the lowest level that is written is info."""
@@ -33,9 +37,4 @@ class Log:
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06d}Z"
         values = {"timestamp": stamp, "level": level, "event": event, **fields}
-        line = logfmt({name: readable(value) for name, value in values.items()})
-        try:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
-        except OSError:
-            return
+        self.stream.write(logfmt({name: readable(value) for name, value in values.items()}))

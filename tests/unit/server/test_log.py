@@ -1,5 +1,7 @@
 """Lines in logfmt, and the limit for the lines that a caller can cause."""
 
+import contextlib
+import fcntl
 import io
 import os
 import re
@@ -9,6 +11,10 @@ import sys
 import pytest
 
 from fastcni.daemon import log
+from fastcni.daemon.stream import Stream
+from fastcni.dhcp import daemon_log
+
+PIPE_BYTES = 16 << 10
 
 
 @pytest.mark.parametrize(("value", "shown"), [
@@ -59,6 +65,79 @@ def test_one_event_hides_no_other():
     for event in ("cluster_changed", "cluster_failed", "cluster_changed"):
         failed(event)
     assert lines == [("cluster_changed", 0), ("cluster_failed", 0)]
+
+
+@pytest.fixture
+def stopped_reader():
+    """Yield (the reader's end of a pipe with space for PIPE_BYTES, a Stream that writes to the pipe)."""
+    here, there = os.pipe()
+    fcntl.fcntl(there, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    with contextlib.suppress(BrokenPipeError), open(there, "w") as file:
+        yield here, Stream(file)
+    os.close(here)
+
+
+def written(here):
+    """Return the lines in the pipe, whose writer is open."""
+    return os.read(here, 1 << 20).decode().split("\n")
+
+
+def test_lines_to_a_reader_that_has_stopped_are_lost(stopped_reader):
+    """Once, the server waited for a program that had stopped reading its log, and answered no request."""
+    here, stream = stopped_reader
+    for number in range(10_000):
+        stream.write(f"line {number}")
+    lines = written(here)
+    assert lines[:2] == ["line 0", "line 1"] and 1000 < len(lines) < 10_000
+    stream.write("the next line")
+    assert written(here) == ["the next line", ""]
+
+
+def test_a_long_line_to_a_reader_that_has_stopped_is_cut(stopped_reader):
+    here, stream = stopped_reader
+    stream.write("é" * PIPE_BYTES)
+    stream.write("lost")
+    assert {*written(here)[0]} == {"é"}
+    stream.write("next")
+    stream.write("last")
+    assert written(here) == ["", "next", "last", ""]
+
+
+def test_a_line_without_a_reader_is_lost(stopped_reader):
+    here, stream = stopped_reader
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, here)                 # closes the reader's end
+    os.close(null)
+    stream.write("line")
+
+
+def test_a_server_whose_log_has_a_stopped_reader_answers(node, start, tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDWR)
+    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    server = start("--workers", "1", before=("sh", "-c", f'exec "$@" 2> {pipe}', "sh"))
+    for _ in range(150):
+        server.ok("VERSION", node.conf())
+    assert "event=request_done" in written(reader)[-2]
+    os.close(reader)
+
+
+def test_the_log_of_the_dhcp_daemon_does_not_wait_for_its_reader(stopped_reader, monkeypatch):
+    here, stream = stopped_reader
+    monkeypatch.setattr(sys, "stderr", stream.file)
+    log = daemon_log.Log()
+    for number in range(1000):
+        log.info("lease", number=number)
+    assert written(here)[0].endswith(" level=info event=lease number=0")
+
+
+@pytest.mark.parametrize("text", ["line", "é" * 10_000])
+def test_each_line_is_written_to_a_file(tmp_path, text):
+    with open(tmp_path / "log", "w") as file:
+        stream = Stream(file)
+        stream.write(text)
+        stream.write(text)
+        assert (tmp_path / "log").read_text() == f"{text}\n{text}\n"
 
 
 def test_line_goes_to_syslog_with_its_severity(tmp_path):
