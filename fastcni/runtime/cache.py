@@ -5,9 +5,9 @@ DEL works without the file, and with a damaged file (see cni.py).
 """
 
 import os
-import tempfile
 from base64 import b64decode
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -254,12 +254,20 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def write_by(directory: str, path: str, data: bytes) -> None:
-    """Write `data` to a temporary file in `directory`, and rename that file to `path`. Raises OSError."""
-    fd, fresh = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
+    """Write `data` to a temporary file in `directory`, and rename that file to `path`. Raises OSError.
+
+    A signal handler may raise after each step. With tempfile.mkstemp(), the name of a new file could be lost.
+    """
+    fresh = os.path.join(directory, f"{TEMPORARY}{os.urandom(8).hex()}")
     try:
-        with open(fd, "wb") as file:
+        with open(fresh, "xb", opener=open_private) as file:
             file.write(data)
         os.rename(fresh, path)
     except BaseException:
-        os.unlink(fresh)
+        with suppress(FileNotFoundError):       # not yet made, or already renamed
+            os.unlink(fresh)
         raise
+
+
+def open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fastcni.kit.call import delegate, search
@@ -138,7 +139,8 @@ def replace_list(done: Fused, raw: bytes) -> None:
         keep(done, raw, f"{fresh}.original")
         os.rename(fresh, done.path)
     except BaseException:
-        os.unlink(fresh)
+        with suppress(FileNotFoundError):       # a signal's handler may raise right after the rename
+            os.unlink(fresh)
         raise
     sync_directory(done.path)
 

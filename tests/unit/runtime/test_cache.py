@@ -9,6 +9,7 @@ from unit.kit.call import not_files
 
 from fastcni.node.attachments.caches import read_cache
 from fastcni.runtime import CNI, CniError, RuntimeConf, parse_list
+from fastcni.runtime import cache as cache_files
 from fastcni.runtime.cache import Cache
 from fastcni.spec.result import encode
 
@@ -187,6 +188,30 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(cache, tmp_path, monkey
     assert os.listdir(tmp_path) == ["results"]
 
 
+def test_an_interrupt_after_the_rename_ends_the_write(cache, tmp_path, monkeypatch):
+    """Once, the write went on: it did not find the temporary file, and wrote another one. `fastcni selftest` continued
+    after Ctrl-C."""
+    def rename(old, new):
+        os.replace(old, new)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(KeyboardInterrupt):
+        cache.write("net", b"{}", RT, None)
+    assert (os.listdir(tmp_path), os.listdir(tmp_path / "results")) == (["results"], ["net-ctr-eth0"])
+
+
+def test_an_interrupt_after_the_temporary_file_was_made_leaves_no_file(cache, tmp_path, monkeypatch):
+    def make(path, flags):
+        os.close(os.open(path, flags, 0o600))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache_files, "open_private", make)
+    with pytest.raises(KeyboardInterrupt):
+        cache.write("net", b"{}", RT, None)
+    assert (os.listdir(tmp_path), os.listdir(tmp_path / "results")) == (["results"], [])
+
+
 def test_results_on_a_file_system_of_their_own_are_written(cache, tmp_path, monkeypatch):
     """The directory is a mount, or a symbolic link to another file system. Once, each ADD failed there with EXDEV."""
     def rename(old, new):
@@ -257,7 +282,7 @@ def test_a_directory_that_cannot_be_made_is_an_error():
         Cache("/proc/fastcni").write("net", b"{}", RT, None)
 
 
-def test_directories_of_the_cache_are_private(tmp_path):
+def test_directories_and_files_of_the_cache_are_private(tmp_path):
     before = os.umask(0)
     try:
         Cache(tmp_path / "above" / "cni").write("net", b"{}", RT, None)
@@ -265,3 +290,4 @@ def test_directories_of_the_cache_are_private(tmp_path):
         os.umask(before)
     for directory in ("above", "above/cni", "above/cni/results"):
         assert (tmp_path / directory).stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "above/cni/results/net-ctr-eth0").stat().st_mode & 0o777 == 0o600

@@ -103,6 +103,20 @@ def test_a_list_that_another_program_wrote_again_is_fused_again(conflist):
     assert conflist.read_bytes() == newer
 
 
+def test_an_interrupt_after_the_rename_is_no_other_error(conflist, monkeypatch):
+    """Once, Ctrl-C became "No such file or directory"."""
+    rename = os.rename
+
+    def interrupted(old, new):
+        rename(old, new)
+        if new == str(conflist):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fuse(conflist)
+
+
 def test_fuse_works_after_one_that_was_killed_between_its_steps(conflist, monkeypatch):
     """After the kill, both file names belong to one file."""
     rename = os.rename
