@@ -30,13 +30,12 @@ import time
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 
-import structlog
-
 from fastcni.agent.backends import open_backend
 from fastcni.agent.contract import Family, NetworkConf, Node
 from fastcni.agent.keeper import Keeper
 from fastcni.agent.underlay import Options, choose
 from fastcni.clients.etcd import Client, put
+from fastcni.daemon import log as logs
 from fastcni.kernel import wire
 from fastcni.testing import needs_root
 from fastcni.testing.namespaces import Inside
@@ -102,7 +101,7 @@ def backend(directory):
 def peers(directory, count):
     """Return (the number of full-size sends, ms to write all nodes, ms to restore the neighbours after a flush, MB of
     this process)."""
-    log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
+    log = logs.make("debug", "logfmt")
     with machines(1) as (_, name), Inside(name):
         keeper, it = Keeper(log), backend(directory)
         me, others, sent, real = record(0), [record(number) for number in range(1, count + 1)], [], wire.send
@@ -227,7 +226,7 @@ def echo(one, two, source, target, count=2000):
 def packets(directory, rounds, seconds):
     """Return (Gbit/s through the agent's link, Gbit/s through a link made by ip(8), us through the agent's link, us
     through the other)."""
-    log = structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
+    log = logs.make("debug", "logfmt")
     with machines(2) as (_, one, two):
         made = {}
         for number, name in ((1, one), (2, two)):

@@ -28,11 +28,11 @@ import time
 from pathlib import Path
 
 import pytest
-import structlog
 
 from fastcni.agent.policy.http.part import Proxy
 from fastcni.agent.policy.ruleset import see_bridged_traffic
 from fastcni.agent.policy.service import Policies, Settings
+from fastcni.daemon import log
 from fastcni.kernel import sysctl
 from fastcni.testing.namespaces import CLONE_NEWNET, Inside, libc, run
 
@@ -98,8 +98,7 @@ class Node:
             self.open.callback(server.terminate)
             settings = Settings(str(self.directory), state=str(directory / "pods"),
                                 socket=str(directory / "policy.sock"))
-            self.policies = self.open.enter_context(contextlib.closing(Policies(settings, structlog.wrap_logger(
-                None, processors=[self._pass_over]))))
+            self.policies = self.open.enter_context(contextlib.closing(Policies(settings, log.make("error", "logfmt"))))
             self.ended = threading.Event()
             thread = threading.Thread(target=self._attend)
             thread.start()
@@ -111,9 +110,6 @@ class Node:
 
     def close(self):
         self.open.close()
-
-    def _pass_over(self, *_):
-        raise structlog.DropEvent
 
     def _attend(self):
         while not self.ended.is_set():

@@ -12,7 +12,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import structlog
 from cluster.kubernetes.api_server import Running, kubeconfig
 from cluster_nodes import Etcd
 from simulate import etcd_nodes, kubernetes_nodes, wire
@@ -27,6 +26,7 @@ from fastcni.agent.registries import etcd as etcd_registry
 from fastcni.agent.registries import flannel_records, open_registry
 from fastcni.clients.etcd import Client, put
 from fastcni.clients.http import Http
+from fastcni.daemon import log
 from fastcni.testing.witnesses import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,7 @@ def test_a_simulated_node_asks_etcd_what_an_agent_asks(etcd_alone, tmp_path, mon
     monkeypatch.setattr(etcd_registry.subnets, "choose_one", lambda family, former, taken: subnet_of(NUMBER))
     wanted = requests_of_agent(
         lambda wait: etcd_registry.Etcd({"endpoints": etcd_alone.endpoints, "kept": str(tmp_path / "nodes")},
-                                        structlog.get_logger(), wait),
+                                        log.make("debug", "logfmt"), wait),
         flannel_records.read(key.removeprefix(etcd_nodes.DIRECTORY), value), monkeypatch)
     for key in etcd_alone.keys(etcd_nodes.DIRECTORY):
         with_conf.txn([], [etcd_registry.etcd_client.delete(key)])
@@ -127,7 +127,7 @@ def test_a_simulated_node_asks_kubernetes_what_an_agent_asks(tmp_path, monkeypat
         wanted = requests_of_agent(lambda wait: open_registry("kubernetes", {
             "kubeconfig": str(tmp_path / "kubeconfig"), "node": kubernetes_nodes.name_of(NUMBER),
             "net_conf": str(tmp_path / "net-conf.json"), "kept": str(tmp_path / "nodes")},
-            structlog.get_logger(), wait), me, monkeypatch)
+            log.make("debug", "logfmt"), wait), me, monkeypatch)
         running.do(lambda api: api.drop("nodes", kubernetes_nodes.name_of(NUMBER)))
         scheme, _, place = running.url.partition("://")
         made, *first = (lives := requests_of_simulated(kubernetes_nodes, lambda traffic: KubernetesNodes(

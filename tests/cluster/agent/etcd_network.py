@@ -4,7 +4,7 @@ import json
 import threading
 from ipaddress import ip_address, ip_network
 
-import structlog
+from lab.loggers import logger_to
 
 from fastcni.agent.contract import Node
 from fastcni.agent.registries import open_registry
@@ -35,13 +35,12 @@ class Registry:
         self.client.txn([], [delete(f"{self.prefix}/subnets/{key}")])
 
     def open(self):
-        log = structlog.wrap_logger(None, processors=[self._note])
+        log = logger_to(self._note)
         self.opened.append(open_registry("etcd", self.etcd.conf(prefix=self.prefix), log, self.stopped.wait))
         return self.opened[-1]
 
-    def _note(self, logger, method, event):
+    def _note(self, event):
         self.log.append(event)
-        raise structlog.DropEvent
 
     def close(self):
         self.stopped.set()

@@ -5,8 +5,8 @@ import threading
 from ipaddress import ip_address
 
 import pytest
-import structlog
 from cluster.kubernetes.api_server import Running, kubeconfig
+from lab.loggers import logger_to
 
 from fastcni.agent.contract import Node
 from fastcni.agent.registries import open_registry
@@ -39,14 +39,13 @@ def registry(mock, tmp_path):
     (tmp_path / "net-conf.json").write_text(json.dumps(BOTH))
     stopped, opened, log = threading.Event(), [], []
 
-    def note(logger, method, event):
+    def note(event):
         log.append(event)
-        raise structlog.DropEvent
 
     def make(name="n1", **more):
         settings = {"kubeconfig": str(tmp_path / "kubeconfig"), "node": name,
                     "net_conf": str(tmp_path / "net-conf.json"), **more}
-        opened.append(open_registry("kubernetes", settings, structlog.wrap_logger(None, processors=[note]),
+        opened.append(open_registry("kubernetes", settings, logger_to(note),
                                     stopped.wait))
         opened[-1].events = log
         return opened[-1]

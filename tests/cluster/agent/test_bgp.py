@@ -8,11 +8,12 @@ import subprocess
 from ipaddress import ip_address, ip_network
 
 import pytest
-import structlog
+from lab.loggers import logger_to
 from unit.agent.nodes import Machine
 
 from fastcni.agent import bgp
 from fastcni.agent.contract import ConfigurationError
+from fastcni.daemon import log
 from fastcni.kit.ipam.cluster.node_state import State
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually, ip_json
@@ -85,11 +86,10 @@ def make(own, spaces=(), **more):
                                 "spaces": list(spaces), **more}))
     log = []
 
-    def note(logger, method, event):
+    def note(event):
         log.append(event)
-        raise structlog.DropEvent
 
-    found = bgp.Bgp(bgp.read_settings(str(path)), structlog.wrap_logger(None, processors=[note]))
+    found = bgp.Bgp(bgp.read_settings(str(path)), logger_to(note))
     found.events = log
     return found
 
@@ -159,7 +159,7 @@ def test_what_bird_refuses_is_in_the_log(birds):
 def test_the_file_for_bird_is_written_for_its_group_only(tmp_path):
     path = tmp_path / "bgp.json"
     path.write_text(json.dumps({**FILE, "config": f"{tmp_path}/out.conf", "socket": f"{tmp_path}/none"}))
-    it = bgp.Bgp(bgp.read_settings(str(path)), structlog.wrap_logger(structlog.PrintLogger()))
+    it = bgp.Bgp(bgp.read_settings(str(path)), log.make("debug", "logfmt"))
     it.set([ip_network("10.244.1.0/24")], ip_address("192.0.2.1"))
     assert (tmp_path / "out.conf").stat().st_mode & 0o777 == 0o640
     text = (tmp_path / "out.conf").read_text()
@@ -183,6 +183,6 @@ def test_an_error_names_file_and_key(tmp_path, change, words):
 def test_a_node_without_ipv4_needs_a_router_id(tmp_path):
     path = tmp_path / "bgp.json"
     path.write_text(json.dumps({**FILE, "config": f"{tmp_path}/out.conf", "socket": f"{tmp_path}/none"}))
-    it = bgp.Bgp(bgp.read_settings(str(path)), structlog.wrap_logger(structlog.PrintLogger()))
+    it = bgp.Bgp(bgp.read_settings(str(path)), log.make("debug", "logfmt"))
     with pytest.raises(ConfigurationError, match="router_id"):
         it.set([ip_network("fd00::/64")], None)

@@ -8,9 +8,9 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
-import structlog
 from cluster.agent.test_agent import nodes  # noqa: F401 - a fixture
 from cluster.agent.test_bgp import ROUTER, Bird, learned
+from lab.loggers import logger_to
 from unit.agent.nodes import Machine
 
 from fastcni.agent import bgp, files
@@ -74,11 +74,10 @@ def make(directory, socket, **more):
     path.write_text(json.dumps({**FILE, "config": f"{directory}/agent.conf", "socket": str(socket), **more}))
     log = []
 
-    def note(logger, method, event):
+    def note(event):
         log.append(event)
-        raise structlog.DropEvent
 
-    found = bgp.Bgp(bgp.read_settings(str(path)), structlog.wrap_logger(None, processors=[note]))
+    found = bgp.Bgp(bgp.read_settings(str(path)), logger_to(note))
     found.events = log
     return found
 

@@ -12,12 +12,12 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
-import structlog
 from cluster.agent.test_bgp import Bird, learned
 from cluster.agent.test_bgp_frr import Frr
 from unit.agent.nodes import Machine
 
 from fastcni.agent import bgp
+from fastcni.daemon import log
 from fastcni.testing.namespaces import ip, run
 from fastcni.testing.witnesses import eventually, ip_json
 
@@ -69,7 +69,7 @@ def announcing(number, bird):
     path = bird.directory / "bgp.json"
     path.write_text(json.dumps({"as": 64512, "config": f"{bird.directory}/fastcni.conf", "socket": str(bird.socket),
                                 "peers": [{"address": address, "as": 64512} for address in REFLECTORS]}))
-    it = bgp.Bgp(bgp.read_settings(str(path)), structlog.wrap_logger(structlog.PrintLogger()))
+    it = bgp.Bgp(bgp.read_settings(str(path)), log.make("debug", "logfmt"))
     it.set([ip_network(f"10.244.{number}.0/24")], ip_address(f"192.0.2.{number}"))
     return it
 

@@ -5,9 +5,9 @@ import random
 import threading
 
 import pytest
-import structlog
 from cluster.agent.etcd_network import CONF, PREFIX, Registry, node
 from cluster.etcd import Etcd
+from lab.loggers import logger_to
 
 from fastcni.agent.registries import open_registry, record_file
 from fastcni.agent.registries.etcd_view import LIST_WAIT_S, View
@@ -22,7 +22,7 @@ class Life:
 
     def __init__(self, network, path, number=1):
         self.stop, self.lists, self.log, self.seen = threading.Event(), [], [], None
-        log = structlog.wrap_logger(None, processors=[self._note])
+        log = logger_to(self._note)
         self.registry = open_registry("etcd", {**network.etcd.conf(prefix=network.prefix), "kept": str(path)}, log,
                                       self.stop.wait)
         read_changes = self.registry.client.read_changes
@@ -37,9 +37,8 @@ class Life:
         self.me = self.registry.join(self.registry.conf(), node(number))
         self.thread = threading.Thread(target=self.registry.watch, args=(self._changed, self.stop.is_set))
 
-    def _note(self, logger, method, event):
+    def _note(self, event):
         self.log.append(event["event"])
-        raise structlog.DropEvent
 
     def _changed(self, nodes):
         self.seen = {node.name: node for node in nodes}

@@ -10,13 +10,13 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import structlog
 import yaml
 from bench_cluster_ipam import Table
 from bench_policy import measure_enforced
 from click.testing import CliRunner
 from cluster.agent.test_agent import joined, nodes  # noqa: F401 - a fixture
 from cluster.kubernetes.api_server import ROOT, Running, kubeconfig
+from lab.loggers import logger_to
 
 from fastcni.agent.policy import attached, priority
 from fastcni.agent.policy.attached import AttachedCompiler
@@ -127,14 +127,14 @@ def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
     wrong = {**CLOSED, "spec": {"podSelector": {}, "ingress": [{"since-v2": []}]}}
     server.do(lambda api: api.put("networkpolicies", wrong, "shop"))
     api = open_api(str(tmp_path / "kubeconfig"))
-    log = structlog.testing.CapturingLogger()
-    sources = [Kubernetes(api, AttachedCompiler(node), None, UnreadableEvents(api, node, log))
+    lines = []
+    sources = [Kubernetes(api, AttachedCompiler(node), None, UnreadableEvents(api, node, logger_to(lines.append)))
                for node in ("n1", "n2")]
     try:
         for source in sources:
             source.start()
             until(source, lambda source=source: source.complete and source.errors)
-        assert eventually(lambda: not any(source.events._waiting for source in sources)), log.calls
+        assert eventually(lambda: not any(source.events._waiting for source in sources)), lines
         server.do(lambda api: api.put("networkpolicies", {**wrong, "extra": 1}, "shop"))
         good = {**CLOSED, "metadata": {"name": "good", "namespace": "shop"}}
         server.do(lambda api: api.put("networkpolicies", good, "shop"))
@@ -145,7 +145,7 @@ def test_an_object_that_cannot_be_read_has_an_event(server, tmp_path):
         assert event["note"].startswith("NetworkPolicy shop/closed: spec.ingress[0].since-v2: is not known")
         assert (event["regarding"]["kind"], event["regarding"]["name"], event["reason"], event["type"]) == (
             "NetworkPolicy", "closed", "PolicyUnreadable", "Warning")
-        assert not log.calls
+        assert not lines
     finally:
         for source in sources:
             source.close()
@@ -161,7 +161,7 @@ def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(monkeypatc
             raise Away("status 500: etcdserver: request timed out")
         sent.append(event["metadata"]["namespace"])
 
-    events = UnreadableEvents(SimpleNamespace(create=create), "n1", structlog.testing.CapturingLogger())
+    events = UnreadableEvents(SimpleNamespace(create=create), "n1", logger_to())
     for namespace in ("gone", "shop"):
         events.report("NetworkPolicy", {"name": "web", "namespace": namespace}, "spec: expected an object")
     events.start()
@@ -176,14 +176,14 @@ def test_an_event_that_the_api_rejects_keeps_no_other_from_being_sent(monkeypatc
 def test_an_event_that_the_api_finds_invalid_is_sent_once(monkeypatch):
     """The agent sent such an Event again every minute, without end."""
     monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
-    log, sent = structlog.testing.CapturingLogger(), []
+    lines, sent = [], []
 
     def create(_, event):
         sent.append(event["metadata"]["name"].partition(".")[0])
         if sent[-1] == "bad":
             raise Invalid("status 422: note: too long")
 
-    events = UnreadableEvents(SimpleNamespace(create=create), "n1", log)
+    events = UnreadableEvents(SimpleNamespace(create=create), "n1", logger_to(lines.append))
     for name in ("bad", "good"):
         events.report("NetworkPolicy", {"name": name, "namespace": "shop"}, "spec: expected an object")
     events.start()
@@ -193,7 +193,7 @@ def test_an_event_that_the_api_finds_invalid_is_sent_once(monkeypatch):
     finally:
         events.close()
     assert sorted(sent) == ["bad", "good"]
-    assert [call.args for call in log.calls] == [("kubernetes_event_unsent",)]
+    assert [line["event"] for line in lines] == ["kubernetes_event_unsent"]
 
 
 def test_an_event_in_a_namespace_that_was_deleted_is_sent_once(server, tmp_path, monkeypatch):
@@ -201,8 +201,8 @@ def test_an_event_in_a_namespace_that_was_deleted_is_sent_once(server, tmp_path,
     monkeypatch.setattr(unreadable_events, "RETRY_S", 0.01)
     (tmp_path / "kubeconfig").write_text(kubeconfig(server.url))
     server.do(lambda api: api.absent.add("gone"))
-    log = structlog.testing.CapturingLogger()
-    events = UnreadableEvents(open_api(str(tmp_path / "kubeconfig")), "n1", log)
+    lines = []
+    events = UnreadableEvents(open_api(str(tmp_path / "kubeconfig")), "n1", logger_to(lines.append))
     for namespace in ("gone", "shop"):
         events.report("NetworkPolicy", {"name": "web", "namespace": namespace}, "spec: expected an object")
     events.start()
@@ -213,7 +213,7 @@ def test_an_event_in_a_namespace_that_was_deleted_is_sent_once(server, tmp_path,
         events.close()
     asked = server.do(lambda api: [path for method, path in api.log if method == "POST" and "/gone/" in path])
     assert len(asked) == 1
-    assert ['namespaces "gone" not found' in call.kwargs["why"] for call in log.calls] == [True]
+    assert ['namespaces "gone" not found' in line["why"] for line in lines] == [True]
 
 
 def test_the_command_asks_the_api_too(server, tmp_path):

@@ -43,7 +43,7 @@ def stored(mock):
 
 
 def receive(events, name="pool_nearly_full", **fields):
-    events.receive(None, "warning", {"event": name, **(fields or FULL)})
+    events.receive({"event": name, **(fields or FULL)})
 
 
 def test_a_line_is_an_event_of_the_node(mock, events):

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address, ip_network
 
 import pytest
-import structlog
 from unit.agent.nodes import conf
 
 from fastcni.agent import files, peer_list
@@ -15,6 +14,7 @@ from fastcni.agent.backends.wireguard_key import kept
 from fastcni.agent.bgp import blocks_of
 from fastcni.agent.contract import Node
 from fastcni.agent.registries.record_file import RecordFile
+from fastcni.daemon import log
 from fastcni.kit import flannel_files
 from fastcni.kit.ipam.cluster.node_state import BLOCKS
 
@@ -41,7 +41,7 @@ def test_without_a_file_there_is_no_former_subnet(tmp_path):
 
 
 READERS = {
-    "nodes": lambda path: RecordFile(str(path), "/net/subnets/", structlog.get_logger()).read(),
+    "nodes": lambda path: RecordFile(str(path), "/net/subnets/", log.make("debug", "logfmt")).read(),
     "conflist": lambda path: files.write_conflist(str(path), False), "ours": lambda path: files.is_ours(str(path)),
     "subnet.env": lambda path: files.read_former(str(path)), "a.mac": lambda path: kept_mac(str(path.parent), "a"),
     "peers.json": lambda path: peer_list.read(str(path.parent)), "wgkey": lambda path: kept(str(path.parent)),

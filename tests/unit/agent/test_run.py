@@ -5,7 +5,7 @@ import threading
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
 
-import structlog
+from lab.loggers import logger_to
 from unit.agent.nodes import conf, record
 
 from fastcni.agent import network
@@ -51,13 +51,12 @@ def test_a_list_that_comes_while_the_subnet_changes_is_not_lost(tmp_path, monkey
     (tmp_path / "nodes.json").write_text(json.dumps({}))
     hooks = {}
 
-    def note(logger, method, event):
+    def note(event):
         hooks.get(event["event"], lambda: None)()
-        raise structlog.DropEvent
 
     settings = {"path": str(tmp_path / "nodes.json"), "name": "node-1"}
     agent = Agent(Options("static", settings, subnet_file=str(tmp_path / "env"), conflist=""),
-                  structlog.wrap_logger(None, processors=[note]))
+                  logger_to(note))
     me, backend = record(1, "vxlan", {}), StubBackend()
     for name in ("Keeper", "Masquerade"):
         monkeypatch.setattr(network, name, lambda log: StubKeeper())

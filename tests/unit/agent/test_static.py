@@ -7,7 +7,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
-import structlog
+from lab.loggers import logger_to
 
 from fastcni.agent.contract import ConfigurationError, Node, SubnetLost
 from fastcni.agent.registries import open_registry, static
@@ -34,7 +34,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def registry(file):
-    log = structlog.wrap_logger(None, processors=[lambda *_: (_ for _ in ()).throw(structlog.DropEvent)])
+    log = logger_to()
     return open_registry("static", {"path": file(ONE, TWO), "name": "one"}, log, threading.Event().wait)
 
 

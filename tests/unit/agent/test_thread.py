@@ -2,9 +2,10 @@
 
 import signal
 import threading
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
-import structlog
 from click.testing import CliRunner
 
 from fastcni.agent import thread
@@ -42,15 +43,15 @@ def test_a_failure_does_not_end_the_server_and_the_agent_is_started_again(monkey
     monkeypatch.setattr(StubAgent, "made", [])
     lines, noted = [], []
 
-    def note(logger, method, event):
-        lines.append((event["event"], event["error"]))
-        raise structlog.DropEvent
+    def note(method, event, **fields):
+        lines.append((method, event, fields["error"]))
 
-    it = thread.AgentThread(None, structlog.wrap_logger(None, processors=[note]), noted.append)
+    log = SimpleNamespace(error=partial(note, "error"), exception=partial(note, "exception"))
+    it = thread.AgentThread(None, log, noted.append)
     it.start()
     assert eventually(lambda: len(StubAgent.made) == 3)
     it.join()
-    assert lines == [("agent_failed", "no memory"), ("agent_failed", "KeyError('a mistake')")]
+    assert lines == [("error", "agent_failed", "no memory"), ("exception", "agent_failed", "KeyError('a mistake')")]
     assert noted == StubAgent.made and all(each.closed for each in noted)
     assert not it.thread.is_alive()
 

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-import structlog
+from lab.loggers import logger_to
 
 from fastcni.agent.egress import holding
 from fastcni.agent.egress.claims.contract import LEASE_S, RENEW_S
@@ -78,11 +78,10 @@ class Clock:
 class Node:
     def __init__(self, clock):
         self.clock, self.claims, self.links, self.table, self.log = clock, Claims(clock), Links(), Table(), []
-        self.it = Holding(self.claims, self.links, self.table, structlog.wrap_logger(None, processors=[self._note]))
+        self.it = Holding(self.claims, self.links, self.table, logger_to(self._note))
 
-    def _note(self, logger, method, event):
+    def _note(self, event):
         self.log.append(event["event"] + (f" on {event['link']}" if "link" in event else ""))
-        raise structlog.DropEvent
 
     def attend(self, *wanted, after=0.0):
         self.clock.now += after

@@ -9,7 +9,7 @@ from ipaddress import ip_address, ip_network
 from time import monotonic, sleep
 
 import pytest
-import structlog
+from lab.loggers import logger_to
 from unit.agent.egress.test_objects import document as egress_address
 from unit.agent.nodes import conf
 from unit.agent.policy.test_service import Running
@@ -69,7 +69,7 @@ class Place:
         self.nodes = directory / "nodes.json"
         self.write("one")
         self.log, self.stopped = [], threading.Event()
-        self.it = Egress(structlog.wrap_logger(None, processors=[self._note]))
+        self.it = Egress(logger_to(self._note))
         self.claims = open_claims("static", {"path": str(self.nodes), "name": "one"}, "one")
         self.it.see(conf(), ME, [ME, OTHER], [WAY])
         self.thread = threading.Thread(target=self.it.run, args=(self.claims, self.stopped))
@@ -79,9 +79,8 @@ class Place:
             {"name": name, "subnets": [f"10.244.{number}.0/24"], "public": [f"192.0.2.{number}"]}
             for number, name in enumerate(names, 1)]}))
 
-    def _note(self, logger, method, event):
+    def _note(self, event):
         self.log.append(event["event"])
-        raise structlog.DropEvent
 
     def put(self, *addresses):
         document = EgressAddress("billing", Group(EVERYTHING, EVERYTHING), tuple(map(read_ip, addresses)))

@@ -1,7 +1,6 @@
 """Pods of other nodes, from the Kubernetes API. The agent reads them only if a policy names pods."""
 
 import pytest
-import structlog
 from unit.agent.policy.test_from_kubernetes import ADDRESS, FakeApi, policy, wait
 
 from fastcni.agent.policy.compile import Compiler
@@ -19,6 +18,7 @@ from fastcni.agent.policy.sources.kubernetes import (
 )
 from fastcni.clients.errors import Away
 from fastcni.clients.kubernetes import Expired
+from fastcni.daemon import log
 
 
 def pod_of(node, name, address, **labels):
@@ -34,7 +34,7 @@ def apart(monkeypatch, tmp_path):
     opened = []
 
     def start(*policies, node="here", closed=False):
-        file = DocumentFile(str(tmp_path / "kept"), "kubernetes", structlog.get_logger())
+        file = DocumentFile(str(tmp_path / "kept"), "kubernetes", log.make("debug", "logfmt"))
         it = Kubernetes(FakeApi(), Compiler(node), file)
         it.api.objects[PODS] = [pod_of("here", "a", "10.0.0.1", app="a"), pod_of("there", "b", "10.0.0.2", app="b")]
         it.api.objects[POLICIES] += policies

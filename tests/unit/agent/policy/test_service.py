@@ -8,7 +8,7 @@ from time import monotonic
 from types import SimpleNamespace
 
 import pytest
-import structlog
+from lab.loggers import logger_to
 from unit.agent.policy.pods import ADDRESSES, TCP, Node, mac_of_pod, port_of
 
 from fastcni.agent.contract import ConfigurationError
@@ -47,7 +47,7 @@ class Running:
         self.start()
 
     def start(self):
-        self.it = Policies(self.settings, structlog.wrap_logger(None, processors=[self._note]))
+        self.it = Policies(self.settings, logger_to(self._note))
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
@@ -62,9 +62,8 @@ class Running:
             select.select([self.it], [], [], 0.02)
             self.it.attend()
 
-    def _note(self, logger, method, event):
+    def _note(self, event):
         self.log.append(event)
-        raise structlog.DropEvent
 
     def events(self):
         return [each["event"] for each in self.log]
