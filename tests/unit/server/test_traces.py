@@ -141,8 +141,8 @@ def test_a_fault_of_the_sdk_costs_its_spans_and_no_others(sender):
 
     sender.send = fail
     it = Traces("http://x", log := Log())
+    it.start()                      # before note(): the thread of the traces could log before start() does
     it.note(ended(1))
-    it.start()
     assert eventually(lambda: "traces_lost" in dict(log.lines))
     it.note(ended(2))
     it.stop()
@@ -157,6 +157,7 @@ def test_a_request_whose_spans_cannot_be_made_costs_the_spans_of_no_other(sender
     add = sender.add
 
     def fail(traced):
+        assert eventually(lambda: log.lines), "start() logs its line in another thread"
         if traced.id in ("a-1", "a-2"):
             raise ValueError
         add(traced)
