@@ -17,7 +17,7 @@ ELEMENTS = 250                  # elements in one netlink message, which has at 
 Item = TypeVar("Item")
 
 
-class Requests:
+class NetlinkRequests:
     """Netlink requests in one or more Batches. first: the first Batch, which may already have messages."""
 
     def __init__(self, first: Batch | None = None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from errno import EEXIST, ENOENT, ESRCH
 from typing import TYPE_CHECKING, TypeVar
 
-from fastcni.agent.batches import Requests
+from fastcni.agent.batches import NetlinkRequests
 from fastcni.agent.contract import pair
 from fastcni.agent.links import packed_mac
 from fastcni.agent.wireguard_peers import peer_of, read_peers, write_peers
@@ -108,7 +108,7 @@ def route_value(payload: bytes, route: Route) -> tuple[int, bytes, bytes, bool]:
 
 def write_difference(sock: Socket, have: Tables, want: Tables) -> list[NetlinkError]:
     """Change the kernel's tables from `have` to `want`. Return the kernel's errors."""
-    requests = Requests()
+    requests = NetlinkRequests()
     for (index, packed), mac in missing(have.neighbours, want.neighbours):
         requests.add(neighbours.put_permanent, index, packed, mac, what="add a neighbour")
     for (index, mac), remote in missing(have.stations, want.stations):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
-from fastcni.agent.batches import Requests
+from fastcni.agent.batches import NetlinkRequests
 from fastcni.agent.contract import pair
 from fastcni.kernel import genl, uapi, wire
 from fastcni.kernel.devices import wireguard
@@ -63,7 +63,7 @@ def write_peers(have: Peers, want: Peers) -> list[NetlinkError]:
     gone = have.keys() - want.keys()
     if not changed and not gone:
         return []
-    requests = Requests()
+    requests = NetlinkRequests()
     with wire.open_socket(uapi.NETLINK_GENERIC) as sock:
         wire.set_buffer_size(sock, ANSWER_BYTES)
         wire.set_request_size(sock, REQUEST_BYTES)

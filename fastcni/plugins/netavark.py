@@ -12,7 +12,7 @@ from __future__ import annotations
 from fastcni.kernel import netns
 from fastcni.kit.call import delegate
 from fastcni.kit.podman import record
-from fastcni.kit.podman.network import attachment
+from fastcni.kit.podman.network import read_setup
 from fastcni.spec import result as results
 from fastcni.spec.config import Section
 from fastcni.spec.errors import CniError
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
     from fastcni.kit.call.request import Request
     from fastcni.kit.call.undo import Undo
-    from fastcni.kit.podman.network import Attachment
+    from fastcni.kit.podman.network import ContainerNetwork
 
 
-def read(req: Request) -> Attachment | None:
+def read(req: Request) -> ContainerNetwork | None:
     """Return the attachment that podman asks for. For DEL, return the cached attachment, or None if there is nothing to
     delete."""
     setup = req.conf.section("setup")
     if req.command != "DEL":
-        return attachment(setup)
+        return read_setup(setup)
     if kept := record.read(req, req.name):
         return kept
     try:
-        return attachment(setup)
+        return read_setup(setup)
     except CniError as e:               # the setup has failed for the same reason, or its list no longer exists
         req.warn(f"nothing is deleted: {e}")
         return None
 
 
-def sub_request(req: Request, made: Attachment) -> Request:
+def sub_request(req: Request, made: ContainerNetwork) -> Request:
     """Return a request for a chain of all plugins of the attachment's network list."""
     plugins = Section(made.document).sections("plugins")
     declared = {name: on for plugin in plugins for name, on in plugin.section("capabilities").values.items() if on}
@@ -53,7 +53,7 @@ def sub_request(req: Request, made: Attachment) -> Request:
     return found
 
 
-def add(req: Request, conf: Attachment, undo: Undo) -> dict[str, Any]:
+def add(req: Request, conf: ContainerNetwork, undo: Undo) -> dict[str, Any]:
     if left := record.read(req, conf.name):
         delete_left(req, left)
     if conf.capability_args.get("portMappings"):        # each network of a container gets all ports
@@ -65,7 +65,7 @@ def add(req: Request, conf: Attachment, undo: Undo) -> dict[str, Any]:
     return result
 
 
-def delete_left(req: Request, left: Attachment) -> None:
+def delete_left(req: Request, left: ContainerNetwork) -> None:
     """Run DEL for an earlier setup that had no teardown, in that setup's network namespace if the namespace still
     exists."""
     found = sub_request(req, left)
@@ -81,11 +81,11 @@ def delete_left(req: Request, left: Attachment) -> None:
         found.close()
 
 
-def delete(req: Request, conf: Attachment | None) -> None:
+def delete(req: Request, conf: ContainerNetwork | None) -> None:
     if conf:
         delegate.run(sub_request(req, conf), "DEL")
         record.remove(req, conf.name)
 
 
-def check(req: Request, conf: Attachment) -> None:
+def check(req: Request, conf: ContainerNetwork) -> None:
     """Do nothing: netavark's protocol has no CHECK."""

@@ -14,7 +14,7 @@ from errno import EEXIST, ENOENT, ESRCH
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastcni.agent.batches import Requests
+from fastcni.agent.batches import NetlinkRequests
 from fastcni.agent.egress.table import MARK
 from fastcni.kernel import routing, rtnl, sysctl, uapi, wire
 from fastcni.kernel.neighbours import PROTOCOL
@@ -51,7 +51,7 @@ class Routes:
         """Make the agent's rules and routes equal to `ways`, {a pod's address: next hop}. Rules that the kernel already
         has are not written again."""
         wanted = {source: table_of(hop) for source, hop in ways.items()}
-        requests = Requests()
+        requests = NetlinkRequests()
         for hop in set(ways.values()):
             if index := wire.index_of(hop.link):
                 requests.add(routing.put_default, rtnl.family_of(hop.gateway), table_of(hop), index, hop.gateway,

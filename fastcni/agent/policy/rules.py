@@ -166,7 +166,7 @@ from fastcni.kit.firewall.port_sources import MULTICAST6, l4proto
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from fastcni.agent.batches import Requests
+    from fastcni.agent.batches import NetlinkRequests
     from fastcni.agent.policy.state import Chain, Line, State
     from fastcni.kernel.nft_rules import Expression, Field
 
@@ -329,7 +329,7 @@ def conditions(line: Line, direction: str) -> Rule:
 
 # The guard: a table that drops the first packets from and to restricted pods while the policies' table is replaced ----
 
-def add_guard(requests: Requests, state: State, flags: int) -> None:
+def add_guard(requests: NetlinkRequests, state: State, flags: int) -> None:
     """Add the guard table: it drops packets of new connections from and to restricted pods. If a table of this name
     exists, replace the table."""
     replace_table(requests, FAMILY, GUARD, flags)
@@ -338,7 +338,7 @@ def add_guard(requests: Requests, state: State, flags: int) -> None:
         guard(requests, state, GUARD_INPUT, nft.NF_INET_LOCAL_IN, TO_NODE, (nft_rules.saddr,))
 
 
-def guard(requests: Requests, state: State, chain: str, hook: int, prefix: str,
+def guard(requests: NetlinkRequests, state: State, chain: str, hook: int, prefix: str,
           addresses: Iterable[Callable[[int], Rule]]) -> None:
     """Add the base chain `chain` of the guard table, and sets with the addresses in the state's sets or maps `prefix`4
     and `prefix`6. For each of `addresses`, the chain has the rule `ct state new ip saddr @<set> drop` (or ip daddr)."""
@@ -353,7 +353,7 @@ def guard(requests: Requests, state: State, chain: str, hook: int, prefix: str,
                          compare(bytes(4), NFT_CMP_NEQ), *address(length), in_set(name, SET_ID), drop())
 
 
-def replace_table(requests: Requests, family: int, table: str, flags: int) -> None:
+def replace_table(requests: NetlinkRequests, family: int, table: str, flags: int) -> None:
     """Add an empty table. If a table of this name exists, delete it first."""
     requests.add(nft.add_table, family, table, COMMENT, None)
     requests.add(nft.del_table, family, table)

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from fastcni._netlink import Batch
-from fastcni.agent.batches import Requests
+from fastcni.agent.batches import NetlinkRequests
 from fastcni.agent.nft_table import NftTable, delete_table, keys_of
 from fastcni.agent.policy import port_rules, rules
 from fastcni.agent.policy.http import redirect
@@ -219,7 +219,7 @@ class Ruleset(NftTable):
         return any(there)
 
 
-class Transaction(Requests):
+class Transaction(NetlinkRequests):
     """A transaction of nftables."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class Transaction(Requests):
         wire.raise_first(self.send(sock))
 
 
-def set_up(requests: Requests, state: State) -> None:
+def set_up(requests: NetlinkRequests, state: State) -> None:
     """Add the sets, chains, rules and elements of `state` to the new, empty tables."""
     for name, one in State().sets.items():
         add_set(requests, name, one)
@@ -259,7 +259,7 @@ def set_up(requests: Requests, state: State) -> None:
         requests.add_parts(nft_elements.add_elements, FAMILY, TABLE, name, ((key, None) for key in pairs))
 
 
-def add_node_chains(requests: Requests) -> None:
+def add_node_chains(requests: NetlinkRequests) -> None:
     """Add the chains that decide on packets from pods to their own node, by the maps NODE_MAPS."""
     for name, hook in rules.NODE_CHAINS.items():
         requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=hook, priority=nft.NF_IP_PRI_FILTER)
@@ -267,7 +267,7 @@ def add_node_chains(requests: Requests) -> None:
         requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
 
 
-def add_source(requests: Requests, tunnels: bool) -> None:
+def add_source(requests: NetlinkRequests, tunnels: bool) -> None:
     """Add the chain that checks the source of packets from routed links (ptp), or replace its rules. tunnels: whether
     the node has tunnels."""
     base = port_rules.SOURCE_CHAIN
@@ -282,18 +282,18 @@ def has_tunnels(elements: Mapping[str, Collection[bytes]]) -> bool:
     return any(elements.get(name) for names in (BRIDGED_PORTS, ROUTED) for name in (names.tunnels, names.protocols))
 
 
-def add_tunnels(requests: Requests) -> None:
+def add_tunnels(requests: NetlinkRequests) -> None:
     """Add the rules that drop tunnel packets which pods send."""
     for family, chain, rule in port_rules.tunnel_rules():
         requests.add(nft_rules.add_rule, family, TABLE, chain, *rule, first=True)
 
 
-def add_base_chain(requests: Requests, base: port_rules.BaseChain) -> None:
+def add_base_chain(requests: NetlinkRequests, base: port_rules.BaseChain) -> None:
     requests.add(nft.add_base_chain, base.family, TABLE, base.name, kind="filter", hook=base.hook,
                  priority=base.priority)
 
 
-def prepare(requests: Requests, change: Change) -> None:
+def prepare(requests: NetlinkRequests, change: Change) -> None:
     """Add the new sets and chains of a Change. No map leads to these chains yet."""
     for name, one in change.sets.items():
         add_set(requests, name, one)
@@ -305,7 +305,7 @@ def prepare(requests: Requests, change: Change) -> None:
         add_rules(requests, name, change.chains[name])
 
 
-def fill(requests: Requests, change: Change) -> None:
+def fill(requests: NetlinkRequests, change: Change) -> None:
     """Make the changes that prepare() does not make: add rules before the map elements that lead to them, and remove
     map elements before the rules that they lead to."""
     for name, chain in change.chains.items():
@@ -353,12 +353,12 @@ def template(name: str, size: int) -> tuple[bytes, bytes]:
     return nft_elements.element_template(family_of(name), TABLE, name, size, value)
 
 
-def add_rules(requests: Requests, name: str, chain: Chain) -> None:
+def add_rules(requests: NetlinkRequests, name: str, chain: Chain) -> None:
     for rule, comment in rules.rules_of(chain):
         requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule, comment=comment)
 
 
-def add_set(requests: Requests, name: str, wanted: Set) -> None:
+def add_set(requests: NetlinkRequests, name: str, wanted: Set) -> None:
     address = ADDRESS_TYPES.get(wanted.length, 0)
     key = {"map": (address,), "link": (address,), "group": (address,), "block": (address,), "self": (address, address),
            "named": (address, TYPE_INET_SERVICE), "ports": (TYPE_INET_SERVICE,), "address": (address,),
@@ -376,7 +376,7 @@ def add_set(requests: Requests, name: str, wanted: Set) -> None:
         add_set(requests, set_told(name), Set("told", wanted.length))
 
 
-def put_answers(requests: Requests, answers: Answers) -> None:
+def put_answers(requests: NetlinkRequests, answers: Answers) -> None:
     for name, keys in answers.items():
         requests.add_parts(nft_elements.add_elements, FAMILY, TABLE, name, ((key, None) for key in keys),
                            exclusive=False)

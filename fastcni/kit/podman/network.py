@@ -97,7 +97,7 @@ def read_route(keys: Section) -> dict[str, Any]:
 
 # The network list for a container --------------------------------------------------------------------
 
-class Attachment:
+class ContainerNetwork:
     """A network list for a container. document: the list. capability_args: the container's capability arguments, as in
     libcni. netns: the namespace that an earlier setup recorded, or "". outcome: the result of that setup; None: it has
     not finished."""
@@ -130,7 +130,7 @@ def only(mapping: dict[str, Any], without: set[int]) -> dict[str, Any] | None:
     return None if len(without) > 1 else {**mapping, "hostIP": "0.0.0.0" if 16 in without else "::"}
 
 
-def attachment(setup: Section) -> Attachment:
+def read_setup(setup: Section) -> ContainerNetwork:
     """Return the network list for the container. setup: podman's JSON. Raises CniError."""
     network, options = Network(setup.section("network")), setup.section("network_options")
     for name in options.section("options").values:
@@ -145,9 +145,9 @@ def attachment(setup: Section) -> Attachment:
     if network.conflist:
         if addresses:
             args["ips"] = [address.cidr_text(packed, prefix) for packed, prefix, _ in addresses]
-        return Attachment(find_list(network.conflist), args)
-    return Attachment({"cniVersion": version.CURRENT, "name": network.name,
-                       "plugins": plugins_of(network, addresses, options.text("interface_name"))}, args)
+        return ContainerNetwork(find_list(network.conflist), args)
+    return ContainerNetwork({"cniVersion": version.CURRENT, "name": network.name,
+                             "plugins": plugins_of(network, addresses, options.text("interface_name"))}, args)
 
 
 def read_addresses(network: Network, options: Section) -> list[Subnet]:

@@ -7,7 +7,7 @@ again with the result. So a setup that finds a file knows that an earlier setup 
 from __future__ import annotations
 
 from fastcni.kit.call import files
-from fastcni.kit.podman.network import Attachment
+from fastcni.kit.podman.network import ContainerNetwork
 from fastcni.spec import cached_result, json, version
 from fastcni.spec import result as results
 from fastcni.spec.cached_result import MAX_BYTES, from_base64
@@ -27,7 +27,7 @@ def path(req: Request, name: str) -> str:
     return f"{DIRECTORY}/{name}-{req.container_id}-{req.ifname}"
 
 
-def write(req: Request, made: Attachment, result: dict[str, Any] | None = None) -> None:
+def write(req: Request, made: ContainerNetwork, result: dict[str, Any] | None = None) -> None:
     """Write the file. result: the ADD's result in the shape of the newest cniVersion; None before the ADD. Raises
     CniError 5."""
     outcome = None
@@ -38,21 +38,21 @@ def write(req: Request, made: Attachment, result: dict[str, Any] | None = None) 
     files.write(path(req, made.name), json.write(document))
 
 
-def read(req: Request, name: str) -> Attachment | None:
+def read(req: Request, name: str) -> ContainerNetwork | None:
     """Return the attachment that an earlier setup has recorded; None if the file does not exist or is damaged. Raises
     CniError 5."""
     found = read_file(path(req, name))
     return found if found and found.name == name else None
 
 
-def read_file(path: str) -> Attachment | None:
+def read_file(path: str) -> ContainerNetwork | None:
     content = files.read(path, MAX_BYTES)
     try:
         keys = Section(json.read(content or b"{}"))
         document = json.read(from_base64(keys.text("config")) or b"{}")
         if type(document.get("name")) is not str or not Section(document).sections("plugins"):
             return None
-        found = Attachment(document, keys.section("capabilityArgs").values, keys.text("netns"))
+        found = ContainerNetwork(document, keys.section("capabilityArgs").values, keys.text("netns"))
         if keys.has("result"):
             found.outcome = results.to_version(results.create_any(keys.raw("result")), document.get("cniVersion", ""))
     except (CniError, ValueError, AttributeError):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastcni.kit.networks.api_objects import Pod
 
 
-class Attachment:
+class CachedAttachment:
     """The attachment that one of libcni's files records. args: the CNI_ARGS of the ADD, {name: value}."""
 
     __slots__ = ("container_id", "ifname", "netns", "args")
@@ -42,8 +42,8 @@ class Containers:
 
     def __init__(self, cni_dir: str) -> None:
         self.directory = f"{cni_dir}/{RESULTS}"
-        self.known: dict[str, Attachment] = {}          # {file name: Attachment}
-        self.by_pod: dict[Key, list[Attachment]] = {}
+        self.known: dict[str, CachedAttachment] = {}    # {file name: CachedAttachment}
+        self.by_pod: dict[Key, list[CachedAttachment]] = {}
 
     def read(self) -> None:
         """Read the files that appeared since the last call. Raises CniError."""
@@ -54,17 +54,17 @@ class Containers:
             try:
                 document = json.read(files.read(f"{self.directory}/{name}", cached_result.MAX_BYTES) or b"")
                 if isinstance(document, dict):
-                    self.known[name] = Attachment(Section(document, name))
+                    self.known[name] = CachedAttachment(Section(document, name))
             except (CniError, json.JsonError):      # an unfinished or damaged file, or a file of another program
                 continue
         self.by_pod = {}
         for it in self.known.values():
             self.by_pod.setdefault(it.pod, []).append(it)
 
-    def of(self, key: Key, pod: Pod) -> dict[str, list[Attachment]]:
+    def of(self, key: Key, pod: Pod) -> dict[str, list[CachedAttachment]]:
         """Return {container id: attachments} of a pod's containers whose network namespace exists. A pod has several
         containers while a runtime replaces its sandbox."""
-        found: dict[str, list[Attachment]] = {}
+        found: dict[str, list[CachedAttachment]] = {}
         for it in self.by_pod.get(key, ()):
             if pod.is_of(it.args.get("K8S_POD_UID", "")) and it.netns and exists(it.netns):
                 found.setdefault(it.container_id, []).append(it)

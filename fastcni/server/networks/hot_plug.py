@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fastcni.clients.kubernetes_watch import Key
     from fastcni.daemon.log import Logger
     from fastcni.kit.networks.api_objects import Pod
-    from fastcni.server.networks.containers import Attachment
+    from fastcni.server.networks.containers import CachedAttachment
     from fastcni.server.networks.watched import WatchedObjects
     from fastcni.server.requests.acceptor import Acceptor
 
@@ -142,7 +142,8 @@ class HotPlug:
             self.handled[key] = state_of(pod)
             self.delays.pop(key, None)
 
-    def _first(self, container_id: str, attachments: list[Attachment], key: Key, pod: Pod) -> Attachment | None:
+    def _first(self, container_id: str, attachments: list[CachedAttachment], key: Key,
+               pod: Pod) -> CachedAttachment | None:
         """Return the attachment to the container's first network. None: the container has the annotation's networks.
         Raises CniError."""
         keys = read_keys(Section(self.conf))
@@ -159,7 +160,7 @@ class HotPlug:
         plan = make_plan(listed, read_networks(pod.annotations.get(NETWORKS, ""), key[0]), keys.default_titles(key[0]))
         return first if listed and plan else None
 
-    def _update(self, key: Key, pod: Pod, first: Attachment) -> bool:
+    def _update(self, key: Key, pod: Pod, first: CachedAttachment) -> bool:
         """Send an UPDATE and wait for its answer. Return whether the UPDATE succeeded."""
         annotations = {name: text for name, text in pod.annotations.items() if name == NETWORKS}
         conf = {**self.conf, "runtimeConfig": {ANNOTATIONS: annotations}}

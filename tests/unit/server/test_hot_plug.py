@@ -17,7 +17,7 @@ from fastcni.kit.networks.network import Network, define
 from fastcni.kit.networks.selection import NETWORKS
 from fastcni.kit.networks.state import State
 from fastcni.server.networks import hot_plug as module
-from fastcni.server.networks.containers import Attachment, Containers
+from fastcni.server.networks.containers import CachedAttachment, Containers
 from fastcni.server.networks.hot_plug import HotPlug, state_of
 from fastcni.server.requests import protocol
 from fastcni.spec import errors
@@ -65,18 +65,18 @@ def hot(tmp_path):
 @pytest.fixture
 def first(tmp_path):
     """Write the first attachment of a container of shop/web. The container's network namespace exists. Return the
-    Attachment."""
+    CachedAttachment."""
     return write_result(tmp_path, "c-1")
 
 
 def write_result(directory, container, pod="web", uid="uid-1", netns=None, **more):
-    """Write the file that libcni writes for an attachment. Return the Attachment."""
+    """Write the file that libcni writes for an attachment. Return the CachedAttachment."""
     args = [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", pod], ["K8S_POD_UID", uid]]
     document = {"containerId": container, "ifName": "eth0", "netns": str(directory) if netns is None else netns,
                 "cniArgs": args, **more}
     (directory / "results").mkdir(exist_ok=True)
     (directory / "results" / f"a-{container}-eth0").write_text(json.dumps(document))
-    return Attachment(Section(document))
+    return CachedAttachment(Section(document))
 
 
 def logged(hot, event):

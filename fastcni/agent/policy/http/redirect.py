@@ -87,7 +87,7 @@ from fastcni.kit.firewall.port_sources import l4proto
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from fastcni.agent.batches import Requests
+    from fastcni.agent.batches import NetlinkRequests
 
     Rule = tuple[nft_rules.Expression, ...]
     Listeners = Mapping[int, tuple[tuple[bytes, int], ...]]     # {marks: (packed address, port) of the proxy's sockets}
@@ -165,7 +165,7 @@ def word(number: int) -> bytes:
     return number.to_bytes(4, nft.ORDER)
 
 
-def add_chains(requests: Requests, listeners: Listeners) -> None:
+def add_chains(requests: NetlinkRequests, listeners: Listeners) -> None:
     """Add BASE_CHAINS with their rules. The chain DIVERT may already exist."""
     for name in BASE_CHAINS:
         add_chain(requests, name)
@@ -173,14 +173,14 @@ def add_chains(requests: Requests, listeners: Listeners) -> None:
         requests.add(nft_rules.add_rule, FAMILY, TABLE, name, *rule)
 
 
-def add_chain(requests: Requests, name: str) -> None:
+def add_chain(requests: NetlinkRequests, name: str) -> None:
     """Add the base chain `name` if it is missing, and delete its rules."""
     hook, priority = BASE_CHAINS[name]
     requests.add(nft.add_base_chain, FAMILY, TABLE, name, kind="filter", hook=hook, priority=priority)
     requests.add(nft_rules.flush_chain, FAMILY, TABLE, name)
 
 
-def divert(requests: Requests, replacement: Iterable[Rule]) -> None:
+def divert(requests: NetlinkRequests, replacement: Iterable[Rule]) -> None:
     """Replace the rules of the chain DIVERT. replacement: divert_rules(), or reopening_rules() after the last HTTP
     rule was removed."""
     add_chain(requests, DIVERT)
@@ -188,7 +188,7 @@ def divert(requests: Requests, replacement: Iterable[Rule]) -> None:
         requests.add(nft_rules.add_rule, FAMILY, TABLE, DIVERT, *rule)
 
 
-def del_chains(requests: Requests, names: Iterable[str] = tuple(BASE_CHAINS)) -> None:
+def del_chains(requests: NetlinkRequests, names: Iterable[str] = tuple(BASE_CHAINS)) -> None:
     for write in (nft_rules.flush_chain, nft.del_chain):
         for name in names:
             requests.add(write, FAMILY, TABLE, name)

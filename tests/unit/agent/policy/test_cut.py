@@ -196,7 +196,7 @@ def test_after_a_failure_the_complete_table_is_written_and_the_connections_are_c
         raise OSError(errno.ENOBUFS, "no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fastcni.agent.policy.ruleset.Requests.send", fail)
+        patch.setattr("fastcni.agent.policy.ruleset.NetlinkRequests.send", fail)
         with pytest.raises(OSError, match="no memory"):
             policed.set(LOCKED, labels=LABELS)
     policed.engine.commit()

@@ -18,7 +18,7 @@ def made(own=None, container=None, **keys):
     """Return the plugins of a container's CNI list, and the capability arguments."""
     document = {"network": {**NETWORK, **keys}, "network_options": {
         "interface_name": "eth0", "static_ips": ["10.1.0.5"], **(own or {})}, **(container or {})}
-    found = network.attachment(Section(document))
+    found = network.read_setup(Section(document))
     return found.document["plugins"], found.capability_args
 
 
