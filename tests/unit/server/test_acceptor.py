@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from time import monotonic
 from types import SimpleNamespace
 
 import pytest
@@ -109,6 +110,42 @@ def test_a_full_queue_answers_that_the_request_may_be_repeated(taken):
     assert "safe to try again" in error["details"]
     assert [(each.outcome, each.error) for each in reports] == [("11", error["msg"])]
     assert [event for event, _ in taken.log.lines] == ["request_refused"]
+
+
+def silent_caller(tmp_path):
+    conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    conn.connect(str(tmp_path / "s"))
+    return conn
+
+
+def test_a_request_on_an_earlier_connection_is_queued_first(taken, tmp_path):
+    """Another worker has accepted the earlier connection, and has not woken up for its request."""
+    with silent_caller(tmp_path) as first:
+        earlier = protocol.accept(taken.listener)
+        taken.arriving[earlier] = None
+        first.send(packed("bridge", {"CNI_COMMAND": "DEL", **ENV}))
+        status, _ = taken.asked(packed("bridge", {"CNI_COMMAND": "ADD", **ENV}))
+        assert status == 1 and not taken.arriving       # the queue has room for one request
+        assert next_call(taken).command == "DEL"
+
+
+def test_a_silent_connection_stays_open_up_to_its_time_limit(taken, tmp_path):
+    with silent_caller(tmp_path) as silent:
+        taken.wait(10)
+        assert taken.unread == 1
+        silent.send(packed("bridge", {"CNI_COMMAND": "DEL", **ENV}))
+        taken.wait(10)
+        assert taken.unread == 0 and next_call(taken).command == "DEL"
+
+
+def test_a_wait_ends_when_a_silent_connection_is_closed(taken, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SILENT_TIMEOUT_S", 0.2)
+    with silent_caller(tmp_path) as silent:
+        taken.wait(10)
+        started = monotonic()
+        taken.wait(30)
+        assert monotonic() - started < 20 and taken.unread == 0
+        assert silent.recv(1) == b""
 
 
 def test_a_probe_is_taken_by_a_full_queue(taken):
