@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def read(req: Request) -> ContainerNetwork | None:
-    """Return the attachment that podman asks for. For DEL, return the cached attachment, or None if there is nothing to
-    delete."""
+    """Return the network list that podman asks for. For DEL, return the list that the ADD recorded, or None if there is
+    nothing to delete."""
     setup = req.conf.section("setup")
     if req.command != "DEL":
         return read_setup(setup)
