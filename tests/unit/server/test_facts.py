@@ -53,6 +53,19 @@ def test_a_change_is_known_without_asking(bridge, change, seen):
     assert seen(bridge()) and not bridge.ask.again()
 
 
+def test_a_change_before_the_link_is_watched_is_known(warm):
+    """The first answer about a link comes before the server watches the link, so the server asks again."""
+    run("ip", "link", "add", "br0", "type", "bridge")
+
+    def ask():
+        link = find.link(warm.route, "br0")
+        if link.mtu == 1500:
+            run("ip", "link", "set", "br0", "mtu", "1400")
+        return link
+
+    assert warm.recall(("link", "br0"), ask).mtu == 1400
+
+
 def test_a_link_that_is_gone_is_asked_for_again_and_again(bridge):
     run("ip", "link", "del", "br0")
     assert bridge() is None and bridge.ask.again()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastcni._run_token import give_token, take_token
 from fastcni.kernel import waiting
 from fastcni.server.requests import slots
 from fastcni.server.requests.request_queue import DEFERRED_COMMANDS, OVERTAKEN_S, Call, RequestQueue
@@ -130,6 +131,20 @@ def test_a_request_that_waits_lets_another_one_work_and_wakes_a_worker_for_it():
     assert queue.take()
 
 
+def test_a_thread_reports_the_begin_and_the_end_of_its_wait():
+    queue = queue_of()
+    put(queue, *adds(1))
+    running = queue.take()
+    take_token()
+    try:
+        running.pause(waiting.PROGRAM)
+        assert (queue.working, running.kind) == (0, waiting.PROGRAM)
+        running.resume()
+        assert (queue.working, running.kind) == (1, "")
+    finally:
+        give_token()
+
+
 def test_a_request_that_hangs_in_a_wait_adds_no_place_to_work():
     """A call that waits does no work, so the queue replaces it immediately. The queue replaces a call that hangs only
     if this call is not in a wait."""
@@ -174,6 +189,8 @@ def test_workers_wake_when_a_request_has_waited_too_long_or_another_one_begins_t
     assert queue.next_deadline() <= 0.5
     queue.timeout_s = 10
     assert queue.next_deadline() <= slots.HANGS_S
+    running.since -= 0.9 * slots.HANGS_S
+    assert queue.next_deadline() <= 0.1 * slots.HANGS_S
     running.since -= 2 * slots.HANGS_S
     assert 9 < queue.next_deadline() <= 10
 
