@@ -38,9 +38,7 @@ def run(argv: Sequence[str]) -> int:
     except CniError as e:
         return report(e, as_json, status_of(e))
     except BrokenPipeError as e:
-        # The process that read stdout has ended. Without this line Python would flush stdout once more at exit, and
-        # fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()                       # the process that read stdout has ended
         return status_of(e)
     except OSError as e:
         return report(CniError(errors.IO_FAILURE, str(e)), as_json, status_of(e))
@@ -52,11 +50,22 @@ def status_of(error: BaseException) -> int:
     return getattr(error, "exit_status", 1)
 
 
+def drop_stdout() -> None:
+    """Connect stdout to /dev/null. Otherwise Python would flush stdout once more at exit, and fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def report(error: CniError, as_json: bool, status: int = 1) -> int:
-    """Print the error once: as text on stderr, or as the error document on stdout. Return the exit status."""
+    """Print the error once: as text on stderr, or as the error document on stdout. Return the exit status.
+
+    If stdout cannot be written, because its disk is full or its reader has ended, the text is on stderr.
+    """
     if as_json:
-        click.echo(json.write(error.as_document(), indent=4), nl=sys.stdout.isatty())
-        return status
+        try:
+            click.echo(json.write(error.as_document(), indent=4), nl=sys.stdout.isatty())
+            return status
+        except OSError:
+            drop_stdout()
     lines = [f"Error: {error}", *getattr(error, "__notes__", ())]
     if done := getattr(error, "done", ()):          # a PluginError; an import of that class would delay --help
         lines.append(f"Called before with success: {', '.join(plugin.type for plugin in done)}")
