@@ -163,7 +163,11 @@ def networks_of(nets: Iterable[NetworkList]) -> Iterator[ClusterNetwork]:
         for kind in address_dirs.CLUSTER_KINDS:
             for ipam in address_dirs.sections([plugin.values for plugin in net.plugins], kind):
                 section = Section({"cniVersion": net.version, "name": net.name, "ipam": ipam})
-                yield ClusterNetwork(net.name, section, conf.read_place(section))
+                try:
+                    place = conf.read_place(section)
+                except CniError as e:
+                    raise CniError(e.code, f"network {net.name}: {e.msg}", e.details) from None
+                yield ClusterNetwork(net.name, section, place)
 
 
 def open_site(conf_dir: str, network: str = "") -> Site:

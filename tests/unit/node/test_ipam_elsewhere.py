@@ -63,3 +63,14 @@ def test_a_flat_file_without_a_store_names_none(fastcni, flat, document):
     flat(document)
     answer = fastcni("ipam", "nodes", "--json")
     assert (answer.status, answer.document["code"]) == (1, 4) and "no IPAM type cluster" in answer.document["msg"]
+
+
+def test_a_wrong_store_key_names_its_network(directories, fastcni, tmp_path):
+    """`fastcni ipam nodes` printed only "ipam.store: expected an object", on a node with many networks."""
+    (tmp_path / "wrong").mkdir()
+    ipam = {"type": "cluster", "range": "10.99.0.0/24", "store": "etcd"}
+    document = {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "ptp", "ipam": ipam}]}
+    (tmp_path / "wrong" / "a.conflist").write_text(json.dumps(document))
+    answer = fastcni("ipam", "nodes", "--json", "--conf-dir", str(tmp_path / "wrong"))
+    assert (answer.status, answer.document["code"]) == (1, 7)
+    assert answer.document["msg"].startswith("network pods: ") and "ipam.store" in str(answer.document)
