@@ -66,12 +66,16 @@ class Log:
 
     level: the lowest level that is written. render: the function that makes the argument of to.write() from the fields
     of a line. receivers: functions that get the event and the fields of each line, without level and timestamp.
+
+    lost: the number of lines that to.write() has lost since the last written line. Threads use no lock, so the number
+    may be slightly wrong. A line `log_lines_lost` follows the next written line.
     """
 
     def __init__(self, level: str, render: Callable[[dict[str, Any]], Any], to: Lines | Syslog,
                  receivers: Iterable[Receiver] = ()) -> None:
         self.max_severity = SEVERITIES[level]
         self.render, self.write, self.receivers = render, to.write, tuple(receivers)
+        self.lost = 0
 
     def debug(self, event: str, /, **fields: Any) -> None:
         if self.max_severity >= LOG_DEBUG:
@@ -99,7 +103,11 @@ class Log:
         fields["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         if exception:
             fields["exception"] = exception
-        self.write(level, self.render(fields))
+        if not self.write(level, self.render(fields)):
+            self.lost += 1
+        elif self.lost:
+            lines, self.lost = self.lost, 0
+            self.warning("log_lines_lost", lines=lines)
 
 
 class Lines:
@@ -108,8 +116,9 @@ class Lines:
     def __init__(self, file: TextIO) -> None:
         self.stream = Stream(file)
 
-    def write(self, level: str, message: str) -> None:
-        self.stream.write(message)
+    def write(self, level: str, message: str) -> bool:
+        """Return False if the line is lost."""
+        return self.stream.write(message)
 
 
 class Syslog:
@@ -119,11 +128,13 @@ class Syslog:
     def __init__(self, path: str = SYSLOG) -> None:
         self.path = path
 
-    def write(self, level: str, message: Any) -> None:
+    def write(self, level: str, message: Any) -> bool:
+        """Return False if the line is lost."""
         try:
             logs.send(self.path, self._datagram(SEVERITIES[level], message))
         except OSError:
-            return
+            return False
+        return True
 
     def _datagram(self, severity: int, message: Any) -> bytes:
         return f"<{LOG_DAEMON | severity}>fastcni[{os.getpid()}]: {message}".encode()

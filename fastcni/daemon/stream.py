@@ -1,7 +1,8 @@
-"""Write lines to stderr. If a write would block, drop the line.
+"""Write lines to stderr. If a write would block for long, drop the line.
 
 A pipe, a terminal or a socket blocks the process that writes if the reader has stopped: a program behind `|`, Ctrl-S,
-or a container runtime whose disk is full. A blocked line would stop the server with all its requests.
+or a container runtime whose disk is full. A blocked line would stop the server with all its requests. A reader that is
+only slow loses no line: a line waits for WAIT_MS, unless the line before waited in vain.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # UTF-8 has 4 bytes at most for a character. If poll(2) reports a pipe as writable, a write of 4,096 bytes (PIPE_BUF)
 # does not block, pipe(7)
 MAX_CHARACTERS = 1024
+WAIT_MS = 100
 
 
 class Stream:
@@ -27,23 +29,27 @@ class Stream:
     def __init__(self, file: TextIO) -> None:
         self.file, self.lock = file, Lock()
         self.cut = False                # whether the last line is incomplete
+        self.patience = WAIT_MS         # milliseconds for which the next line may wait
         self.poll = make_poll(file)
 
-    def write(self, line: str) -> None:
+    def write(self, line: str) -> bool:
+        """Write a line. Return False if the line is lost."""
         text = f"{line}\n"
         with self.lock:
             if self.cut:
                 text = f"\n{text}"
             try:
                 for at in range(0, len(text), MAX_CHARACTERS):
-                    if self.poll and not self.poll.poll(0):
+                    if self.poll and not self.poll.poll(self.patience):
                         self.cut |= at > 0
-                        return
+                        self.patience = 0
+                        return False
                     self.file.write(text[at:at + MAX_CHARACTERS])
                     self.file.flush()
             except OSError:
-                return
-            self.cut = False
+                return False
+            self.cut, self.patience = False, WAIT_MS
+            return True
 
 
 def make_poll(file: TextIO) -> select.poll | None:

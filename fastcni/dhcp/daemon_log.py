@@ -17,6 +17,7 @@ class Log:
 
     def __init__(self) -> None:
         self.stream = Stream(sys.stderr)
+        self.lost = 0                   # see daemon/log.py
 
     def debug(self, event: str, /, **fields: object) -> None:
         """Do nothing: the lowest level that is written is info."""
@@ -37,4 +38,8 @@ class Log:
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e6):06d}Z"
         values = {"timestamp": stamp, "level": level, "event": event, **fields}
-        self.stream.write(logfmt({name: readable(value) for name, value in values.items()}))
+        if not self.stream.write(logfmt({name: readable(value) for name, value in values.items()})):
+            self.lost += 1
+        elif self.lost:
+            lines, self.lost = self.lost, 0
+            self.warning("log_lines_lost", lines=lines)

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+import threading
 
 import pytest
 
@@ -109,6 +110,33 @@ def test_a_line_without_a_reader_is_lost(stopped_reader):
     os.dup2(null, here)                 # closes the reader's end
     os.close(null)
     stream.write("line")
+
+
+def test_a_reader_that_is_slow_loses_no_line(stopped_reader):
+    here, stream = stopped_reader
+    lines = []
+    fill = PIPE_BYTES // len("line 0000\n")
+    reader = threading.Timer(0.02, lambda: lines.extend(written(here)))
+    reader.start()
+    assert all(stream.write(f"line {number:04}") for number in range(fill + 100))
+    reader.join()
+    assert len([line for line in lines + written(here) if line]) == fill + 100
+
+
+@pytest.mark.parametrize("kind", ["server", "dhcp"])
+def test_the_number_of_lost_lines_is_logged(stopped_reader, monkeypatch, kind):
+    here, stream = stopped_reader
+    monkeypatch.setattr(sys, "stderr", stream.file)
+    made = log.make("info", "logfmt") if kind == "server" else daemon_log.Log()
+    for number in range(2000):
+        made.info("lease", number=number)
+    seen = len(written(here)) - 1       # the last line may be cut
+    made.info("lease", number=2000)
+    made.info("lease", number=2001)
+    *_, last, lost, after, end = written(here)
+    assert last.endswith("number=2000") and after.endswith("number=2001") and not end
+    assert "level=warning event=log_lines_lost lines=" in lost
+    assert int(lost.rpartition("=")[2]) in (2000 - seen, 2000 - seen + 1)
 
 
 def test_a_server_whose_log_has_a_stopped_reader_answers(node, start, tmp_path):
