@@ -60,13 +60,14 @@ def entry(data):
 
 def main(data):
     """Return the offset of main()."""
-    return core.Elf(data).offset(symbols_of(CORE)["main"])
+    return core.Elf(data).offset(main_symbol()[0])
 
 
-def symbols_of(path):
-    """Return {name: address} of a program's functions that other programs can call."""
-    lines = subprocess.check_output(["nm", "--dynamic", "--defined-only", path], text=True).splitlines()
-    return {name.partition("@")[0]: int(address, 16) for address, _, name in map(str.split, lines)}
+def main_symbol():
+    """Return the address and the size in bytes of main()."""
+    lines = subprocess.check_output(["nm", "--dynamic", "--defined-only", "--print-size", CORE], text=True).splitlines()
+    address, size, _, _ = next(fields for fields in map(str.split, lines) if fields[-1] == "main")
+    return int(address, 16), int(size, 16)
 
 
 def sections_of(path):
@@ -214,7 +215,7 @@ def test_the_described_parts_are_those_before_main():
     (zero, head), (begin, size), *rest = found.before_main()
     at, length = sections_of(CORE)[".plt"]
     assert zero == 0 and at + length <= head <= at + 5 * PAGE
-    assert begin <= entry(image) < main(image) < begin + PAGE and size == 2 * PAGE
+    assert begin <= entry(image) < main(image) and main(image) + main_symbol()[1] <= begin + size == begin + 2 * PAGE
     later = [at for kind, _, at, _, _ in found.segments if kind in (core.PT_LOAD, core.PT_DYNAMIC) and at > begin]
     assert rest == [(at - at % 8, PAGE) for at in sorted(later)]
     assert 1 <= len(rest) <= core.MAX_PARTS - 2
