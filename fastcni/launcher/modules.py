@@ -23,8 +23,8 @@ NOT_PACKED = ("kernel/devices/vxlan.py", "kernel/devices/wireguard.py", "kernel/
               "kit/datapath/restrict.py", "kit/firewall/contract.py", "kit/firewall/doubled.py",
               "kit/ipam/cluster/stores/whereabouts_pools.py", "kit/ipam/cluster/upkeep.py")
 # Modules of fastcni that only `dhcp daemon` imports. The daemon also imports modules of the standard library
-DAEMON_DIRECTORY, DAEMON_SINGLE = "dhcp", ("daemon/__init__.py", "daemon/listening.py", "daemon/stop_signals.py",
-                                  "daemon/stream.py")
+DAEMON_DIRECTORY = "dhcp"
+DAEMON_SINGLE = ("daemon/__init__.py", "daemon/listening.py", "daemon/stop_signals.py", "daemon/stream.py")
 SINGLE = ("__init__.py", "handle.py", "plugin.py", "launcher/__init__.py", "launcher/netavark.py",
           "launcher/one_shot.py")
 ENTRY = ("fastcni.handle", "fastcni.launcher.one_shot")  # modules that bootstrap.py calls
