@@ -30,9 +30,12 @@ def read_cache(cache: Cache, unseen: list[str]) -> Iterator[tuple[Sighting, Cach
             found = read(path, raw, since, unseen)
         except FileNotFoundError:
             continue                        # a DEL has just removed the file
-        except (OSError, ValueError) as e:
-            unseen.append(f"result cache {path}: {getattr(e, 'strerror', None) or e}; DEL of the container removes the "
-                          "file; remove it if the container no longer exists")
+        except OSError as e:
+            unseen.append(f"result cache {path}: {e.strerror or e}")
+            continue
+        except ValueError as e:
+            unseen.append(f"result cache {path}: {e}; remove the file when the container has ended: libcni before "
+                          "1.2.0 sends no DEL as long as the file is there, and DEL works without the file")
             continue
         if found:
             yield found

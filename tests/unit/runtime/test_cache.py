@@ -238,8 +238,9 @@ def test_a_temporary_file_of_a_killed_write_is_no_attachment(cache):
 def test_an_unread_file_has_advice(cache):
     put(cache, b"")
     assert list(read_cache(cache, unseen := [])) == []
-    assert unseen == [f"result cache {cache.directory}/results/net-ctr-eth0: unexpected end of JSON input; DEL of the "
-                      "container removes the file; remove it if the container no longer exists"]
+    assert unseen == [f"result cache {cache.directory}/results/net-ctr-eth0: unexpected end of JSON input; remove "
+                      "the file when the container has ended: libcni before 1.2.0 sends no DEL as long as the file is "
+                      "there, and DEL works without the file"]
 
 
 def test_a_file_of_a_later_kind_is_reported(cache):
