@@ -57,9 +57,18 @@ def pods_of(app):
 
 
 def redirected(running):
-    """Wait until the kernel redirects the pods' queries to the forwarder."""
+    """Wait until the kernel redirects the queries of the pods a, b and d to the forwarder. The agent writes the element
+    of a new pod's queries shortly after the answer to the ADD, and renew() writes those of the resolvers."""
     part = running.it.parts[0]
-    return eventually(lambda: part.redirect.written and part.process and part.process.works)
+    addresses = {socket.inet_pton(family, address) for name in "abd"
+                 for family, address in zip((socket.AF_INET, socket.AF_INET6), pods.ADDRESSES[name], strict=True)}
+
+    def works():
+        asking = {query[0] for query in part.redirect.written or ()}
+        return addresses <= asking and part.process and part.process.works and RESOLVERS[0] in run(
+            "nft", "list", "set", "inet", "fastcni-names", "resolvers4", check=False)
+
+    return eventually(works)
 
 
 def test_a_pod_reaches_a_name_by_its_first_packet_once_it_was_told(named_pods, running):
