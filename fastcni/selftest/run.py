@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,8 @@ from fastcni.selftest.check import ONE_SHOT, Check, Failed
 from fastcni.selftest.outside import Outside
 from fastcni.selftest.peer import Peer
 from fastcni.selftest.pods import Pod, leftovers
+from fastcni.spec import errors
+from fastcni.spec.errors import CniError
 
 PROBE_S = 1.5                   # the longest wait of a probe; probes run at the same time
 BULK_S = 1.2                    # the duration of the TCP stream of the bandwidth check
@@ -51,6 +53,7 @@ class Network:
         self.gives_gateway = any(node.has_gateway(plugin) for plugin in plugins)
         self.masquerades = any(plugin.values.get("ipMasq") for plugin in plugins)
         self.host_port = 0
+        self.deleted: Check | None = None
         directory = policies.directory_of(net)
         self.policy = policies.Policy(directory) if directory else None
         if directory == "":
@@ -66,6 +69,9 @@ class Network:
             added = self._check("add", partial(self._add, pods))
             yield added
             if not added.ok:
+                deleted = self._delete(pods)
+                if not deleted.ok:
+                    yield deleted
                 return
             self.outside.route_to([packed for pod in pods for packed in pod.ips])
             probes = list(self._probes(*pods))
@@ -79,15 +85,23 @@ class Network:
                 for name, opens in (("policy-closed", False), ("policy-open", True)):
                     yield self._check(name, partial(self.policy.require, connects, opens=opens))
             yield self._check("check", partial(each, pods, Pod.check))
-            yield self._check("del", partial(each, pods, Pod.delete))
+            yield self._delete(pods)
 
     def _end(self, pod: Pod) -> tuple[str, int]:
         """Return the address and port of a pod's server."""
         return pod.texts[min(pod.texts)], pod.server.port
 
+    def _delete(self, pods: list[Pod]) -> Check:
+        self.deleted = self._check("del", partial(each, pods, Pod.delete))
+        return self.deleted
+
     def _close(self, pod: Pod) -> None:
-        with suppress(Failed):          # the check "del" or "add" has already reported an error
+        """Close a pod. Raises CniError if its DEL fails and the check "del" has not reported this."""
+        try:
             pod.close()
+        except Failed as e:
+            if self.deleted is None or self.deleted.ok:
+                raise CniError(errors.INTERNAL, f"{pod.name} of the test stays: DEL: {e}", e.command) from None
 
     def _check(self, name: str, function: Probe) -> Check:
         return node.check(name, self.net, self.mode, function)

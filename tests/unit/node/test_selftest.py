@@ -329,6 +329,48 @@ def test_an_interrupted_test_leaves_nothing(node, number):
     assert node.left() == (["lo"], [], [])
 
 
+DEL_FAILS = """#!/bin/sh
+cat > /dev/null
+case $CNI_COMMAND in
+    ADD) touch {started}; sleep {pause}; echo '{{"cniVersion": "1.0.0", "interfaces": [], "ips": []}}';;
+    DEL) echo '{{"cniVersion": "1.0.0", "code": 100, "msg": "no DEL today"}}'; exit 1;;
+esac
+"""
+
+
+@pytest.fixture
+def without_del(node):
+    """Return a function that writes a network whose DEL fails. Its ADD ends after `pause` seconds."""
+    def write(pause):
+        node.bin_dir = node.directory / "bin"
+        node.bin_dir.mkdir()
+        program = node.bin_dir / "stays"
+        program.write_text(DEL_FAILS.format(started=node.directory / "started", pause=pause))
+        program.chmod(0o755)
+        (node.conf_dir / "10-testnet.conflist").write_text(json.dumps(
+            {"cniVersion": "1.0.0", "name": "testnet", "plugins": [{"type": "stays"}]}))
+        return node
+    return write
+
+
+def test_after_a_failed_add_a_failed_del_is_reported(without_del):
+    node = without_del(0)
+    found = node.failed()
+    assert found.keys() == {"add", "del"}
+    assert "no DEL today" in found["del"]["what"] and found["del"]["command"] == "fastcni gc testnet"
+
+
+def test_an_interrupted_test_says_which_pod_stays(without_del):
+    node = without_del(20)
+    with subprocess.Popen([*node.command("selftest", "testnet"), "--socket", ""], text=True,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert eventually((node.directory / "started").exists)
+        process.send_signal(signal.SIGTERM)
+        _, text = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "pod 1 of the test stays: DEL: " in text and "no DEL today; fastcni gc testnet" in text
+
+
 def test_an_unknown_network_is_an_error(node):
     node.configure()
     done = subprocess.run(node.command("selftest", "other"), capture_output=True, text=True)
