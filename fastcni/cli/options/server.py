@@ -24,6 +24,9 @@ def asking(path: str, without: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, ConnectionRefusedError) as e:
         raise CniError(errors.IO_FAILURE, f"no server listens at {path}", without) from e
+    except TimeoutError as e:
+        raise CniError(errors.IO_FAILURE, f"the server at {path} does not answer",
+                       "if it hangs, restart it: `systemctl restart fastcni.service`") from e
     except OSError as e:
         raise CniError(errors.IO_FAILURE, f"ask the server at {path}: {e.strerror or e}") from e
 

@@ -178,8 +178,9 @@ def damaged_files(node: Node) -> Iterator[Finding]:
     for note in node.seen.notes:
         paths[note.why].append(note.path)
     for why, found in paths.items():
+        rm = "rm -r" if any(map(os.path.isdir, found)) else "rm"
         yield Finding(WARNING, f"{some(found)}: {why}", "host-local gives out a torn address again, and never an "
-                      "address with another text", f"if no pod has the address: rm {' '.join(found)}")
+                      "address with another text", f"if no pod has the address: {rm} {' '.join(found)}")
 
 
 def lost_rules(node: Node) -> Iterator[Finding]:

@@ -66,7 +66,11 @@ def test_damaged_address_files_are_one_finding(directories, fastcni):
         directories.hold(f"10.88.0.{number}", "")
     answer = fastcni("doctor", "--json", "--socket", "")
     (found,) = [it for it in answer.document["findings"] if it["check"] == "address-files"]
-    assert found["do"].count("/10.88.0.") == 23
+    assert found["do"].count("/10.88.0.") == 23 and " rm /" in found["do"]
+    (directories.data / "net1" / "10.88.0.99").mkdir()
+    answer = fastcni("doctor", "--json", "--socket", "")
+    do = [it["do"] for it in answer.document["findings"] if it["check"] == "address-files"]
+    assert [text for text in do if " rm -r /" in text and text.endswith("/10.88.0.99")], do
 
 
 CLOSED = {

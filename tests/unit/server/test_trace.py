@@ -3,12 +3,14 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from fastcni.cli import entry_point
+from fastcni.server import control
 from fastcni.testing.witnesses import eventually
 
 LOOPBACK = {"cniVersion": "1.1.0", "name": "lo-net", "type": "loopback"}
@@ -163,6 +165,17 @@ def test_following_ends_by_sigint_without_an_error(follow):
 def test_without_a_server_the_error_says_what_to_do(capfd, tmp_path):
     assert entry_point.run(["trace", "--past", "--socket", str(tmp_path / "none")]) == 1
     assert "no server listens" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("trace", "--past"), ("flows",), ("top", "--once")])
+def test_a_server_that_does_not_answer_is_named(capfd, tmp_path, monkeypatch, words):
+    ask = control.ask
+    monkeypatch.setattr(control, "ask", lambda path, name, variables, *_: ask(path, name, variables, 0.1))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(path := str(tmp_path / "s.sock"))
+        silent.listen()
+        assert entry_point.run([*words, "--socket", path]) == 1
+    assert f"the server at {path} does not answer; if it hangs, restart it: " in capfd.readouterr().err
 
 
 def test_a_server_without_a_history_is_named(capfd, start):
