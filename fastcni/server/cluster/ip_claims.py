@@ -8,8 +8,7 @@ allocates the address. The node removes the file when the claim no longer exists
 
 from __future__ import annotations
 
-import time
-
+from fastcni.kernel.presence import boot_began
 from fastcni.kit.ipam.cluster import upkeep
 from fastcni.kit.ipam.cluster.contract import ASKED, HELD, IMPORTED, KEPT, REFUSED
 from fastcni.server.cluster.times import NEVER, Job, spread
@@ -73,7 +72,7 @@ class IPClaims:
     def _take_imported(self, ip_claim: IPClaim) -> None:
         """Make the file of an address that was imported from another IPAM. If the address is from before the reboot,
         release it."""
-        if ip_claim.since < time.time() - time.clock_gettime(time.CLOCK_BOOTTIME):
+        if ip_claim.since < boot_began():
             self.space.member.store.release_ip_claim(ip_claim)
         elif self._is_current(ip_claim) and self.local.take_imported(ip_claim) and not self._is_current(ip_claim):
             self._end_mirror(ip_claim.address)          # a DEL has released the address in between

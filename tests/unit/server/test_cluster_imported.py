@@ -46,6 +46,21 @@ def test_an_imported_address_of_before_the_reboot_is_released(cluster_node):
     assert ADDRESS not in node.held
 
 
+def test_a_clock_that_is_set_forward_releases_no_imported_address(cluster_node, monkeypatch):
+    """A node without a battery-backed clock boots with an old time. By the later time, an import of this boot seems to
+    be from before the boot."""
+    node = cluster_node()
+    node.add("c1")
+    imported(node)
+    assert eventually(lambda: node.held.get(ADDRESS) == "old")
+    space = next(iter(next(iter(node.cluster.members.values())).spaces.values()))
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 365 * 86400)
+    space.ip_claims._take_imported(node.store.ip_claim("default", ADDRESS))
+    monkeypatch.undo()
+    assert node.store.ip_claim("default", ADDRESS) and node.held.get(ADDRESS) == "old"
+
+
 def test_a_del_between_the_look_at_the_store_and_the_file_leaves_none(cluster_node, monkeypatch):
     """Once, the server made the file again after the DEL, and no later DEL removed it."""
     node = cluster_node()
