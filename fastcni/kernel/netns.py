@@ -22,6 +22,10 @@ class NotNamespace(OSError):
     """A path or descriptor that exists but is not a network namespace."""
 
 
+class OwnUnread(OSError):
+    """The file OWN cannot be read, so a path without a file does not show that a namespace no longer exists."""
+
+
 class Lost(BaseException):
     """The thread could not return to its namespace. The thread must not serve another request; the thread or its
     process must end.
@@ -36,13 +40,18 @@ def open_own() -> int:
 
 
 def open_path(path: str) -> int:
-    """Open a descriptor of the network namespace at `path`. Raises OSError; NotNamespace for any other file.
+    """Open a descriptor of the network namespace at `path`. Raises OSError; NotNamespace for any other file, OwnUnread
+    without /proc.
 
     Python has no statfs(2). All namespace files are on one device (nsfs), so the device number identifies them.
     """
+    try:
+        device = posix.stat(OWN).st_dev
+    except OSError as e:
+        raise OwnUnread(e.errno, f"{OWN}: {e.strerror}; is /proc mounted?") from None
     fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
     try:
-        if posix.fstat(fd).st_dev != posix.stat(OWN).st_dev:
+        if posix.fstat(fd).st_dev != device:
             raise NotNamespace(EINVAL, "not a network namespace", path)
     except OSError:
         close_file(fd)

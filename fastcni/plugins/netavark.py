@@ -72,7 +72,7 @@ def delete_left(req: Request, left: ContainerNetwork) -> None:
     found.netns, found.fds, found.opened, found.command = left.netns, {}, [], "DEL"
     try:
         found.fds["netns"] = netns.open_path(left.netns)
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, netns.NotNamespace, ValueError):
         found.netns = ""                # the namespace no longer exists, or never existed
     try:
         found.mode.announce_delete(found)

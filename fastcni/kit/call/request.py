@@ -3,8 +3,6 @@ Reply, the answer."""
 
 from __future__ import annotations
 
-import posix
-
 from fastcni._system import close_file, namespace_of
 from fastcni.kernel import netns
 from fastcni.spec import config, errors, json, version
@@ -159,7 +157,7 @@ class Request:
             raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": unknown FS magic on '
                            f'"{self.netns}": not a network namespace') from None
         except (OSError, ValueError) as e:
-            why = posix.strerror(e.errno or 0).lower() if isinstance(e, OSError) else str(e)
+            why = (e.strerror or "").lower() if isinstance(e, OSError) else str(e)
             raise CniError(errors.INVALID_NETNS, f'failed to open netns "{self.netns}": failed to Statfs '
                            f'"{self.netns}": {why}') from None
         self.fds["netns"] = fd

@@ -90,6 +90,15 @@ def test_a_path_that_cannot_be_checked_leaves_no_descriptor(monkeypatch, collect
     assert descriptors() == before
 
 
+def test_without_proc_no_namespace_counts_as_missing(monkeypatch, tmp_path):
+    """Once, a DEL without /proc released the address of a running pod."""
+    monkeypatch.setattr(netns, "OWN", str(tmp_path / "none"))
+    for path in (tmp_path / "pod", tmp_path):
+        with pytest.raises(netns.OwnUnread, match="is /proc mounted") as error:
+            netns.open_path(str(path))
+        assert not isinstance(error.value, FileNotFoundError)
+
+
 def test_rollback_runs_for_a_lost_thread_too():
     undone = []
     with pytest.raises(netns.Lost), Undo() as undo:
