@@ -87,10 +87,16 @@ class Static:
     def nodes(self) -> list[Node]:
         document = self._document()
         backend = confs.read(json.dumps(document.get("network", {}))).backend["Type"]
-        try:
-            found = [(each, backend, self._read_again(each, backend)) for each in document.get("nodes", [])]
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
-            raise ConfigurationError(f"{self.path}: nodes: {e}") from None
+        nodes, found = document.get("nodes", []), []
+        if not isinstance(nodes, list):
+            raise ConfigurationError(f"{self.path}: nodes: not a list")
+        for number, each in enumerate(nodes, 1):
+            try:
+                found.append((each, backend, self._read_again(each, backend)))
+            except KeyError as e:
+                raise ConfigurationError(f"{self.path}: nodes: number {number} has no key {e}") from None
+            except (ValueError, TypeError, AttributeError) as e:
+                raise ConfigurationError(f"{self.path}: nodes: number {number}: {e}") from None
         self._read = {each[2].name: each for each in found}
         return [node for _, _, node in found]
 

@@ -68,7 +68,9 @@ def test_another_subnet_in_the_file_is_a_lost_one(registry, file):
     ("{", ConfigurationError, "nodes.json"), ("[" * 100000, ConfigurationError, "nodes.json"),
     ("[]", ConfigurationError, "not a JSON object"),
     ('{"network": {"Network": "10.244.0.0/16"}}', ConfigurationError, 'no node "one"'),
-    ('{"network": {"Network": "10.244.0.0/16"}, "nodes": [{"name": "one"}]}', ConfigurationError, "subnets")])
+    ('{"network": {"Network": "10.244.0.0/16"}, "nodes": [{"name": "one"}]}', ConfigurationError,
+     "nodes: number 1 has no key 'subnets'"),
+    ('{"network": {"Network": "10.244.0.0/16"}, "nodes": {}}', ConfigurationError, "nodes: not a list")])
 def test_an_error_names_the_file(registry, tmp_path, content, kind, words):
     (tmp_path / "nodes.json").write_text(content)
     with pytest.raises(kind, match=words):
@@ -106,5 +108,5 @@ def test_another_backend_in_the_file_counts_for_every_node(file, registry):
 @pytest.mark.parametrize("name", [["one"], {"a": 1}])
 def test_a_node_whose_name_is_no_text_is_an_error(file, registry, name):
     file(ONE, {**TWO, "name": name})
-    with pytest.raises(ConfigurationError, match="nodes: a name is not a text"):
+    with pytest.raises(ConfigurationError, match="nodes: number 2: a name is not a text"):
         registry.nodes()
