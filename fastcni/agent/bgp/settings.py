@@ -25,11 +25,17 @@ from typing import TYPE_CHECKING, Any
 from fastcni.agent.contract import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fastcni.agent.contract import Address
 
 MAX_AS = (1 << 32) - 1
 PATHS = {"bird": ("/etc/bird/fastcni.conf", "/run/bird/bird.ctl"), "frr": ("/etc/frr/fastcni.conf", "/run/frr")}
 NAMES = {"bird": "BIRD", "frr": "FRR"}
+# {key: type}; read_as() checks AS numbers
+KEYS = {"as": object, "peers": list, "spaces": list, "router_id": str, "engine": str, "config": str, "socket": str}
+PEER_KEYS = {"address": str, "as": object, "password": str, "multihop": int}
+TYPE_NAMES = {dict: "an object", list: "a list", str: "a text", int: "a number"}
 
 
 class BgpError(Exception):
@@ -62,15 +68,18 @@ class Settings:
 
 
 def read_settings(path: str) -> Settings:
-    """Read the settings file. Raises ConfigurationError, which names the file and the key."""
+    """Read the settings file. Raises ConfigurationError, which names the file and the key. Unknown keys are errors."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
+        check_keys("", document, KEYS)
+        for number, each in enumerate(document.get("peers", []), 1):
+            check_keys(f"peer {number}: ", each, PEER_KEYS)
         engine = document.get("engine", "bird")
         if engine not in PATHS:
             raise ValueError(f"engine: expected one of {', '.join(PATHS)}, got {engine!r}")
         config, socket = PATHS[engine]
         peers = tuple(Peer(ip_address(it["address"]), read_as(it["as"]), quotable(it.get("password", ""), engine),
-                           int(it.get("multihop", 0))) for it in document["peers"])
+                           it.get("multihop", 0)) for it in document["peers"])
         return Settings(read_as(document["as"]), peers, tuple(document.get("spaces", ())),
                         str(ip_address(document["router_id"])) if "router_id" in document else "",
                         document.get("config", config), document.get("socket", socket), engine)
@@ -78,8 +87,24 @@ def read_settings(path: str) -> Settings:
         raise ConfigurationError(f"{path}: {e.strerror}") from None
     except KeyError as e:
         raise ConfigurationError(f"{path}: the key {e} is missing") from None
-    except (ValueError, TypeError, AttributeError) as e:
+    except ValueError as e:
         raise ConfigurationError(f"{path}: {e}") from None
+
+
+def check_keys(where: str, value: Any, keys: Mapping[str, type]) -> None:
+    """Raise ValueError if `value` is not an object, or has an unknown key or a value of another type. If a misspelt
+    `password` were ignored, the session would have no password. where: the beginning of the error's text."""
+    check_type(where, value, dict)
+    for key, each in value.items():
+        if key not in keys:
+            raise ValueError(f"{where}the key '{key}' is not known; possible are {', '.join(keys)}")
+        check_type(f"{where}{key}: ", each, keys[key])
+
+
+def check_type(where: str, value: Any, kind: type) -> None:
+    """Raise ValueError, without the value, which may be a password."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{where}expected {TYPE_NAMES[kind]}")
 
 
 def read_as(value: Any) -> int:

@@ -170,6 +170,10 @@ def test_the_file_for_bird_is_written_for_its_group_only(tmp_path):
     ({"as": 0}, "as: expected a number"), ({"as": "x"}, "as: expected a number"), ({"peers": None}, "bgp.json"),
     ({"peers": [{"as": 1}]}, "key 'address' is missing"), ({"peers": [{"address": "x", "as": 1}]}, "bgp.json"),
     ({"peers": [{"address": "192.0.2.1", "as": 1, "password": 'a"; x'}]}, "no quotes"),
+    ({"peers": [{"address": "192.0.2.1", "as": 1, "passwd": "x"}]}, "peer 1: the key 'passwd' is not known"),
+    ({"peers": [{"address": "192.0.2.1", "as": 1, "password": 5}]}, "peer 1: password: expected a text$"),
+    ({"peers": {}}, "peers: expected a list"), ({"peers": ["192.0.2.1"]}, "peer 1: expected an object"),
+    ({"spaces": "/x"}, "spaces: expected a list"), ({"pears": []}, "the key 'pears' is not known"),
     ({"router_id": "x"}, "bgp.json")])
 def test_an_error_names_file_and_key(tmp_path, change, words):
     path = tmp_path / "bgp.json"
