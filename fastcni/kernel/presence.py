@@ -192,6 +192,15 @@ def shares_mounts() -> bool:
         return False
 
 
+def has_other_mounts(pid: int) -> bool:
+    """Return whether a process is in another mount namespace than this process. Return False also if this process may
+    not read the other process's namespace, which needs the other process's capabilities."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/mnt").st_ino != os.stat("/proc/self/ns/mnt").st_ino
+    except OSError:
+        return False
+
+
 def receives_mounts(directory: str) -> bool:
     """Return whether this process sees later mounts of the node in the directory: the directory's mount is shared or a
     slave.

@@ -15,7 +15,7 @@ except ImportError:             # for example Debian 12 has no package of orjson
     orjson = None               # type: ignore[assignment]
 
 from fastcni.daemon.stamp import stamp
-from fastcni.kernel import netns, wire
+from fastcni.kernel import netns, presence, wire
 from fastcni.kit.call import search
 from fastcni.kit.call.mode import Mode, Pair
 from fastcni.server.bounded import forget_oldest
@@ -89,13 +89,13 @@ class WarmMode(Mode):
     def open_netns(self, path: str) -> int:
         """Return the descriptor that the launcher sent, if it is a network namespace; otherwise open `path`.
 
-        If the caller is outside of the server's container, `path` may be another pod's namespace here. If the caller
-        has sent no descriptor, the caller has no file at `path`.
+        If the caller has another pid or mount namespace than the server, `path` may be another pod's namespace here. If
+        the caller has sent no descriptor, the caller has no file at `path`.
         """
         fd = self.message.netns
         if fd is not None and (identity := netns.identity(fd))[0] == self.identity[0]:
             self.message.netns = None       # from here on the plugin's Request closes the descriptor
-        elif not self.message.pid and not self.pod:     # the server cannot see the caller's pid namespace
+        elif not self.pod and not sees_paths_of(self.message.pid):
             if fd is None:
                 raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
             raise netns.NotNamespace(EINVAL, "not a network namespace", path)
@@ -166,3 +166,11 @@ def pair_key(mode: WarmMode, req: Request) -> tuple[tuple[int, int], str]:
     interface."""
     fd = req.open_netns()
     return mode.pod or netns.identity(fd), req.ifname
+
+
+def sees_paths_of(pid: int) -> bool:
+    """Return False if a path may be another file for a caller than for the server.
+
+    pid: the caller's process; 0 if the server cannot see the caller's pid namespace.
+    """
+    return pid > 0 and not presence.has_other_mounts(pid)

@@ -68,15 +68,18 @@ def test_a_namespace_can_be_unmounted_after_each_other_answer(node, pod, server,
     assert busy == []
 
 
+@pytest.mark.parametrize("options", [("--mount", "--pid", "--fork", "--kill-child"), ("--mount",)],
+                         ids=["pid", "mount"])
 @pytest.mark.parametrize("seen", ["nothing", "a file"])
 def test_a_server_in_a_container_opens_no_other_namespace_at_the_path_of_a_pod_that_is_gone(node, pod, start, tmp_path,
-                                                                                            seen):
+                                                                                            seen, options):
     """CNI_NETNS, for instance /proc/PID/ns/net, may be another pod's namespace in the mount and pid namespaces of the
-    server. Once, DEL then deleted the link of the other pod, and ADD made a link in it."""
+    server. Once, DEL then deleted the link of the other pod, and ADD made a link in it, also if only the mount
+    namespaces differed."""
     path = f"{tmp_path}/own/netns"
     os.mkdir(f"{tmp_path}/own")
     own = f'mount -t tmpfs none {tmp_path}/own && : > {path} && mount --bind /run/netns/{pod} {path} && exec "$@"'
-    server = start(before=("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", own, "sh"))
+    server = start(before=("unshare", *options, "sh", "-c", own, "sh"))
     conf = node.conf(isGateway=True)
     server.ok("ADD", conf, pod)
     before = node.left(pod)
