@@ -182,8 +182,8 @@ def open_site(conf_dir: str, network: str = "") -> Site:
         list(networks_of(chosen))           # raises the error of a wrong key
         found = by_store(it for it in elsewhere() if network in ("", it.name))
     if not found:
-        what = f"network {network} has none" if network else f"no network of {conf_dir} has any"
-        raise CniError(errors.INVALID_ENVIRONMENT, f"{what}: no IPAM type cluster or whereabouts",
+        what = f"network {network} has" if network else f"the networks of {conf_dir} have"
+        raise CniError(errors.INVALID_ENVIRONMENT, f"{what} no IPAM type cluster or whereabouts",
                        "name another directory with --conf-dir; docs/ipam.md shows a configuration")
     if len(found) > 1:
         named = "; ".join(f"{', '.join(it.name for it in one)}: {one[0].where}" for one in found)

@@ -401,6 +401,9 @@ def test_without_a_cluster_network_the_error_says_what_is_missing(directories, f
     directories.configure()
     answer = fastcni("ipam", "nodes")
     assert answer.status == 1 and "no IPAM type cluster or whereabouts" in answer.err and "--conf-dir" in answer.err
+    assert "networks of " in answer.err and " have no IPAM type cluster or whereabouts;" in answer.err
+    answer = fastcni("ipam", "nodes", "--network", "other")
+    assert "network other has no IPAM type cluster or whereabouts;" in answer.err
 
 
 def test_two_stores_need_a_choice(two, fastcni, tmp_path):
