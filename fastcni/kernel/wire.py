@@ -101,8 +101,11 @@ def open_socket(protocol: int = uapi.NETLINK_ROUTE, groups: Iterable[int] = ()) 
 
 
 def join(sock: socket, group: int) -> None:
-    """Subscribe the socket to the notifications of a group."""
-    sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_ADD_MEMBERSHIP, group)
+    """Subscribe the socket to the notifications of a group. Raises NetlinkError."""
+    try:
+        sock.setsockopt(uapi.SOL_NETLINK, uapi.NETLINK_ADD_MEMBERSHIP, group)
+    except OSError as e:
+        raise NetlinkError(e.errno, f"subscribe to the netlink notifications of group {group}") from None
 
 
 def leave(sock: socket, group: int) -> None:

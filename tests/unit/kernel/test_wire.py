@@ -365,3 +365,9 @@ def test_the_wire_can_be_shown(monkeypatch):
     wire.exchange(Scripted(ack(1)), batch)
     wire.watch(Scripted(ack(5)), 1)
     assert shown == [(">", request), ("<", ack(1)), ("<", ack(5))]
+
+
+def test_a_refused_subscription_names_the_group():
+    """`fastcni flows --follow` of a user who is not root said only "[Errno 1] Operation not permitted"."""
+    with wire.open_socket() as sock, pytest.raises(wire.NetlinkError, match="notifications of group 1048576: "):
+        wire.join(sock, 1 << 20)
