@@ -28,12 +28,14 @@ class DirectoryChanges:
 
     def add(self, directory: str, only: str = "") -> None:
         """Watch a directory; a second call for the same directory changes nothing. The kernel ends the watch when the
-        directory is deleted. only: the name of the only file in the directory whose changes count; "": all count.
+        directory is deleted. only: the name of the only file in the directory that counts if it is added or removed;
+        "": all changes count.
 
         Raises OSError: ENOENT, ENOTDIR, EACCES; ENOSPC if the user already has /proc/sys/fs/inotify/max_user_watches
         watches.
         """
-        watch = self._checked(self._libc.inotify_add_watch(self.descriptor, os.fsencode(directory), CHANGES), directory)
+        mask = CHANGES & ~IN_ATTRIB if only else CHANGES
+        watch = self._checked(self._libc.inotify_add_watch(self.descriptor, os.fsencode(directory), mask), directory)
         if only:
             self._only[watch] = only
 

@@ -356,6 +356,7 @@ def test_watch_asks_no_plugin_after_changes_beside_the_directory(stage, networks
         stage.forget_calls()
         for number in range(3):
             (stage.net_d.parent / f"other-{number}").write_text("")
+            stage.net_d.parent.chmod(0o755 - number)
             time.sleep(0.1)
     assert not any((stage.where / "calls").iterdir())
 
