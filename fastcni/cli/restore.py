@@ -29,16 +29,12 @@ def restore(cache_dir: str, as_json: bool) -> int:
                    f"without a network namespace: {done.gone}; of another host namespace: {done.elsewhere}")
         for failure in done.failed:
             click.echo(printable(str(failure)), err=True)
-        if done.missing:
-            click.echo(printable(f"not restored: links that do not exist any more: {', '.join(done.missing)}; "
-                                 "`fastcni doctor` says how to make them again"), err=True)
     return 1 if done.failed else 0
 
 
 def document(done: Restored) -> dict[str, Any]:
     return {"attachments": done.attachments, "plugins": done.plugins, "gone": done.gone,
-            "elsewhere": done.elsewhere, "missing": list(done.missing),
-            "failed": [failure_document(failure) for failure in done.failed]}
+            "elsewhere": done.elsewhere, "failed": [failure_document(failure) for failure in done.failed]}
 
 
 def failure_document(failure: Failure) -> dict[str, Any]:

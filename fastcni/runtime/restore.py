@@ -54,8 +54,7 @@ class Restored:
 
     attachments: attachments whose plugins have firewall rules. plugins: calls of these plugins, also failed calls.
     gone: attachments that were skipped because their network namespace no longer exists. elsewhere: attachments that
-    were skipped because their pod has no link to the caller's namespace. missing: names of the restored attachments'
-    links on the host that do not exist, such as a deleted bridge; restore() makes no links.
+    were skipped because their pod has no link to the caller's namespace.
     """
 
     attachments: int
@@ -63,7 +62,6 @@ class Restored:
     gone: int
     failed: tuple[Failure, ...]
     elsewhere: int = 0
-    missing: tuple[str, ...] = ()
 
 
 def restore(cache: Cache, environ: Mapping[str, str] | None = None, *,
@@ -95,7 +93,6 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
     attachments = calls = 0
     left_out = {GONE: 0, ELSEWHERE: 0}
     failed: list[Failure] = []
-    missing: dict[str, None] = {}
     unread: list[tuple[str, str]] = []
     for it in cache.attachments(without_config=True, unread=unread):
         try:
@@ -115,8 +112,6 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
         if is_older(cache, it, deleted_at(it)):
             continue
         attachments, calls = attachments + bool(todo), calls + len(todo)
-        if place == HERE and todo:
-            missing |= dict.fromkeys(name for name in it.host_links if find.link(mode.route, name) is None)
         for kind, stdin in todo:
             if is_older(cache, it, deleted_at(it)):
                 break
@@ -125,7 +120,7 @@ def walk(cache: Cache, environ: Mapping[str, str], mode: SharedMode,
             except CniError as e:
                 failed.append(Failure(it, kind, e))
     failed += [Failure(UNREAD, "", CniError(errors.DECODING_FAILURE, why), path) for path, why in unread]
-    return Restored(attachments, calls, left_out[GONE], tuple(failed), left_out[ELSEWHERE], tuple(missing))
+    return Restored(attachments, calls, left_out[GONE], tuple(failed), left_out[ELSEWHERE])
 
 
 def is_older(cache: Cache, attachment: Attachment, moment: float) -> bool:

@@ -57,8 +57,7 @@ def test_flushed_rules_of_running_containers_are_restored(world, containerd, mod
         if mode == "one-shot":
             assert not containerd.exec(names[0], "ping", "-c", "1", "-W", "1", OUTSIDE)
             done = json.loads(world.run("fastcni", "restore", "--json"))
-            assert done == {"attachments": 10, "plugins": 20, "gone": 0, "elsewhere": 0, "missing": [],
-                            "failed": []}
+            assert done == {"attachments": 10, "plugins": 20, "gone": 0, "elsewhere": 0, "failed": []}
         assert eventually_slow(lambda: containerd.exec(names[-1], "ping", "-c", "1", "-W", "1", OUTSIDE), 15)
         assert world.residue(running) == ""
     assert world.residue(before) == ""

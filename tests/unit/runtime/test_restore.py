@@ -160,7 +160,7 @@ def test_the_command_prints_the_counts_and_exits_1_after_a_failure(cache, calls,
     remember(cache, "c1", BRIDGE)
     assert entry_point.run(["restore", "--json", "--cache-dir", cache.directory]) == 0
     assert json.loads(capfd.readouterr().out) == {"attachments": 1, "plugins": 1, "gone": 0, "elsewhere": 0,
-                                                   "missing": [], "failed": []}
+                                                   "failed": []}
     remember(cache, "c2", {**PORTMAP, "refuse": True})
     assert entry_point.run(["restore", "--json", "--cache-dir", cache.directory]) == 1
     assert json.loads(capfd.readouterr().out)["failed"] == [
@@ -210,4 +210,4 @@ def test_a_restore_function_takes_a_request_and_a_configuration(kind):
 def test_an_empty_cache_needs_no_restore(cache, calls, capfd):
     assert entry_point.run(["restore", "--json", "--cache-dir", cache.directory]) == 0
     assert json.loads(capfd.readouterr().out) == {"attachments": 0, "plugins": 0, "gone": 0, "elsewhere": 0,
-                                                   "missing": [], "failed": []}
+                                                   "failed": []}

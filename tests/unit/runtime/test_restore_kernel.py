@@ -10,7 +10,6 @@ from lab.node import Inside, cid_of, elements, rules, run, set_sysctl
 from lab.portmap_chain import DUAL, EXTERNAL, NODE, mapping
 from lab.traffic import add_external, ask, listen
 
-from fastcni.cli import entry_point
 from fastcni.handle import restore as restore_one
 from fastcni.kernel import process
 from fastcni.kit.call.mode import Mode
@@ -248,17 +247,3 @@ def test_a_pod_of_a_macvlan_is_restored_where_its_master_is(node, pod, pod_netns
         assert restore(it.cni.cache).elsewhere == 1
     assert it.restore().attachments == 1
     assert elements("hostports4")
-
-
-def test_a_deleted_bridge_is_named(runtime, node, pod_netns, tmp_path, capfd):
-    """`fastcni restore` said only that the attachment was restored, although the pod had no connection."""
-    it = runtime("nftables")
-    it.add(pod_netns())
-    assert it.restore().missing == ()
-    bridge = it.net.plugins[0].values["bridge"]
-    run("ip", "link", "delete", bridge)
-    assert it.restore().missing == (bridge,)
-    assert entry_point.run(["restore", "--cache-dir", str(tmp_path / "cni")]) == 0
-    assert f"not restored: links that do not exist any more: {bridge}; " in capfd.readouterr().err
-    entry_point.run(["restore", "--cache-dir", str(tmp_path / "cni"), "--json"])
-    assert json.loads(capfd.readouterr().out)["missing"] == [bridge]
